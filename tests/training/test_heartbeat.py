@@ -13,7 +13,7 @@ import pytest
 
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import NotFinite
-from tutti.records.heartbeat import FAILED, FINISHED, TESTING, TRAINING, Heartbeat
+from tutti.records.heartbeat import FAILED, FINISHED, SAVING, TESTING, TRAINING, Heartbeat
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
@@ -81,7 +81,7 @@ def test_the_last_sign_of_a_run_that_stops_has_the_step_after_which_it_does(run:
     with HeartbeatThread(RunFolder(run), 1) as heart:
         heart.begin(RunLength(200, 50))
         heart.moment(moment(1, 20, 640))
-        Several(heart).stopping(23)
+        Several(heart).doing(SAVING, 23)
     assert (newest(run).state, newest(run).step) == (FINISHED, 23)
 
 

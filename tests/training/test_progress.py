@@ -105,7 +105,7 @@ class Noted:
     def moment(self, moment: Moment) -> None:
         self.calls.append(f"moment {moment.step}")
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, step: int | None = None) -> None:
         self.calls.append(what)
 
     def epoch(self, record: EpochRecord) -> None:

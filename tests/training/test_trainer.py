@@ -273,7 +273,7 @@ class Notes(Progress):
         if self.broken:
             raise KeyboardInterrupt
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, step: int | None = None) -> None:
         self.calls.append(what)
 
     def epoch(self, record: EpochRecord) -> None:

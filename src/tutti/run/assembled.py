@@ -78,7 +78,7 @@ class Pulse(Progress):
     def __init__(self, comm: BlockingCommunicator) -> None:
         self._peers = comm.peers
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, step: int | None = None) -> None:
         """The rank does something else."""
         self._peers.beat(None)
 

@@ -1,10 +1,10 @@
-"""Losses, gradients and weights that are not finite: what is an error, and which updates are skipped.
+"""Losses, gradients and weights that are not finite: errors, and updates that are skipped.
 
     rank 0   backward │ finite │ is it on all ranks? │ gradient = 0, statistics as before │ next forward
     rank 1   backward │ nan    │ is it on all ranks? │ gradient = 0, statistics as before │ next forward
 
-A worker with steps of its own skips its own. In half precision the loss has a scale, which keeps small
-gradients from being rounded to zero; a gradient that overflows is skipped, and makes the scale smaller.
+Workers that step alone skip alone. In half precision the loss has a scale, which keeps small gradients from
+being rounded to zero; an overflow skips the update and halves the scale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tutti.state import Values
 from tutti.terminal import warn_on_stderr
 
 OVERFLOWS: Final = 30
-"""The most overflows in a row in half precision: a scale of the loss that is smaller still does not help."""
+"""The most overflows in a row in half precision; a still smaller scale would not help."""
 
 REMEDY: Final = (
     "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
@@ -36,10 +36,7 @@ class LossScale:
         an overflow: no step, scale / 2;   2,000 steps without one: scale * 2
 
     Source: Micikevicius et al., "Mixed Precision Training" (2018), section 3.2; the numbers are those of
-    `torch.amp.GradScaler`.
-
-    Attributes:
-        factor: that the loss is to be multiplied by.
+    `torch.amp.GradScaler`. `factor` multiplies the loss.
     """
 
     FIRST: Final = 2.0**16
@@ -49,7 +46,7 @@ class LossScale:
         self.factor, self._good = self.FIRST, 0
 
     def follow(self, usable: bool) -> None:
-        """Adapt to an update: whether it was made, or skipped because of an overflow."""
+        """Adapt to an update that was made, or skipped because of an overflow."""
         self._good += 1
         if not usable:
             self.factor, self._good = self.factor / 2, 0
@@ -57,7 +54,7 @@ class LossScale:
             self.factor, self._good = 2 * self.factor, 0
 
     def state(self) -> Values:
-        """Return what must be known to go on from here."""
+        """Return the state to go on from."""
         return {"factor": self.factor, "good": self._good}
 
     def load_state(self, values: Values) -> None:
@@ -72,12 +69,12 @@ class SkippedUpdates:
         replica: has the gradients.
         comm: the workers.
         together: whether they skip an update together.
-        most: how many in a row may be skipped; 0: no gradient is looked at, unless the loss is scaled.
-        scale: of the loss, in half precision; its overflows are no fault, so nothing is printed of them.
+        most: the most updates skipped in a row; 0: gradients are not checked, unless the loss is scaled.
+        scale: of the loss, in half precision; its overflows cause no warning.
 
     Attributes:
-        catches_losses: whether an update is skipped whose loss is not finite.
-        left_out: how many gradients of this rank were not finite since `take`.
+        catches_losses: a loss that is not finite skips the update, too.
+        left_out: the number of this rank's gradients that were not finite since `take`.
     """
 
     def __init__(
@@ -98,7 +95,7 @@ class SkippedUpdates:
     def is_usable(self, step: int, epoch: int) -> bool:
         """Return whether the update can be made (collective where it is made together).
 
-        Otherwise the gradient is zero now, and what the forward pass has left in buffers is taken back.
+        Otherwise the gradient is zero now, and the buffers are those before the forward pass.
 
         Raises:
             NotFinite: more in a row than may be skipped are not finite.
@@ -125,13 +122,13 @@ class SkippedUpdates:
         return usable
 
     def take(self) -> int:
-        """Return how many gradients of this rank were not finite since this was last asked."""
+        """Return `left_out`, and count from zero again."""
         taken, self.left_out = self.left_out, 0
         return taken
 
     @torch.no_grad()
     def keep_buffers(self) -> None:
-        """Go back to the buffers as they are now, should the next update be skipped."""
+        """Copy the buffers; a skipped update restores them."""
         if self.catches_losses:
             self._kept = [
                 (module, name, buffer, buffer.clone())
@@ -161,7 +158,7 @@ class SkippedUpdates:
     def _drop(self) -> None:
         self._loss = None
         self._replica.gradients.zero()
-        # The module may have put other tensors in their place.
+        # The module may have replaced a tensor.
         for module, name, buffer, values in self._kept:
             module._buffers[name] = buffer.copy_(values)
 
@@ -182,7 +179,7 @@ def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str
 
 
 def refuse_broken_weights(replica: Replica, rank: int, step: int) -> None:
-    """Raise NotFinite if the last update has broken weights, which no loss may have shown."""
+    """Raise NotFinite if the last update has broken the weights."""
     name = replica.first_not_finite()
     if name is not None:
         raise NotFinite(

@@ -28,14 +28,14 @@ class ModuleState:
         self._module = module
 
     def extra(self) -> Values:
-        """Return the extra state of each module that gives one, by name; the tensors are live."""
+        """Return the extra states of the modules by name; the tensors are live."""
         return {
             name: as_values(one.get_extra_state(), f"the extra state of '{name}'")
             for name, one in self._with_extra_state()
         }
 
     def load_extra(self, values: Values) -> None:
-        """Give the modules the extra states of others of the same names."""
+        """Set the extra states of modules by name."""
         for name, one in self._with_extra_state():
             if name in values:
                 one.set_extra_state(from_values(values[name]))

@@ -1,4 +1,4 @@
-"""The gradient of an update: forward and backward of this rank's samples, and what they are divided by."""
+"""The gradient of an update: forward and backward of this rank's samples, and their denominator."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ FORWARD: Final = 1 / 3
 
 
 class UpdateGradient:
-    """Adds up what the worker's step is made with, in the gradients of the replica.
+    """Adds up the gradients of an update in the replica.
 
     Attributes:
-        objective: loss and metrics, and how the model computes.
-        scale: of the loss, with fp16; None: it has none.
+        scale: of the loss, with fp16.
         skipped: decides which updates are skipped.
         masks: of dropout.
     """
@@ -88,7 +87,7 @@ class UpdateGradient:
         return usable
 
     def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
-        """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
+        """Set the worker's share of the update; divide by the loss's own denominator, if it has one."""
         worker, own = self._worker, self._batches.own
         if not own:
             worker.share = sum(batch.share for batch in passes)
@@ -103,7 +102,7 @@ class UpdateGradient:
             worker.share = weight / whole if whole else 0.0
 
     def _pass(self, batch: Batch, step: int, epoch: int, tally: Tally) -> tuple[int, float]:
-        """Add this batch's gradient, and count its samples; returns these, and its losses' denominator."""
+        """Add this batch's gradient; return its samples, and its losses' denominator."""
         self.masks.begin(epoch, batch.samples)
         computed = self._compute_batch(batch)
         samples = len(computed.targets)
@@ -125,7 +124,7 @@ class UpdateGradient:
         self._stages.lap("copy")
         outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
         self._stages.lap("forward")
-        # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
+        # Backward from the share gives the gradient of loss * share, and saves a multiplication.
         factor = batch.share if self.scale is None else batch.share * self.scale.factor
         share = self._shares.get(factor)
         if share is None:
@@ -134,8 +133,8 @@ class UpdateGradient:
         return Computed(arithmetic.number(loss), outputs.detach(), targets, weight)
 
     def _charge(self, samples: int) -> None:
-        """Let the virtual clock, if it measures the times, go on by what so many samples cost."""
-        # Not before all is computed: meanwhile others may move the weights, if they are shared.
+        """Move the virtual clock, if there is one, by the cost of the samples."""
+        # After computing: the clock gives the turn to other ranks, which may move shared weights.
         if self._seconds_per_sample is not None:
             for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
                 self._comm.compute(self._seconds_per_sample * samples * share)
@@ -145,17 +144,9 @@ class UpdateGradient:
 def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float, samples: int) -> float:
     """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
 
-    For a loss with a denominator of its own, each pass adds the gradient of its sum of losses / the samples
-    of the update. The denominator over all ranks and passes is known after the last pass.
-
-    Args:
-        replica: its gradients are scaled. They become zero where nothing has a weight.
-        comm: the ranks that make the update together; None: each makes its own.
-        weight: of this rank's samples.
-        samples: behind the update.
-
-    Returns:
-        The weight of the update.
+    Each pass has added the gradient of its sum of losses / `samples` of the update. The denominator over all
+    ranks and passes is the sum of their `weight`, which this returns; without any the gradients become zero.
+    `comm` is None where each rank makes its own updates.
     """
     total = torch.tensor([weight], dtype=torch.float64)
     if comm is not None:

@@ -1,6 +1,6 @@
-"""The loggers of a run: files that every run folder has, and further places by name.
+"""The loggers of a run: files of every run folder, and further places by name.
 
-A new logger is a new file here, with a `Logger` named by `@part`. It imports the packages that it needs only
+A new logger is a new file here, with a `Logger` named by `@part`. It imports its packages
 when a run begins.
 """
 
@@ -23,12 +23,12 @@ NONE: Final = "none"
 
 
 def optional_loggers() -> list[str]:
-    """Return the names of the loggers that are asked for by name."""
+    """Return the names of the loggers that a run does not have by default."""
     return [name for name, logger in LOGGERS.items() if not logger.always]
 
 
 def logger_names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names; "none" and nothing are none.
+    """Split a comma-separated list of names; "none" is none.
 
     Raises:
         UnknownName: there is no such logger.
@@ -50,5 +50,5 @@ def logger_names(text: str) -> tuple[str, ...]:
 
 
 def loggers_of(folder: RunFolder, names: Sequence[str]) -> dict[str, Logger]:
-    """Make the loggers of a run, by name: those that every run has, and those in `names`."""
+    """Make the loggers of a run, by name: the default ones, and those in `names`."""
     return {name: logger(folder) for name, logger in LOGGERS.items() if logger.always or name in names}

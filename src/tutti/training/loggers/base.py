@@ -1,4 +1,4 @@
-"""The interface of loggers, and the figures that all of them show."""
+"""The interface of loggers, and the figures that they show."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tutti.records.run_folder import RunFolder
 
 
 class Logger(ABC):
-    """A place for the figures of a run. Only rank 0 has one, so that a job is one run there.
+    """A place for the figures of a run; only rank 0 has one.
 
-    The calls come in the order `begin`, `go_on` if the run has begun before, `epoch`..., and `end` or `stop`.
+    The calls come in the order `begin`, `go_on` if the run is resumed, `epoch`..., and `end` or `stop`.
 
     Attributes:
-        always: whether every run has this logger; others are asked for by name.
+        always: whether every run has this logger.
     """
 
     always: ClassVar[bool] = False
@@ -30,7 +30,7 @@ class Logger(ABC):
 
     @classmethod
     def needs(cls) -> Sequence[str]:
-        """Return the packages that it needs, which an extra of the logger's name installs."""
+        """Return the packages that it needs; the extra of its name installs them."""
         return ()
 
     def begin(self, config: Json) -> None:
@@ -42,7 +42,7 @@ class Logger(ABC):
         return
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
-        """The run goes on behind these epochs, of which earlier ranks may have told, and of later ones."""
+        """The run goes on after these epochs, which may be logged already, with later ones."""
         for record in records:
             self.epoch(record)
 
@@ -60,9 +60,9 @@ class Logger(ABC):
 
 
 class Logbook:
-    """All loggers of a run, which are open as long as the block lasts.
+    """All loggers of a run, open for the block.
 
-    A logger that fails when the run begins is an error. One that fails later is warned of, once, and left
+    A logger that fails when the run begins is an error. One that fails later causes a warning, and is left
     out from then on: hours of training are worth more than a figure.
     """
 
@@ -93,7 +93,7 @@ class Logbook:
             self._each(lambda logger: logger.end(self._summary if error is None else None))
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
-        """The run goes on behind these epochs."""
+        """The run goes on after these epochs."""
         self._each(lambda logger: logger.go_on(records))
 
     def epoch(self, record: EpochRecord) -> None:
@@ -101,11 +101,11 @@ class Logbook:
         self._each(lambda logger: logger.epoch(record))
 
     def finish(self, summary: Summary) -> None:
-        """Keep the summary, which the loggers get when the block is left."""
+        """Keep the summary for the loggers, which get it at the end of the block."""
         self._summary = summary
 
     def stop(self) -> None:
-        """Note that the run has stopped, which the loggers are told when the block is left."""
+        """Tell the loggers at the end of the block that the run has stopped."""
         self._stopped = True
 
     def _each(self, call: Callable[[Logger], None]) -> None:
@@ -119,7 +119,7 @@ class Logbook:
 
 
 def figures_of(record: EpochRecord) -> dict[str, float]:
-    """The figures of an epoch by name, such as "train/loss"; seconds of a stage are summed over the ranks."""
+    """Return the figures of an epoch by name, such as "train/loss"; seconds of stages are sums over ranks."""
     found = {"epoch": float(record.epoch), **evaluation_figures("train", record.train)}
     found |= evaluation_figures("validation", record.validation)
     found |= {"samples_per_s": record.samples_per_s, "lr": record.lr}
@@ -131,7 +131,7 @@ def figures_of(record: EpochRecord) -> dict[str, float]:
 
 
 def evaluation_figures(part: str, evaluation: Evaluation | None) -> dict[str, float]:
-    """Loss and metrics of a part of the data, by name; none without an evaluation."""
+    """Return loss and metrics of a part of the data, by name; none without an evaluation."""
     if evaluation is None:
         return {}
     figures = {"loss": evaluation.loss, **evaluation.metrics}
@@ -139,7 +139,7 @@ def evaluation_figures(part: str, evaluation: Evaluation | None) -> dict[str, fl
 
 
 def hyper_parameters(config: Json) -> dict[str, str | float]:
-    """A configuration as a flat table; options of a part are "part_options.name". Nones are left out."""
+    """Return a configuration as a flat table, with "part_options.name" and without Nones."""
     found: dict[str, str | float] = {}
     for name, value in config.items():
         if isinstance(value, dict):

@@ -43,7 +43,7 @@ class JsonLinesLogger(Logger):
     always = True
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
-        """Keep what the file has of them, and nothing else."""
+        """Keep these epochs alone."""
         self._folder.keep_epochs(records)
 
     def epoch(self, record: EpochRecord) -> None:

@@ -1,4 +1,4 @@
-"""The losses that have a name."""
+"""The built-in losses."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _bce_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
 @part("bce")
 @built_in
 def bce() -> Loss:
-    """Binary cross entropy of logits, for labels of 0 or 1, of which any number may hold."""
+    """Binary cross entropy of logits, for labels of 0 or 1."""
     return Loss("bce", _bce, floats=_no_flags, each=_bce_of_each)
 
 

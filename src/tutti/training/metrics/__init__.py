@@ -31,20 +31,18 @@ METRICS: Registry[Metric] = Registry(
 
 
 def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> tuple[Metric, ...]:
-    """Return the metrics that `spec` means.
+    """Return the metrics for a specification.
 
     Args:
         spec: comma-separated names, or a sequence of names and callables: a name in `METRICS`,
             package.module:function or file.py:function. "auto" is accuracy for classes and labels of 0 or
-            1; mae, rmse and r2 for amounts; nothing for shares, probabilities and float targets with the
-            user's own loss; others may stand beside it. "none" is nothing.
+            1; mae, rmse and r2 for amounts; nothing for other float targets. "none" is nothing.
         loss: of the run.
         dataset: the targets of its training part decide "auto".
 
     Raises:
         UnknownName: no metric has this name.
-        BadOption: a name does not lead to a callable, two metrics have the same name, or the targets are
-            none that a metric takes.
+        BadOption: a name is not callable, two metrics have the same name, or one does not take the targets.
     """
     given = [spec] if callable(spec) else spec
     parts: Sequence[Spec] = _words(given) if isinstance(given, str) else list(given)
@@ -63,19 +61,13 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
 
 
 def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor) -> Metric:
-    """Refuse a metric that a model's outputs do not fit, before training.
+    """Try a metric on the outputs for some samples, before training.
 
-    Args:
-        metric: of the run.
-        outputs: the model's outputs for some samples.
-        targets: of these samples.
-        all_targets: of the training part, or of many of its samples.
-
-    Returns:
-        The metric. If a function gives one number for all samples, which may be no mean, it gathers.
+    A metric that gathers is tried on `all_targets` of the training part. A function that gives one number for
+    all samples becomes a metric that gathers.
 
     Raises:
-        BadModel, BadOption: it does not take these outputs, or the targets.
+        BadModel, BadOption: it does not take these outputs or targets.
     """
     if metric.width == 1:
         values: object = metric.function(outputs, targets)
@@ -90,28 +82,21 @@ def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor
 
 
 def check_metrics(spec: str) -> None:
-    """Refuse names that lead to no metric, before there is any data.
-
-    Raises:
-        UnknownName: no metric has this name.
-        BadOption: a name does not lead to a callable.
-    """
+    """Raise UnknownName or BadOption for a name that is no metric, before there is any data."""
     for name in _words(spec):
         if name not in ("auto", "none") and not TOP.fullmatch(name):
             METRICS.load(name)
 
 
 def better_of(metrics: Sequence[Metric]) -> dict[str, str | None]:
-    """Return of the loss and of each metric whether lower or higher values are better, as far as is known."""
+    """Return whether "lower" or "higher" values of the loss and each metric are better; None: unknown."""
     return {metric.name: metric.better for metric in metrics} | {LOSS: "lower"}
 
 
 def better_of_names(spec: str) -> dict[str, str | None] | None:
-    """Return the same of the metrics that a configuration names, before there is any data.
+    """Return the same for the metrics that a configuration names, before there is any data.
 
-    Returns:
-        Of "auto" all that it may mean, and more; None where an object of the user's is among them, whose name
-        is not known yet.
+    "auto" gives all metrics. None: an object of the user's is among them, whose name is not known yet.
     """
     names = list(METRICS) if spec.strip() == "auto" else [name for name in _words(spec) if name != "none"]
     if not all(name in METRICS or TOP.fullmatch(name) for name in names):

@@ -1,8 +1,8 @@
-"""Metrics, exact over batches and ranks: none is a mean of what batches or ranks have.
+"""Metrics, exact over batches and ranks.
 
 kind        of each sample             over all samples
-summed      some numbers               made of their sums: a mean, or a score of the hits of each class
-gathered    its outputs and targets    computed of all of them at once, brought together on one rank
+summed      numbers                    computed from their sums: a mean, or a score of the hits of each class
+gathered    its outputs and targets    computed from all of them, brought together on rank 0
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MetricFunction = Callable[[Tensor, Tensor], object]
 """(outputs, targets) -> values of each sample, or a number for all of them."""
 
 TARGETS: Final = ("targets", "y_true", "y1")
-"""Names of a first parameter by which a function gets targets before outputs, as scikit-learn has them."""
+"""Names of a first parameter for which a function gets targets before outputs, as in scikit-learn."""
 
 DECISIONS: Final = ("y_pred", "y2")
-"""Names of a second parameter that is for predicted classes, or amounts."""
+"""Names of a second parameter for predicted classes, or amounts."""
 
 PROBABILITIES: Final = ("y_score", "y_prob", "y_proba")
-"""Names of a second parameter that is for probabilities."""
+"""Names of a second parameter for probabilities."""
 
 
 def mean(sums: Tensor, labels: int) -> float:
@@ -45,11 +45,11 @@ class Metric:
 
     Attributes:
         name: its name in records and messages.
-        function: (outputs, targets) -> one value for each sample, of shape (n, ...); rows of several
-            numbers, of shape (rows, width), which are added up; or one number for all samples, if it gathers.
+        function: (outputs, targets) -> one value for each sample, of shape (n, ...); rows to add up, of shape
+            (rows, width); or one number for all samples, if it gathers.
         takes: the kinds of targets that it is for; empty: any.
-        width: how many numbers are summed over the samples; 0: it gathers.
-        figure: (their sums of shape (width,) in float64, the number of labels) -> the metric.
+        width: the count of numbers summed over the samples; 0: it gathers.
+        figure: (sums of shape (width,) in float64, the number of labels) -> the metric.
         read: makes the metric for a kind of targets; None: it is the same for all.
     """
 
@@ -62,20 +62,16 @@ class Metric:
 
     @property
     def gathers(self) -> bool:
-        """True if all outputs and targets are needed at once: on the CPU, one row for each label."""
+        """True if it needs all outputs and targets at once: on the CPU, one row for each label."""
         return self.width == 0
 
     @property
     def better(self) -> str | None:
-        """Whether "lower" or "higher" values are better; None: its name does not say so."""
+        """Whether "lower" or "higher" values are better, by its name; None: unknown."""
         return better_by_name(self.name)
 
     def on(self, reading: Reading) -> Metric:
-        """Return the metric for such targets.
-
-        Raises:
-            BadOption: it is not for them.
-        """
+        """Return the metric for these targets; BadOption if it does not take them."""
         if self.takes and reading.kind not in self.takes:
             of, remedy = "amounts", "choose other --metrics"
             if CLASSES in self.takes:
@@ -88,10 +84,6 @@ class Metric:
 
     def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sums over the samples, of shape (width,), or a scalar, in float64.
-
-        Args:
-            outputs: of the model, of shape (n, ...).
-            targets: of the same samples, of shape (n, ...).
 
         Raises:
             BadModel: the metric does not take these outputs.
@@ -128,20 +120,16 @@ class Metric:
 
 
 def own_metric(function: object, name: str, reading: Reading) -> Metric:
-    """Make a metric of a function of the user's, or of scikit-learn.
+    """Make a metric of a function of the user's, or of scikit-learn; BadOption if it is no function.
 
-    A function whose first parameter is one of `TARGETS` gets targets and outputs of all samples of a part at
-    once, as arrays of NumPy. Any other gets outputs and targets, as tensors, and gives one value for each
-    sample, or one number for all of them.
-
-    Raises:
-        BadOption: it is no function.
+    A function whose first parameter is one of `TARGETS` gets targets and outputs of all samples at once, as
+    arrays of NumPy. Any other gets outputs and targets, as tensors.
     """
     if not callable(function) or isinstance(function, type):
         raise BadOption(f"metric '{name}' is {function!r}, not a function of (outputs, targets)")
     try:
         first, second, *_ = inspect.signature(function).parameters
-    except ValueError:  # It does not tell them, or has fewer.
+    except ValueError:  # unknown, or fewer
         first, second = "", ""
     if first not in TARGETS:
         return Metric(name=name, function=function)
@@ -155,7 +143,7 @@ def own_metric(function: object, name: str, reading: Reading) -> Metric:
 def _arrays(
     wanted: str, reading: Reading, outputs: Tensor, targets: Tensor
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return targets and outputs as a parameter of that name wants them."""
+    """Return targets and outputs for a second parameter of the name `wanted`."""
     of_labels = reading.kind in (CLASSES, FLAGS)
     if wanted in DECISIONS and of_labels:
         found, true = reading.decisions(outputs, targets)

@@ -1,4 +1,4 @@
-"""The metrics that have a name: of classes and labels of 0 or 1, and of amounts."""
+"""The built-in metrics: of classes and labels of 0 or 1, and of amounts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _of_labels(name: str, read: Callable[[Reading], Metric]) -> Metric:
-    """Make a metric of labels, which `read` makes for a kind of targets."""
+    """Make a metric of labels by a function of the kind of targets."""
     return Metric(name=name, function=partial(_hits, False), takes=LABELS, read=read)
 
 
@@ -84,11 +84,11 @@ def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
 
 
 def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return how often each class is hit, is predicted and is true, of shape (1, 3 * classes)."""
+    """Return the hits, predictions and labels of each class, of shape (1, 3 * classes)."""
     found, wanted = reading.decisions(outputs, targets)
     if found.dim() > 1:
         return torch.cat([(found & wanted).sum(0), found.sum(0), wanted.sum(0)])[None]
-    # Predictions of no known class are one more, which is left out.
+    # Predictions outside the known classes are left out.
     count = reading.columns
     kinds = [wanted[found == wanted], found.clamp(max=count), wanted]
     return torch.cat([torch.bincount(one, minlength=count)[:count] for one in kinds])[None]
@@ -135,10 +135,7 @@ def balanced_accuracy() -> Metric:
 
 
 def _of_each_class(name: str, score: str) -> Metric:
-    """Make the mean of a score of scikit-learn of each class against all others.
-
-    Classes without samples, or without others, are left out.
-    """
+    """Make the mean of a score of scikit-learn of each class against all others, where there are both."""
 
     def function(reading: Reading, outputs: Tensor, targets: Tensor) -> float:
         from sklearn import metrics  # It takes half a second to import.
@@ -211,7 +208,7 @@ def r2() -> Metric:
     """Coefficient of determination, the mean over the numbers of a target."""
 
     def read(reading: Reading) -> Metric:
-        # Deviations are summed from about the mean, so that nothing is lost where that is large.
+        # Deviations from about the mean: their squares lose no digits where the mean is large.
         centre = reading.targets.cpu().reshape(len(reading.targets), -1).double().mean(0)
         function = partial(_deviations, centre)
         return Metric(name="r2", function=function, width=3 * len(centre), figure=_determination)
@@ -227,10 +224,10 @@ def _deviations(centre: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _determination(sums: Tensor, labels: int) -> float:
-    """As in scikit-learn, 0 where all targets are equal and the outputs are not, and 1 where both are."""
+    """As in scikit-learn, where all targets are equal: 1 if the outputs are too, else 0."""
     total, squares, errors = sums.view(3, -1)
     spread = squares - total.square() / labels
-    # What rounding leaves of equal targets is none.
+    # The spread of equal targets is rounding.
     spread = spread.where(spread > 1e-12 * squares, 0.0)
     constant = (errors > 0).double().neg()
     return float((1 + torch.where(spread > 0, -errors / spread, constant)).mean())

@@ -11,7 +11,7 @@ from tutti.training.validation import Validation, ValidationTask
 
 @part("pause")
 class Pause(Validation):
-    """All ranks stop, evaluate their shares, and go on when the result is known to all."""
+    """All ranks stop, evaluate their shares, and go on with the result."""
 
     def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
@@ -41,7 +41,7 @@ class Distributed(Pause):
         super()._add_up(everything=True)
         replica = self._task.replica
         copies = [flat.weights.clone() for flat in replica.flats]
-        # Ranks that see the same weights, or the same centre, must not train on before all have their copy.
+        # Ranks that share weights or a centre must not train on before all have their copy.
         self._task.comm.barrier()
         replica.look_at(copies)
         try:
@@ -51,6 +51,6 @@ class Distributed(Pause):
 
     @override
     def _add_up(self, everything: bool) -> None:
-        # For the newest others may still be at work.
+        # Other ranks may still evaluate the newest.
         if everything:
             super()._add_up(everything)
