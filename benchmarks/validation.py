@@ -1,4 +1,4 @@
-"""What validation costs training: by none, in pauses, distributed, and beside training.
+"""What validation costs training: none, in pauses, and beside training.
 
     python benchmarks/validation.py [--rounds 5] [--strategy downpour]
 
@@ -21,7 +21,7 @@ BATCH = 64
 EPOCHS = 4
 SAMPLES = 6_000
 WANTED = 0.03
-SIDES = ("none", "pause", "distributed", "background")
+SIDES = ("none", "pause", "background")
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ PART = Part(torch.randn(50, 3), torch.arange(50) % 2)
         (Alone(), {}),
         (Free(), {}),
         (Free(), {"balance": "queue", "validate": "background"}),
-        (Free(), {"validate": "distributed"}),
+        (Free(), {"validate": "background"}),
     ],
 )
 def test_a_fitting_pairing_is_accepted(strategy: Strategy, options: dict[str, str]) -> None:
@@ -52,7 +52,7 @@ def test_a_fitting_pairing_is_accepted(strategy: Strategy, options: dict[str, st
             {"balance": "speed"},
             r"together, from one batch \(.*sync.*leave --balance out",
         ),
-        (Alone(), {"validate": "distributed"}, r"--validate distributed is for .*leave --validate out"),
+        (Alone(), {"validate": "background"}, r"--validate background is for .*leave --validate out"),
         (
             Free(),
             {"balance": "speed"},

@@ -77,9 +77,8 @@ def run(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("validate", ["distributed", "background"])
-def test_nothing_but_the_moment_of_validation_differs(validate: str, ranks: int) -> None:
-    expected, found = run("pause", ranks), run(validate, ranks)
+def test_nothing_but_the_moment_of_validation_differs(ranks: int) -> None:
+    expected, found = run("pause", ranks), run("background", ranks)
     for (paused, weights, _), (history, others, seen) in zip(expected, found, strict=True):
         assert torch.equal(weights, others)
         assert seen == [1, 2, 3, 4]
@@ -91,7 +90,7 @@ def test_nothing_but_the_moment_of_validation_differs(validate: str, ranks: int)
             assert one.train == other.train
 
 
-@pytest.mark.parametrize("validate", ["pause", "distributed", "background"])
+@pytest.mark.parametrize("validate", ["pause", "background"])
 def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(validate: str) -> None:
     """Each rank begins to change the weights when it may; a slower one must not see that."""
 
@@ -261,7 +260,7 @@ class Broken(nn.Linear):
     ("killed", "error", "said"),
     [
         (False, RuntimeError, r"(?s)beside training failed.*no such class"),
-        (True, TuttiError, r"was killed; .*--validate pause"),
+        (True, TuttiError, r"was killed, .*--validate pause"),
     ],
 )
 def test_what_fails_beside_training_is_an_error_of_training(
@@ -282,9 +281,7 @@ def test_a_model_that_no_other_process_can_have_is_refused_with_the_remedy() -> 
     def program(comm: Communicator) -> None:
         module = model()
         module.lock = threading.Lock()
-        with pytest.raises(
-            BadOption, match=r"cannot be done \(TypeError: .*lock.*; use --validate distributed"
-        ):
+        with pytest.raises(BadOption, match=r"cannot be done \(TypeError: .*lock.*; use --validate pause"):
             beside(comm, lambda: 1.0, module)
 
     alone(program)

@@ -62,7 +62,7 @@ class Callback:
         """Training begins, or goes on: then `course.step` is above 0."""
 
     def step(self, course: Course) -> None:
-        """This rank has made an update."""
+        """The rank has made an update."""
 
     def epoch(self, course: Course, record: EpochRecord) -> None:
         """The validation of an epoch is known; with `validate="background"` later epochs have begun."""

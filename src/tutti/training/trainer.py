@@ -209,9 +209,6 @@ class Trainer:
         self._best.keep(epoch + 1)
         train = tally.total(self._comm)
         trained = stages.lap("wait" if (self._workers.everyone or self._comm).size > 1 else "reduce")
-        # Records are exchanged while the ranks are together, so that none waits for that alone.
-        stays = final or self._validation is None or self._validation.meets
-        ranks = [] if stays else self._ranks(tally.samples)
         evaluations = self._validate(final)
         ended = stages.lap("validation")
         record = EpochRecord(
@@ -224,14 +221,12 @@ class Trainer:
             samples_per_s=_rate(train.samples, trained - open_epoch.began),
             lr=float(course.lr),
             time=now(),
-            ranks=ranks,
         )
         if final:
             known = zip([*course.unvalidated, record], evaluations, strict=True)
             complete = (replace(one, validation=found) for one, found in known)
             self._leave([*course.history, *complete], evaluations[-1])
-        if stays:
-            record = replace(record, ranks=self._ranks(tally.samples))
+        record = replace(record, ranks=self._ranks(tally.samples))
         if self._hooks.trace is not None:
             self._hooks.trace.add(f"epoch {epoch + 1}", open_epoch.began, stages.last)
         course.unvalidated.append(record)

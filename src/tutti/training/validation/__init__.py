@@ -1,7 +1,6 @@
 """The ways to evaluate the validation part after every epoch.
 
 pause         │ epoch 1 │ evaluate 1, all ranks │ epoch 2 │ evaluate 2, all ranks │
-distributed   │ epoch 1 │ own share of 1 │ epoch 2 │ own share of 2 │               no rank waits
 background    │ epoch 1 │ epoch 2 │ epoch 3 │                                       beside training
 """
 
@@ -43,13 +42,7 @@ class ValidationPlan:
 
 
 class Validation(ABC):
-    """A way to evaluate after every epoch. All ranks make the same calls.
-
-    Attributes:
-        meets: whether the ranks have waited for each other when `collect` returns.
-    """
-
-    meets: bool = True
+    """A way to evaluate after every epoch. All ranks make the same calls."""
 
     def __init__(self, task: ValidationTask) -> None:
         self._task = task

@@ -144,7 +144,7 @@ class Background(Validation):
             os.close(work)
             raise BadOption(
                 "--validate background sends the model to another process, which cannot be done "
-                f"({type(error).__name__}: {error}); use --validate distributed"
+                f"({type(error).__name__}: {error}); use --validate pause"
             ) from error
         os.lseek(work, 0, os.SEEK_SET)  # where the other process begins to read
         ours, theirs = Pipe()
