@@ -35,7 +35,7 @@ def results(tmp_path: Path) -> Results:
 def test_figures_have_places_of_their_own_and_the_page_begins_with_learning() -> None:
     places = [figure.place for figure in page_figures().values()]
     assert places == sorted(set(places))
-    assert [*page_figures()][:3] == ["progress", "time-to-target", "speed-up"]
+    assert [*page_figures()][:3] == ["progress", "speed-up", "strong-scaling"]
     assert [*page_figures()][-2:] == ["classes", "confusion"]
 
 
@@ -69,12 +69,6 @@ def test_learning_is_drawn_against_the_time_of_training(results: Results) -> Non
         (2, 1, 2.5, 0.5, 0.5),
         (2, 2, 6.0, 0.75, 0.25),
     }
-
-
-def test_the_time_to_the_target_has_every_repeat_and_their_median(results: Results) -> None:
-    bars, ticks = tables(results, "time-to-target")
-    assert {"way": "sync, 2 workers", "value": 4.9} in bars
-    assert [r["value"] for r in ticks if r["way"] == "sync, 2 workers"] == pytest.approx([4.5, 5.3])
 
 
 def test_without_any_validation_part_the_training_part_is_drawn(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_every_figure_is_a_picture_too(written: Path) -> None:
     for name in DRAWN:
         assert (written / "figures" / f"{name}.svg").read_text().startswith("<svg")
         assert (written / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "sync, 2 workers" in (written / "figures" / "throughput.svg").read_text()
+    assert "sync, 2 workers" in (written / "figures" / "strong-scaling.svg").read_text()
 
 
 def test_the_command_makes_it_without_torch_and_mpi(folder: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_command_makes_it_without_torch_and_mpi(folder: Path) -> None:
 def test_the_page_goes_where_it_is_wanted(folder: Path) -> None:
     assert main(["report", str(folder), "--out", str(folder / "pages")]) == 0
     assert (folder / "pages" / "report.html").exists()
-    assert (folder / "pages" / "figures" / "throughput.svg").exists()
+    assert (folder / "pages" / "figures" / "strong-scaling.svg").exists()
     assert not (folder / PAGE).exists()
 
 

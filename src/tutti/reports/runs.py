@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import BadRunFolder
-from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import STAGES, EpochRecord, RunStart, Summary, counting, ranks_in_turn
 from tutti.records.run_folder import CONFIG, HISTORY, RunFolder, StrategyFacts, TrainedOn
 from tutti.records.texts import best_text, early_text, resumed_text
@@ -29,7 +28,6 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
-    pipeline: PipelineRecord | None = None
     strategy: StrategyFacts | None = None
     starts: tuple[RunStart, ...] = ()
 
@@ -55,7 +53,6 @@ class Run:
             config=folder.config() if folder.has(CONFIG) else {},
             labels=() if data is None else data.labels,
             usage=tuple(usage.records),
-            pipeline=folder.find(PipelineRecord),
             strategy=folder.find(StrategyFacts),
             starts=tuple(starts.records),
         )

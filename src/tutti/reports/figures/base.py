@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Final
 
 import altair as alt
 
 from tutti.reports.results import Results
-from tutti.reports.runs import Run
-from tutti.reports.scaling import Row
 
 WIDTH: Final = 420
 HEIGHT: Final = 260
@@ -168,36 +165,6 @@ def side_by_side(results: Results, rows: Data, mark: Any, **further: Any) -> Pic
     colours = coloured("way", names(results), rows)
     offset = alt.XOffset("way:N", sort=None)
     return chart(rows, mark, colours, wide=True, xOffset=offset, **further).add_params(pick("way"))
-
-
-def repeated(
-    results: Results,
-    title: str,
-    values: Callable[[Run], Sequence[float]],
-    middle: Callable[[Row, Sequence[float]], float | None] = lambda _, found: median(found),
-) -> Picture:
-    """Draw a tick for each single value, and a bar for each way to train where `middle` gives its length."""
-    ticks: Data = [
-        {"way": row.combination.name, "repeat": repeat + 1, "value": value}
-        for row, repeat, run in results.each()
-        for value in values(run)
-    ]
-    if not ticks:
-        return None
-    bars: Data = []
-    for row in results.rows:
-        found = [tick["value"] for tick in ticks if tick["way"] == row.combination.name]
-        length = middle(row, found) if found else None
-        bars += [] if length is None else [{"way": row.combination.name, "value": length}]
-    colours, shown = coloured("way", names(results), ticks), number("value", title)
-    axes = {"x": amount("value", title), "y": lanes()}
-    bar = alt.Chart(table(bars)).mark_bar().encode(**axes, **colours, tooltip=tips("way:N", shown))
-    tick = (
-        alt.Chart(table(ticks))
-        .mark_tick(thickness=2, color="gray", size=BAR - 8)
-        .encode(**axes, opacity=colours["opacity"], tooltip=tips("way:N", "repeat:N", shown))
-    )
-    return alt.layer(bar.add_params(pick("way")), tick).properties(width=2 * WIDTH, height=alt.Step(BAR))
 
 
 def in_rows(panels: Sequence[Any], field: str, columns: int = 2) -> Any:

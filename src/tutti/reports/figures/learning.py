@@ -18,12 +18,10 @@ from tutti.reports.figures.base import (
     in_rows,
     names,
     number,
-    repeated,
     table,
     upwards,
 )
 from tutti.reports.results import Results
-from tutti.reports.runs import Run
 
 MOST_METRICS: Final = 3
 """The metrics that are drawn beside the loss."""
@@ -73,19 +71,3 @@ def progress(results: Results) -> Picture:
         for x, axis in axes.items()
     ]
     return in_rows(panels, "way")
-
-
-@part("time-to-target")
-@figure(20, "Time to the target")
-def to_target(results: Results) -> Picture:
-    """Seconds until the target was reached: each repeat, and the median where all of them reached it."""
-    target = results.comparison.target
-    if target is None:
-        return None
-
-    def seconds(run: Run) -> list[float]:
-        found = run.seconds_to(target)
-        return [] if found is None else [found]
-
-    title = f"seconds to {100 * target:g} % of the validation part right"
-    return repeated(results, title, seconds, lambda row, _: row.to_target)
