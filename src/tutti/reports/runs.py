@@ -64,7 +64,7 @@ class Run:
 
     @property
     def cores_in_turn(self) -> list[int]:
-        """The threads of all its ranks, one number after the other; empty if as many ranks trained always."""
+        """The numbers of threads of all its ranks, one after the other; empty if they never changed."""
         if not ranks_in_turn(self.starts):
             return []
         return [start.world.ranks * start.world.threads for start in counting(self.starts)]
