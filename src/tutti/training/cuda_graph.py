@@ -77,9 +77,6 @@ class GraphedPass:
         """Add the gradient of a batch of positions, weighted by its share of the update.
 
         The next batch overwrites the loss that this returns.
-
-        Raises:
-            BadModel: the model cannot be recorded.
         """
         positions, share = batch.targets, self._share_of(batch)
         if self._positions is None:

@@ -136,11 +136,7 @@ class Tally:
         return self.total_of(self.sums(), comm)
 
     def total_of(self, found: Sums, comm: Communicator) -> Evaluation:
-        """Return the `total` of tallies with the same metrics and classes, from each rank's sums.
-
-        Raises:
-            BadOption: a metric that gathers fails.
-        """
+        """Return the `total` of tallies with the same metrics and classes, from each rank's sums."""
         comm.all_reduce(found.counts)
         comm.all_reduce(found.sums)
         if not self._gathers:

@@ -96,9 +96,6 @@ class SkippedUpdates:
         """Return whether the update can be made (collective where it is made together).
 
         Otherwise the gradient is zero now, and the buffers are those before the forward pass.
-
-        Raises:
-            NotFinite: more in a row than may be skipped are not finite.
         """
         if not self._most:
             return True

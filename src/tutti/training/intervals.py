@@ -26,9 +26,6 @@ def seconds_of(text: str, flag: str, or_else: str = "") -> float:
     """Parse a length of time, such as 3h50m, 90s or 2d, given for the option `flag`.
 
     The message names `or_else` as another value of the option.
-
-    Raises:
-        BadOption: it is no length of time above 0.
     """
     whole = str(text).strip()  # a caller in Python may give a number
     seconds = sum(float(number) * UNITS[unit] for number, unit in _LENGTH.findall(whole))
@@ -48,11 +45,7 @@ class Every:
 
     @classmethod
     def parse(cls, text: str, flag: str) -> Every | None:
-        """Parse an interval for the option `flag`: "10m", "500 steps", "every epoch", "auto"; None: "off".
-
-        Raises:
-            BadOption: it is no interval above 0.
-        """
+        """Parse an interval for the option `flag`: "10m", "500 steps", "every epoch", "auto"; None: "off"."""
         given = text.strip()
         if given == OFF:
             return None

@@ -42,11 +42,7 @@ class LearningRate:
             self._plateau.step((record.validation or record.train).loss)
 
     def state(self) -> Values:
-        """Return the state of the schedule and the optimizer's options.
-
-        Raises:
-            BadOption: a param group has an option that cannot be stored.
-        """
+        """Return the state of the schedule and the optimizer's options."""
         kept: Any = {} if self._schedule is None else None  # None: it is stepped again from the start
         if hasattr(self._schedule, "state_dict"):
             with suppress(BadOption):

@@ -72,11 +72,7 @@ class RememberedState:
             state.share_extra(comm)
 
     def state(self) -> Values:
-        """Return the extra states, the loss's buffers, and the states of callbacks.
-
-        Raises:
-            BadOption: one has a value that no checkpoint can store.
-        """
+        """Return the extra states, the loss's buffers, and the states of callbacks."""
         return {
             "extra": [state.extra() for state in self._states],
             "buffers": named_buffers(self._loss),

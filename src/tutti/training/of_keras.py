@@ -17,9 +17,6 @@ def arguments(model: nn.Module, inputs: Inputs) -> Inputs:
     Images, (n, channels, height, width), get their channels last; one with a single channel may lose it, or
     become a vector. Several inputs are one argument, except for a subclass of `keras.Model`, whose inputs are
     not known.
-
-    Raises:
-        BadModel: the model takes another shape.
     """
     asked: list[Any] | None = getattr(model, "inputs", None)
     if isinstance(inputs, Tensor):
@@ -54,11 +51,7 @@ def _as_asked(asked: tuple[int | None, ...] | None, inputs: Tensor) -> Tensor:
 
 
 def prepare(model: nn.Module, double: bool) -> None:
-    """Prepare a Keras model for training, in place; with `double` its layers compute in 64 bits.
-
-    Raises:
-        BadModel: it has no weights yet, or layers add to the loss.
-    """
+    """Prepare a Keras model for training, in place; with `double` its layers compute in 64 bits."""
     keras: Any = importlib.import_module("keras")
     own: Any = model
     if not own.built:

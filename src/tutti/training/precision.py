@@ -60,11 +60,7 @@ class Arithmetic:
             )
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        """Move `module` to this precision, layout and device, in place, before it becomes a `Replica`.
-
-        Raises:
-            BadOption: the layout needs a C compiler, and there is none that works.
-        """
+        """Move `module` to this precision, layout and device, in place, before it becomes a `Replica`."""
         if self.layout == BATCH_LAST:
             kernels(REAL_TYPES[self.precision])
         module.to(device=self.device)
@@ -199,13 +195,10 @@ def _is_of_keras(kind: Any) -> bool:
 def the_output(outputs: object) -> Tensor:
     """Return the tensor for losses and metrics among a model's outputs.
 
-        a tensor                          itself
-        an object with `logits`           these, as of Hugging Face's models
-        a dict                            its "logits", or else its "output"
-        a tuple or a list                 its first element
-
-    Raises:
-        BadModel: it is none of these.
+    a tensor                          itself
+    an object with `logits`           these, as of Hugging Face's models
+    a dict                            its "logits", or else its "output"
+    a tuple or a list                 its first element
     """
     found = outputs
     if isinstance(outputs, Mapping):

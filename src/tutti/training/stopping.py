@@ -40,11 +40,6 @@ class Monitor:
         """Return the figure of a name: "val_" or "train_" and the loss or a metric; None: the loss.
 
         `better` are the figures of the run, `validated` is whether it has a validation part.
-
-        Raises:
-            BadOption: the name has no such form, there is no validation part, or it is not known which values
-                are better.
-            UnknownName: the run does not compute the metric.
         """
         if name is None:
             return cls("val" if validated else "train")
@@ -100,11 +95,7 @@ class Monitor:
 
 @dataclass(frozen=True)
 class Ending:
-    """The rules by which the figures of its epochs end a run.
-
-    Raises:
-        BadOption: the target of a share is not between 0 and 1.
-    """
+    """The rules by which the figures of its epochs end a run."""
 
     monitor: Monitor = Monitor()
     patience: int | None = None  # end after this number of epochs without a better value

@@ -21,11 +21,7 @@ ROUNDING: Final = 1e-3
 
 
 def loss_for(targets: Tensor) -> str:
-    """Return the name of the loss for the targets of a training part.
-
-    Raises:
-        BadOption: they may be numbers or labels.
-    """
+    """Return the name of the loss for the targets of a training part."""
     if not targets.is_floating_point():
         return "cross_entropy"
     ways = _other_ways(targets)
@@ -117,9 +113,6 @@ class Reading:
 
         Of several flags for each sample these are of shape (n, flags). Outputs that approach numbers stay as
         they are: their order is the same.
-
-        Raises:
-            BadModel: the outputs are no scores of classes.
         """
         scores = outputs.double()
         if self.kind == CLASSES and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:

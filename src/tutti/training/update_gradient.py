@@ -49,11 +49,7 @@ class UpdateGradient:
         self.masks = SampleMasks(schedule.batches.seed)
 
     def add(self, passes: Sequence[Batch], step: int, epoch: int, tally: Tally) -> tuple[int, float]:
-        """Compute the gradient of this rank's part of an update; return its samples, and their weight.
-
-        Raises:
-            NotFinite: the loss is NaN or inf.
-        """
+        """Compute the gradient of this rank's part of an update; return its samples, and their weight."""
         samples, weight = 0, 0.0
         for batch in passes:
             if batch.share or self._collective:

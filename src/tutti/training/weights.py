@@ -25,11 +25,7 @@ TIED = "tied"
 
 
 def weights_to_bytes(state: Mapping[str, object]) -> bytes:
-    """Return the `state_dict` of a module as the bytes of a safetensors file; tied weights are stored once.
-
-    Raises:
-        BadModel: the state has a value that is no tensor.
-    """
+    """Return the `state_dict` of a module as the bytes of a safetensors file; tied weights are stored once."""
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
@@ -59,11 +55,7 @@ def _storable(name: str, value: object) -> Tensor:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file; tied ones are one tensor under several names.
-
-    Raises:
-        BadRunFolder: the file cannot be read, or is broken.
-    """
+    """Read the tensors of a safetensors file; tied ones are one tensor under several names."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
@@ -74,21 +66,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Set the parameters and buffers of `module`, in place, to those of a safetensors file.
-
-    Raises:
-        BadRunFolder: the file cannot be read, or is broken.
-        BadModel: its tensors are those of another model.
-    """
+    """Set the parameters and buffers of `module`, in place, to those of a safetensors file."""
     set_weights(module, read_weights(path), path)
 
 
 def set_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Set the parameters and buffers of `module`, in place, to the tensors read from `path`.
-
-    Raises:
-        BadModel: they are those of another model.
-    """
+    """Set the parameters and buffers of `module`, in place, to the tensors read from `path`."""
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
@@ -111,9 +94,6 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     The copy may have other names: a pickled Keras model loses the names of models and wrappers
     (`sequential/dense/kernel` becomes `dense/kernel`), and gets other automatic numbers (`seed_generator_2`).
     Otherwise they are found by their order.
-
-    Raises:
-        BadModel: the copy has other parameters or buffers.
     """
     own = module.state_dict()
     if own.keys() != weights.keys():

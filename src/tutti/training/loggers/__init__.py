@@ -28,12 +28,7 @@ def optional_loggers() -> list[str]:
 
 
 def logger_names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names; "none" is none.
-
-    Raises:
-        UnknownName: there is no such logger.
-        UserError: a package that it needs is missing.
-    """
+    """Split a comma-separated list of names; "none" is none."""
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip() not in ("", NONE)))
     optional = optional_loggers()
     for name in names:

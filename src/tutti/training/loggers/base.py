@@ -34,11 +34,7 @@ class Logger(ABC):
         return ()
 
     def begin(self, config: Json) -> None:
-        """The run with the resolved configuration `config` begins.
-
-        Raises:
-            Exception: any, if the place cannot be used; the run does not begin then.
-        """
+        """The run with the resolved configuration `config` begins."""
         return
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:

@@ -65,9 +65,6 @@ def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor
 
     A metric that gathers is tried on `all_targets` of the training part. A function that gives one number for
     all samples becomes a metric that gathers.
-
-    Raises:
-        BadModel, BadOption: it does not take these outputs or targets.
     """
     if metric.width == 1:
         values: object = metric.function(outputs, targets)

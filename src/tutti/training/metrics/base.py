@@ -83,11 +83,7 @@ class Metric:
         return self if self.read is None else self.read(reading)
 
     def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sums over the samples, of shape (width,), or a scalar, in float64.
-
-        Raises:
-            BadModel: the metric does not take these outputs.
-        """
+        """Return the sums over the samples, of shape (width,), or a scalar, in float64."""
         if self.gathers:
             return outputs.new_empty(0).double()
         values = self.function(outputs, targets)
@@ -101,11 +97,7 @@ class Metric:
         return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
 
     def of_all(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return the metric of all samples; NaN where an output is.
-
-        Raises:
-            BadOption: the function fails, or gives something other than a number.
-        """
+        """Return the metric of all samples; NaN where an output is."""
         if outputs.isnan().any():
             return math.nan
         try:
