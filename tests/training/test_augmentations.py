@@ -35,10 +35,10 @@ def tensors(batches: list[Batches], epoch: int, first: int = 0) -> Counter[bytes
 
 
 def dealt(ranks: int, seed: int = 0, **kinds: Any) -> list[Batches]:
-    spec = ["crop", "flip", "cutout", jitter]
+    spec = ["crop", "flip", jitter]
     found = [Batches(PART, 8, rank, ranks, seed=seed, **kinds) for rank in range(ranks)]
     for one in found:
-        one.augment = Augmentation(spec, {"crop": 2, "cutout": 3}, PART, seed)
+        one.augment = Augmentation(spec, {"crop": 2}, PART, seed)
     return found
 
 
@@ -91,18 +91,13 @@ def test_crops_are_windows_of_the_image_in_zeros() -> None:
     assert min(places.values()) > 20
 
 
-def test_flips_and_squares() -> None:
+def test_flips_are_of_a_share_of_the_images() -> None:
     inputs = torch.rand(400, 2, 4, 5, generator=torch.Generator().manual_seed(0)) + 1
     found, _ = AUGMENTATIONS["flip"](inputs.clone(), torch.zeros(400), random_of(400), 0.25)
     turned = [torch.equal(one.flip(2), other) for one, other in zip(inputs, found, strict=True)]
     same = [torch.equal(one, other) for one, other in zip(inputs, found, strict=True)]
     assert all(a != b for a, b in zip(turned, same, strict=True))
     assert 60 < sum(turned) < 140
-    cut, _ = AUGMENTATIONS["cutout"](inputs.clone(), torch.zeros(400), random_of(400), 3)
-    gone = (cut == 0).flatten(2)
-    assert torch.equal(gone[:, 0], gone[:, 1])
-    assert torch.equal(cut[cut != 0], inputs[cut != 0])
-    assert set(gone[:, 0].sum(1).tolist()) == {4, 6, 9}  # corners, edges and the middle
 
 
 def test_numbers_are_uniform_and_unrelated() -> None:

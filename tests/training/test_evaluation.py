@@ -25,8 +25,7 @@ from tutti.training.evaluation import (
     named_buffers,
 )
 from tutti.training.losses import LOSSES
-from tutti.training.metrics import METRICS
-from tutti.training.metrics.base import own_metric
+from tutti.training.metrics import METRICS, own_metric
 from tutti.training.targets import CLASSES, Reading
 
 GENERATOR = torch.Generator().manual_seed(1)

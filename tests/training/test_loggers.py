@@ -14,8 +14,7 @@ from tutti.errors import UserError
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
 from tutti.records.run_folder import RunFolder
-from tutti.training.loggers import loggers_of
-from tutti.training.loggers.base import Logbook, Logger, figures_of, hyper_parameters
+from tutti.training.loggers import Logbook, Logger, figures_of, hyper_parameters, loggers_of
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 

@@ -26,8 +26,7 @@ from tutti.strategies.placement import place
 from tutti.training.agenda import Agenda, Wishes
 from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES
-from tutti.training.metrics import METRICS
-from tutti.training.metrics.base import Metric
+from tutti.training.metrics import METRICS, Metric
 
 EPOCHS, MIDDLE = 3, 10
 
@@ -92,7 +91,7 @@ def run(
             classes=4,
             batches=batches,
             epochs=EPOCHS,
-            lr=schedule,
+            scheduler=schedule,
             validation=VALIDATION,
             validate=validate,
             agenda=agenda,

@@ -194,7 +194,7 @@ class OneInput(nn.Linear):
     [
         (
             {"points": POINTS, "size": AGES},
-            "'points' of shape .*, 'size' of .*TypeError.* unexpected keyword",
+            "points: .*, size: .*TypeError.* unexpected keyword",
         ),
         ((POINTS, AGES), "TypeError: .* takes 2 positional arguments but 3 were given"),
         (TOKENS, "TypeError: .* takes 2 positional arguments but 3 were given"),

@@ -27,8 +27,7 @@ from tutti.records.run import EpochRecord
 from tutti.replica import Replica, ReplicaMemory
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
-from tutti.training.metrics import METRICS
-from tutti.training.metrics.base import Metric
+from tutti.training.metrics import METRICS, Metric
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.validation import VALIDATIONS, ValidationTask, background
 from tutti.training.validation.background import Background

@@ -34,8 +34,7 @@ from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
 from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import named_buffers
-from tutti.training.loggers import logger_names, loggers_of
-from tutti.training.loggers.base import Logbook
+from tutti.training.loggers import Logbook, logger_names, loggers_of
 from tutti.training.losses import weights_in
 from tutti.training.losses.weights import BALANCED
 from tutti.training.prediction import predict, predictions_of

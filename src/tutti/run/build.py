@@ -323,7 +323,7 @@ class Task:
         numbers = outputs_for(data)
         if loss.labels:
             return f"shares of {targets.shape[1]} classes"
-        if loss.each is not None:
+        if loss.flags:
             if not are_flags(targets):
                 return _count(numbers, "probability", "probabilities")
             return f"multi-label, {numbers} labels of 0 or 1" if numbers > 1 else "binary, a label of 0 or 1"
@@ -446,12 +446,18 @@ def assemble(
     batches.augment = augmentation(job, data.train)
     length = Schedule(batches, config.epochs, config.steps)
     replica = portion.place(strategy)
-    lr = build_schedule(job, optimizer, length.updates)
+    scheduler = build_schedule(job, optimizer, length.updates)
     stepped = 0
     if saved is not None:
         foreign = type(strategy) not in STRATEGIES.values()
-        stepped = load_optimizer(optimizer, lr, module, saved, length, foreign)
-    schedule = replace(length, lr=lr, balance=balance, stepped=stepped, skip_nonfinite=config.skip_nonfinite)
+        stepped = load_optimizer(optimizer, scheduler, module, saved, length, foreign)
+    schedule = replace(
+        length,
+        scheduler=scheduler,
+        balance=balance,
+        stepped=stepped,
+        skip_nonfinite=config.skip_nonfinite,
+    )
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     workers = Workers(
         portion.peers,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tutti.load_object import optional_package
 from tutti.records.run import EpochRecord
-from tutti.training.loggers.base import figures_of
+from tutti.training.loggers import figures_of
 
 WIDTH: Final = 320
 """Pixels of a panel."""

@@ -75,7 +75,7 @@ def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler 
 
 def load_optimizer(
     optimizer: Optimizer,
-    lr: LRScheduler | None,
+    scheduler: LRScheduler | None,
     module: nn.Module,
     saved: Saved,
     length: Schedule,
@@ -92,13 +92,13 @@ def load_optimizer(
     stepped = 0
     fits = length.has_length_of(training.shared) and schedule["state"] is not None
     # What ReduceLROnPlateau has set came of the losses so far: to step it anew would not give that.
-    if lr is not None and not isinstance(lr, ReduceLROnPlateau) and not fits:
+    if scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau) and not fits:
         # As far as is certain now: the trainer makes the other steps once it knows the batches.
         begun = training.shared["epoch"] * length.batches.updates
         stepped = min(schedule["made"], max(1, begun), length.updates)
         announce(optimizer)
         for _ in range(stepped):
-            lr.step()
+            scheduler.step()
         options = [
             {name: value for name, value in group.items() if name not in OF_SCHEDULES} for group in options
         ]

@@ -20,7 +20,7 @@ from tutti.replica import Replica, copy_all
 from tutti.state import Values
 from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss, LossBatch
-from tutti.training.metrics.base import Metric
+from tutti.training.metrics import Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
 from tutti.training.targets import labelled, predicted
 
@@ -233,10 +233,13 @@ class Tally:
         weight, loss = found.sums[:2].tolist()
         given, metrics = iter(gathered), dict[str, float]()
         for metric, sums in zip(self._metrics, self._split(found.sums), strict=True):
-            value = next(given, None) if metric.gathers else _value(metric, sums, labels)
+            if metric.gathers:
+                value = next(given, None)
+            else:
+                value = metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
             if value is not None:
                 metrics[metric.name] = value
-        return Evaluation(samples, _mean(loss, weight), metrics, self._matrix(cells))
+        return Evaluation(samples, loss / weight if weight else math.nan, metrics, self._matrix(cells))
 
     def _matrix(self, cells: list[int]) -> list[list[int]] | None:
         if self._classes is None:
@@ -244,14 +247,6 @@ class Tally:
         width = self._classes + 1
         rows = [cells[start : start + width] for start in range(0, len(cells), width)]
         return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
-
-
-def _value(metric: Metric, sums: Tensor, labels: int) -> float:
-    return metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
-
-
-def _mean(total: float, weight: float) -> float:
-    return total / weight if weight else math.nan
 
 
 def evaluate(

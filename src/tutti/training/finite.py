@@ -24,7 +24,8 @@ OVERFLOWS: Final = 30
 """The most overflows in a row in half precision; a still smaller scale would not help."""
 
 REMEDY: Final = (
-    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
+    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), skip such updates "
+    "(--skip-nonfinite 10, which names the rank), or look for such values in the data."
 )
 """Advice for a run whose numbers are not finite."""
 
@@ -63,14 +64,9 @@ class LossScale:
 
 
 class SkippedUpdates:
-    """Decides which updates are skipped.
+    """Decides which updates are skipped: at most `most` in a row, `together` by all workers or alone.
 
-    Args:
-        replica: has the gradients.
-        comm: the workers.
-        together: whether they skip an update together.
-        most: the most updates skipped in a row; 0: gradients are not checked, unless the loss is scaled.
-        scale: of the loss, in half precision; its overflows cause no warning.
+    Overflows of a scaled loss cause no warning.
 
     Attributes:
         catches_losses: a loss that is not finite skips the update, too.
@@ -163,15 +159,11 @@ class SkippedUpdates:
 def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str) -> NoReturn:
     """Raise NotFinite for a loss in some steps of an epoch (from 0) on a rank."""
     name = replica.first_not_finite()
-    where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
-    if replica.first_not_finite(gradients=False) is not None:
-        where += (
-            ". An update before has broken the weights, by the gradient of any rank: --skip-nonfinite 10 "
-            "names the rank, and skips the update"
-        )
+    where = "all weights and gradients are finite"
+    if name is not None:
+        where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
     raise NotFinite(
-        f"the loss became {loss} in {steps} (epoch {epoch + 1}) on rank {rank}; "
-        f"{where if name else 'all weights and gradients are finite'}. {REMEDY}"
+        f"the loss became {loss} in {steps} (epoch {epoch + 1}) on rank {rank}; {where}. {REMEDY}"
     )
 
 

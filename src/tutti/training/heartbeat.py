@@ -15,7 +15,6 @@ from typing import Any, Final
 from typing_extensions import override
 
 from tutti.activity import be_bystander
-from tutti.errors import no_thread
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -36,7 +35,7 @@ class HeartbeatThread(Progress):
     """The heartbeat of a rank: written about once a second while the block lasts, and once more at its end.
 
     A thread writes it, so that a rank which waits, validates or makes a long step is heard of too: a silent
-    rank was stopped, or has died. Where no thread can be started, it is written at the end alone.
+    rank was stopped, or has died.
     """
 
     every_s = EVERY_S
@@ -50,18 +49,14 @@ class HeartbeatThread(Progress):
         self._thread = threading.Thread(target=self._write_often, name="tutti-heartbeat", daemon=True)
 
     def __enter__(self) -> HeartbeatThread:
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._warn(f"does not write its heartbeat: {no_thread(error) or error}")
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
         if error is None:
             self._note(state=FINISHED)
         else:
@@ -129,13 +124,10 @@ class HeartbeatThread(Progress):
         except Exception as error:  # training goes on in any case
             self._writable = False
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            self._warn(f"cannot write its heartbeat into {self._folder.path}: {why}")
+            what = f"rank {self._beat.rank} cannot write its heartbeat into {self._folder.path}: {why}"
+            with suppress(OSError, ValueError):  # stderr is closed
+                print(f"tutti: warning: {what}; it trains on", file=sys.stderr, flush=True)
         return self._writable
-
-    def _warn(self, what: str) -> None:
-        with suppress(OSError, ValueError):  # its reader is gone, or the program has closed it
-            text = f"tutti: warning: rank {self._beat.rank} {what}; it trains on"
-            print(text, file=sys.stderr, flush=True)
 
 
 def _operation(thread: int) -> str:

@@ -133,8 +133,6 @@ class Arithmetic:
         if self.precision in _HALF:
             with torch.autocast(self.device, dtype=_HALF[self.precision]):
                 return _called(module, inputs, told)
-        if isinstance(inputs, Tensor):
-            return module(inputs, **told)
         return _called(module, inputs, told)
 
     def _placed(self, tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from tutti.data.batches import Batches
 from tutti.data.columns import LENGTHS, MASK, Columns, Inputs, names_beside
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
+from tutti.training.augmentations import described
 from tutti.training.evaluation import Objective, evaluating, undone
 from tutti.training.losses import LossBatch, check_labels
 from tutti.training.metrics import fitted
@@ -131,8 +132,8 @@ def _naming(what: str, inputs: Inputs, layout: str = CONTIGUOUS) -> Iterator[Non
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         without = f", or leave --layout {layout} out, in which images have other strides"
         raise BadModel(
-            f"{what} cannot take a batch of {_text(inputs)}: {type(error).__name__}: {error}{_place(error)}; "
-            f"change {what}, or the data, so that they fit{'' if layout == CONTIGUOUS else without}"
+            f"{what} cannot take a batch of shape {described(inputs)}: {type(error).__name__}: {error}"
+            f"{_place(error)}; change {what}, or the data, so that they fit{'' if layout == CONTIGUOUS else without}"
         ) from error
 
 
@@ -155,14 +156,6 @@ def told_of_sequences(part: Part, module: nn.Module) -> Part:
 def max_norm_of(layer: nn.Module) -> float | None:
     """Return the `max_norm` of an embedding, to which a look-up shortens its rows."""
     return layer.max_norm if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
-
-
-def _text(inputs: Inputs) -> str:
-    if isinstance(inputs, Tensor):
-        return f"shape {tuple(inputs.shape)} ({str(inputs.dtype).removeprefix('torch.')})"
-    if isinstance(inputs, dict):
-        return ", ".join(f"'{name}' of {_text(one)}" for name, one in inputs.items())
-    return ", ".join(map(_text, inputs))
 
 
 def _place(error: Exception) -> str:

@@ -41,52 +41,35 @@ Compute = Callable[[Batch], Computed]
 class Workers:
     """The workers of a run, as one of them sees them.
 
-    Attributes:
-        comm: the ranks over which samples are dealt: all of the job, unless several hold one model together.
-        replica: the model.
-        worker: this rank's part in the strategy.
-        optimizer: the one that `worker` was made with; its learning rate is recorded.
-        compute: forward and backward of a batch; None: the replica's module and the loss.
-        collective: several ranks compute together, so also a batch without samples.
-        everyone: all ranks of the job, each with a place in the records; None: those of `comm`.
-        meets: each whole model's workers come to the exchange of a step together, so that one may be late.
-        seconds_per_sample: the cost of forward and backward of a sample on the virtual clock, which then
-            measures all times. None: time is real.
+    With `seconds_per_sample`, the cost of forward and backward, a virtual clock measures all times.
     """
 
-    comm: Communicator
+    comm: Communicator  # over which samples are dealt: the whole job, unless several ranks hold one model
     replica: Replica
-    worker: Worker
-    optimizer: Optimizer
-    compute: Compute | None = None
-    collective: bool = False
-    everyone: Communicator | None = None
+    worker: Worker  # this rank's part in the strategy
+    optimizer: Optimizer  # the one that `worker` was made with; its learning rate is recorded
+    compute: Compute | None = None  # forward and backward of a batch; None: the module and the loss
+    collective: bool = False  # several ranks compute together, so also a batch without samples
+    everyone: Communicator | None = None  # all ranks of the job, for the records; None: those of `comm`
     seconds_per_sample: float | None = None
-    meets: bool = True
+    meets: bool = True  # the workers come to the exchange of a step together, so that one may be late
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The updates of a run: give either `epochs` or `steps`.
+    """The updates of a run: give either `epochs` or `steps`, which may end in the middle of an epoch.
 
-    Attributes:
-        batches: this rank's training batches, or a queue of them.
-        epochs: passes over the training samples.
-        steps: weight updates (of each rank, where each makes its own); the last epoch may end in the middle.
-        lr: a learning-rate scheduler of torch. It is stepped once for each update, or each round of the
-            ranks' own updates; ReduceLROnPlateau once for each epoch.
-        balance: splits each update over the ranks by their speeds.
-        stepped: the number of steps that `lr` has made.
-        skip_nonfinite: the most updates in a row that are skipped because a gradient is not finite.
+    Where each rank makes its own updates, `steps` are those of each. `scheduler` is stepped for each update,
+    or each round of the ranks' own updates; ReduceLROnPlateau for each epoch.
     """
 
-    batches: Batches
+    batches: Batches  # of this rank
     epochs: int | None = None
     steps: int | None = None
-    lr: LRScheduler | None = None
-    balance: SpeedBalance | None = None
-    stepped: int = 0
-    skip_nonfinite: int = 0
+    scheduler: LRScheduler | None = None
+    balance: SpeedBalance | None = None  # splits each update over the ranks by their speeds
+    stepped: int = 0  # the steps that `scheduler` has made
+    skip_nonfinite: int = 0  # the most updates in a row to skip because a gradient is not finite
 
     @property
     def updates(self) -> int:

@@ -36,23 +36,19 @@ def loss_for(targets: Tensor) -> str:
 
 def _other_ways(targets: Tensor) -> list[str]:
     """Return the options for floats that may be something other than amounts."""
+    flags = "'--loss bce' for labels of which any number may hold"
     several = targets.numel() > len(targets)
     if several and are_flags(targets):
-        return [
-            "'--loss bce' for labels of which any number may hold",
-            "'--loss cross_entropy' where one of them holds",
-            "'--data.classes 2' where every position, such as a token, has a class",
-        ]
-    if several and not_shares(targets) is None:
-        return ["'--loss cross_entropy' for shares of classes"]
+        one = "'--loss cross_entropy' where one of them holds"
+        return [flags, one, "'--data.classes 2' where every position, such as a token, has a class"]
+    if several:
+        return [] if not_shares(targets) else ["'--loss cross_entropy' for shares of classes"]
     values = torch.unique(targets)
     first, last, count = float(values[0]), float(values[-1]), len(values)
-    if count < 2 or not torch.equal(values, values.floor()):
+    whole = count > 1 and torch.equal(values, values.floor())
+    if not whole or first not in (0, 1) or last - first + 1 != count:
         return []
-    if first in (0, 1) and last - first + 1 == count:
-        classes = f"'--data.classes {last + 1:g}' for classes"
-        return [classes, "'--loss bce' for labels of which any number may hold"] if last == 1 else [classes]
-    return ["0 and 1 instead, as whole numbers, for two classes"] if count == 2 else []
+    return [f"'--data.classes {last + 1:g}' for classes", *([flags] if last == 1 else [])]
 
 
 def are_flags(targets: Tensor) -> bool:

@@ -75,7 +75,7 @@ class Trainer:
         self.worker.updating.clock = clock
         self._work.stages.trace = self.worker.updating.trace = self._hooks.trace
         self._gradient = UpdateGradient(workers, objective, schedule, self._work.stages)
-        self._learning_rate = LearningRate(workers.optimizer, schedule.lr, schedule.stepped)
+        self._learning_rate = LearningRate(workers.optimizer, schedule.scheduler, schedule.stepped)
         callbacks, function = self._hooks.callbacks, objective.loss.function
         self._remembered = RememberedState(self.replica.module, function, callbacks)
         self._plan, self._validation = validation, cast("Validation | None", None)

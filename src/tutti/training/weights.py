@@ -25,7 +25,7 @@ TIED = "tied"
 
 
 def weights_to_bytes(state: Mapping[str, object]) -> bytes:
-    """Return the `state_dict` of a module as the bytes of a safetensors file; tied weights are stored once."""
+    """Return a module's `state_dict` as a safetensors file; tied weights are stored once."""
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}

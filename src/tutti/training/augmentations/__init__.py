@@ -80,7 +80,7 @@ class Augmentation:
     ) -> None:
         self._seed, self._transforms = seed, _transforms(spec, options)
         few = torch.arange(min(2, len(part)))
-        before, after = ([*map(_kinds, pair)] for pair in (part.take(few), self(0, few, *part.take(few))))
+        before, after = ([*map(described, pair)] for pair in (part.take(few), self(0, few, *part.take(few))))
         if before != after:
             raise BadOption(
                 f"--augment makes a batch of {before} into {after}; a transform must leave shapes and types "
@@ -106,16 +106,16 @@ def refuse_no_images(inputs: Inputs, name: str) -> None:
     if not isinstance(inputs, Tensor) or inputs.dim() != 4:
         raise BadData(
             f"--augment {name} is for images, of shape (channels, height, width), and the inputs are "
-            f"{_kinds(inputs)}, samples first; leave it out"
+            f"{described(inputs)}, samples first; leave it out"
         )
 
 
-def _kinds(values: object) -> str:
+def described(values: object) -> str:
     """Describe tensors by their shapes and types."""
     if isinstance(values, Mapping):
-        return ", ".join(f"{name}: {_kinds(one)}" for name, one in values.items())
+        return ", ".join(f"{name}: {described(one)}" for name, one in values.items())
     if isinstance(values, tuple):
-        return ", ".join(map(_kinds, values))
+        return ", ".join(map(described, values))
     if not isinstance(values, Tensor):
         return type(values).__name__
     return f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"

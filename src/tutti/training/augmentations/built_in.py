@@ -31,25 +31,6 @@ def crop(inputs: Tensor, targets: Tensor, random: SampleRandom, pixels: int = 4)
     return places[torch.arange(len(inputs), device=inputs.device), :, down, right], targets
 
 
-@part("cutout")
-def cutout(inputs: Tensor, targets: Tensor, random: SampleRandom, side: int = 8) -> tuple[Tensor, Tensor]:
-    """Put zeros into a square of `side` pixels around a random pixel; its part outside has no effect.
-
-    Source: DeVries and Taylor, Improved regularization of convolutional neural networks with cutout, 2017.
-    """
-    refuse_no_images(inputs, "cutout")
-    _refuse(
-        isinstance(side, int) and side >= 1, "cutout", side, "the side of the square in pixels, such as 8"
-    )
-    inside = []
-    for length in inputs.shape[2:]:
-        first = random.integers(length, 1) - side // 2
-        places = torch.arange(length, device=inputs.device)
-        inside.append((places >= first) & (places < first + side))
-    rows, columns = inside
-    return inputs.masked_fill_((rows[:, :, None] & columns[:, None, :]).unsqueeze(1), 0), targets
-
-
 @part("flip")
 def flip(inputs: Tensor, targets: Tensor, random: SampleRandom, share: float = 0.5) -> tuple[Tensor, Tensor]:
     """Exchange left and right in a share of the images, by chance."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import CSV
 from tutti.registry import part
-from tutti.training.loggers.base import Logger, figures_of
+from tutti.training.loggers import Logger, figures_of
 
 
 @part("csv")

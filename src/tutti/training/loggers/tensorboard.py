@@ -12,7 +12,7 @@ from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import TENSORBOARD
 from tutti.registry import part
-from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
+from tutti.training.loggers import Logger, evaluation_figures, figures_of, hyper_parameters
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

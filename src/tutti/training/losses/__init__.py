@@ -29,14 +29,12 @@ from tutti.load_object import call_with_options, takes_option
 from tutti.registry import Registry
 from tutti.training.losses.weights import (
     LossFunction,
-    OfFlags,
     OfLabels,
     Weighed,
     of_labels,
     weights_of_classes,
-    weights_of_flags,
 )
-from tutti.training.targets import are_flags, loss_for
+from tutti.training.targets import loss_for
 
 
 @dataclass(frozen=True)
@@ -58,27 +56,16 @@ LOSSES: Registry[Loss] = Registry(
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples.
-
-    Attributes:
-        name: its name in messages.
-        function: computes it.
-        ignored: the number that means "no label"; None: every number is a label.
-        weighed: `function` gives a sum and its weight, the loss's own denominator.
-        amounts: a single output approaches the class number itself, and is no logit.
-        floats: returns why the loss does not take float targets, or None; None: it takes all.
-        each: (outputs, targets) -> the loss of each label of 0 or 1, of the targets' shape.
-        make: makes it with options by name; None: it takes none.
-    """
+    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples."""
 
     name: str
     function: LossFunction
-    ignored: int | None = None
-    weighed: bool = False
-    amounts: bool = False
-    floats: Callable[[Tensor], str | None] | None = None
-    each: Callable[[Tensor, Tensor], Tensor] | None = None
-    make: Callable[..., Loss] | None = field(default=None, compare=False)
+    ignored: int | None = None  # the number that means "no label"; None: every number is a label
+    weighed: bool = False  # `function` gives a sum and its weight, the loss's own denominator
+    amounts: bool = False  # a single output approaches the class number itself, and is no logit
+    floats: Callable[[Tensor], str | None] | None = None  # returns why it does not take float targets
+    flags: bool = False  # float targets are labels of 0 or 1
+    make: Callable[..., Loss] | None = field(default=None, compare=False)  # makes it with options
 
     @property
     def labels(self) -> bool:
@@ -223,29 +210,22 @@ def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
 
 
 def weights_in(loss: Loss) -> Tensor | None:
-    """Return a loss's weights of classes, or of labels of 0 and 1; None: it has none."""
-    function = loss.function
-    if isinstance(function, OfFlags):
-        return function.weights
-    return function.weight if isinstance(function, OfLabels) else None
+    """Return a loss's weights of classes; None: it has none."""
+    return loss.function.weight if isinstance(loss.function, OfLabels) else None
 
 
 def _weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
-    """Return a loss with weights of classes, or of labels of 0 and 1; their sum is its denominator."""
+    """Return a loss with weights of classes; their sum is its denominator."""
     targets = dataset.train.targets
     own = None if targets.is_floating_point() else of_labels(loss.function)
-    if own is not None and own.weight is not None:
+    if own is None:
+        raise BadOption(
+            f"--class-weights are for cross_entropy and nll on class numbers, not for loss '{loss.name}' "
+            "here; choose another loss, give --data.classes 2 for labels of 0 or 1, or leave them out"
+        )
+    if own.weight is not None:
         raise BadOption(f"loss '{loss.name}' has weights of its own; leave them or --class-weights out")
-    if own is not None:
-        classes = dataset.classes or int(targets.max()) + 1
-        counted = targets[targets != own.ignore_index]
-        weights = given if isinstance(given, Tensor) else weights_of_classes(given, counted, classes)
-        return replace(loss, function=replace(own, weight=weights.flatten()), weighed=True)
-    if loss.each is not None and targets.is_floating_point() and are_flags(targets):
-        own_shape = targets.shape[1:] if isinstance(given, Tensor) and given.shape[1] > 1 else ()
-        weights = weights_of_flags(given, targets) if isinstance(given, str) else given.view(2, *own_shape)
-        return replace(loss, function=OfFlags(loss.each, weights), weighed=True)
-    raise BadOption(
-        "--class-weights are for cross_entropy and nll on class numbers, and for bce on "
-        f"labels of 0 or 1; loss '{loss.name}' has neither here: choose another, or leave --class-weights out"
-    )
+    classes = dataset.classes or int(targets.max()) + 1
+    counted = targets[targets != own.ignore_index]
+    weights = given if isinstance(given, Tensor) else weights_of_classes(given, counted, classes)
+    return replace(loss, function=replace(own, weight=weights.flatten()), weighed=True)

@@ -63,16 +63,11 @@ def _bce(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(outputs, align(outputs, targets))
 
 
-def _bce_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
-    wanted = align(outputs, targets)
-    return functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none").view_as(targets)
-
-
 @part("bce")
 @built_in
 def bce() -> Loss:
     """Binary cross entropy of logits, for labels of 0 or 1."""
-    return Loss("bce", _bce, floats=_no_flags, each=_bce_of_each)
+    return Loss("bce", _bce, floats=_no_flags, flags=True)
 
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:

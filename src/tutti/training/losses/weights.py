@@ -47,20 +47,6 @@ class OfLabels:
         return total, weight.double()[targets.where(counted, 0)].where(counted, 0).sum()
 
 
-@dataclass(frozen=True)
-class OfFlags:
-    """A loss on labels of 0 or 1, as a sum over the labels with the sum of their weights."""
-
-    each: Callable[[Tensor, Tensor], Tensor]  # the loss of each label
-    weights: Tensor  # of 0 and of 1: of shape (2,), or (2, ...) for each label of a sample
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Weighed:
-        """Return the sum over the labels, and the sum of their weights."""
-        of_unset, of_set = self.weights.to(targets)
-        weights = of_set.where(targets > 0, of_unset)
-        return (self.each(outputs, targets) * weights).sum(), weights.double().sum()
-
-
 FUNCTIONS: Final = {
     functional.cross_entropy: ("label_smoothing",),
     functional.nll_loss: (),
@@ -123,28 +109,11 @@ def weights_of_classes(text: str, targets: Tensor, classes: int) -> Tensor:
     without samples.
     """
     weights = given_weights(text)
-    if weights:
-        return _for(classes, weights)
-    counts = torch.bincount(targets.flatten().cpu(), minlength=classes)
-    return _balanced(counts.double())
-
-
-def weights_of_flags(text: str, targets: Tensor) -> Tensor:
-    """Return the weights of labels of 0 and of 1, in float64: (2,), or balanced (2, ...) for each label."""
-    weights = given_weights(text)
-    if weights:
-        return _for(2, weights)
-    held = targets.cpu().double().sum(0)
-    return _balanced(torch.stack([len(targets) - held, held]))
-
-
-def _for(classes: int, weights: list[float]) -> Tensor:
+    if not weights:
+        counts = torch.bincount(targets.flatten().cpu(), minlength=classes).double()
+        return (counts.sum() / ((counts > 0).sum() * counts)).where(counts > 0, 1.0)
     if len(weights) != classes:
         raise BadOption(
             f"--class-weights are {len(weights)} numbers, but there are {classes} classes; give one for each"
         )
     return torch.tensor(weights, dtype=torch.float64)
-
-
-def _balanced(counts: Tensor) -> Tensor:
-    return (counts.sum(0) / ((counts > 0).sum(0) * counts)).where(counts > 0, 1.0)

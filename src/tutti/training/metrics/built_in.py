@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from tutti.errors import BadModel
 from tutti.registry import part
 from tutti.training.losses import align
-from tutti.training.metrics.base import Metric, made, mean
+from tutti.training.metrics import Metric, made, mean
 from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted
 
 LABELS: Final = (CLASSES, FLAGS)
@@ -94,44 +94,32 @@ def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([torch.bincount(one, minlength=count)[:count] for one in kinds])[None]
 
 
-def _f1(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
-    return 2 * hits / (predictions + labels)
-
-
-def _precision(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
-    return hits / predictions
-
-
-def _recall(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
-    return hits / labels
-
-
 @part("f1")
 @made
 def f1() -> Metric:
     """F1 score, the mean over the classes (macro)."""
-    return _of_counts("f1", _f1)
+    return _of_counts("f1", lambda hits, predictions, labels: 2 * hits / (predictions + labels))
 
 
 @part("precision")
 @made
 def precision() -> Metric:
     """Share of right ones among the predictions of a class, the mean over the classes (macro)."""
-    return _of_counts("precision", _precision)
+    return _of_counts("precision", lambda hits, predictions, labels: hits / predictions)
 
 
 @part("recall")
 @made
 def recall() -> Metric:
     """Share of found ones among the labels of a class, the mean over the classes (macro)."""
-    return _of_counts("recall", _recall)
+    return _of_counts("recall", lambda hits, predictions, labels: hits / labels)
 
 
 @part("balanced_accuracy")
 @made
 def balanced_accuracy() -> Metric:
     """Accuracy of each class, the mean over the classes that are there."""
-    return _of_counts("balanced_accuracy", _recall, undefined=torch.nan)
+    return _of_counts("balanced_accuracy", lambda hits, predictions, labels: hits / labels, torch.nan)
 
 
 def _of_each_class(name: str, score: str) -> Metric:
