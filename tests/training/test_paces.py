@@ -32,7 +32,7 @@ def trainer(comm: Communicator, passes: int = 1, queue: bool = False, **rest) ->
     optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
     batches = Batches(train, BATCH, comm.rank, comm.size, passes, SEED, own=True)
     if "decay" in rest:
-        rest["lr"] = LinearLR(optimizer, 1.0, 0.5, total_iters=rest.pop("decay"))
+        rest["scheduler"] = LinearLR(optimizer, 1.0, 0.5, total_iters=rest.pop("decay"))
     return trainer_of(
         comm=comm,
         replica=replica,

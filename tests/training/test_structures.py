@@ -180,7 +180,7 @@ def test_the_output_is_found_in_what_models_return() -> None:
         ((None, one), "a tuple"),
         (3, "a int"),
     ):
-        with pytest.raises(BadModel, match=f"returns {said}, and which tensor of it is the output"):
+        with pytest.raises(BadModel, match=f"returns {said}; return a tensor"):
             the_output(unknown)
 
 

@@ -83,7 +83,7 @@ def trainer(comm: Communicator, module: nn.Module, passes: int = 1, lr: float = 
     replica = Replica(module)
     optimizer = SGD(module.parameters(), lr=lr, momentum=0.9)
     if "schedule" in rest:
-        rest["lr"] = rest.pop("schedule")(optimizer)
+        rest["scheduler"] = rest.pop("schedule")(optimizer)
     given = {"metrics": [METRICS["accuracy"]], "validation": VALIDATION, "classes": 4, **rest}
     if "steps" not in given:
         given.setdefault("epochs", 3)

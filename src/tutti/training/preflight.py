@@ -131,9 +131,10 @@ def _naming(what: str, inputs: Inputs, layout: str = CONTIGUOUS) -> Iterator[Non
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         without = f", or leave --layout {layout} out, in which images have other strides"
+        remedy = f"change {what}, or the data, so that they fit{'' if layout == CONTIGUOUS else without}"
         raise BadModel(
             f"{what} cannot take a batch of shape {described(inputs)}: {type(error).__name__}: {error}"
-            f"{_place(error)}; change {what}, or the data, so that they fit{'' if layout == CONTIGUOUS else without}"
+            f"{_place(error)}; {remedy}"
         ) from error
 
 

@@ -126,7 +126,7 @@ class Parallel:
 
     def __init__(self, parts: Assembly, names: Sequence[str]) -> None:
         self.task, self.portion, self._names = parts.task, parts.portion, names
-        self.batches, self._schedule = parts.schedule.batches, parts.schedule.lr
+        self.batches, self._schedule = parts.schedule.batches, parts.schedule.scheduler
         self.replica, self.worker = parts.workers.replica, parts.workers.worker
         self.task.module.train()
 
