@@ -60,18 +60,6 @@ def test_an_epoch_has_the_same_tensors_on_any_number_of_ranks() -> None:
     assert not tensors(dealt(1, seed=1), 3) & whole
 
 
-def test_a_sample_that_is_drawn_again_is_changed_in_another_way_on_any_number_of_ranks() -> None:
-    chances = torch.ones(41, dtype=torch.float64)
-    (alone,) = dealt(1, chances=chances)
-    whole = tensors([alone], 3)
-    drawn = alone.drawn(3)
-    assert drawn is not None
-    assert len(drawn.unique()) < 41 == len(whole)
-    for kinds in ({}, {"own": True}, {"passes": 2}):
-        for ranks in (2, 3):
-            assert tensors(dealt(ranks, chances=chances, **kinds), 3) == whole
-
-
 def random_of(count: int) -> SampleRandom:
     return SampleRandom(keys_of(torch.arange(count), 0, 0, 2), torch.device("cpu"))
 

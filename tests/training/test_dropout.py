@@ -69,13 +69,6 @@ def test_the_values_are_those_that_torch_gives(kind: type[nn.Module]) -> None:
     assert torch.allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [one for one in SHAPES if one is not nn.Dropout])
-def test_channels_are_dropped_as_a_whole(kind: type[nn.Module]) -> None:
-    found = outputs(kind(0.4), torch.ones(SHAPES[kind])).flatten(2)
-    assert torch.equal(found, found[..., :1].expand_as(found))
-    assert len(found.unique()) == 2
-
-
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.93])
 def test_as_many_are_kept_as_should_be(p: float) -> None:
     found = kept(p)
@@ -99,13 +92,10 @@ def correlation(one: Tensor, other: Tensor) -> float:
         lambda: kept(seed=1),
         lambda: kept(layer=1),
         lambda: kept().roll(1, 0),
-        lambda: kept().roll(7, 0),
         lambda: kept().roll(1, 1),
-        lambda: kept().roll(2, 1),
         lambda: kept().roll((1, 1), (0, 1)),
-        lambda: kept().roll((1, -1), (0, 1)),
     ],
-    ids=["epoch", "seed", "layer", "sample", "7th", "element", "2nd", "diagonal", "other diagonal"],
+    ids=["epoch", "seed", "layer", "sample", "element", "diagonal"],
 )
 def test_masks_have_nothing_to_do_with_each_other(other: Callable[[], Tensor]) -> None:
     assert correlation(kept(), other()) < DEVIATIONS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from tutti.errors import BadOption, NotFinite
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.run.config import TrainConfig
-from tutti.state import Saved, State, saved_by
 from tutti.strategies import (
     EASGD,
     STRATEGIES,
@@ -36,9 +34,7 @@ from tutti.strategies import (
 )
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
-from tutti.training.agenda import Agenda, Wishes
 from tutti.training.finite import LossScale, SkippedUpdates
-from tutti.training.intervals import Every
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Trainer
@@ -180,24 +176,6 @@ def test_the_rank_the_step_and_the_parameter_are_named(capfd: pytest.CaptureFixt
     assert "the update is skipped" in line
     trained(3, spoiled(math.nan), Sync(), epochs=1)
     assert "the loss is nan in step" in capfd.readouterr().err
-
-
-def test_a_run_goes_on_with_the_mean_statistics_though_the_first_gradient_of_an_epoch_is_left_out() -> None:
-    updates, states = SAMPLES // BATCH, dict[int, State]()
-    first = int(Batches(spoiled(None), BATCH, seed=1).order(1)[0])
-
-    def run(comm: Communicator, saved: list[Saved] | None = None) -> dict[str, Tensor]:
-        agenda = Agenda(comm, Wishes(Every(steps=updates), now=lambda: 0.0)) if saved is None else None
-        rest = {"agenda": agenda, "save": lambda _, state, __: states.setdefault(comm.rank, deepcopy(state))}
-        made = trainer(comm, spoiled(7.0, (first,)), Sync(), **rest)
-        made.fit(None if saved is None else saved[comm.rank])
-        return dict(made.replica.module.named_buffers())
-
-    undisturbed = VirtualWorld(2).run(run)
-    resumed = VirtualWorld(2).run(run, saved_by([states[rank] for rank in range(2)], 2))
-    for one, other in zip(undisturbed, resumed, strict=True):
-        for name, values in one.items():
-            torch.testing.assert_close(other[name], values, rtol=0, atol=0, msg=name)
 
 
 def test_more_in_a_row_than_allowed_end_the_run() -> None:

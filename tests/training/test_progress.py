@@ -71,14 +71,6 @@ def test_a_terminal_gets_a_bar_that_goes_away_and_lines_that_stay(monkeypatch: p
     assert "12,346 samples/s\n" in text
 
 
-def test_other_ranks_show_nothing() -> None:
-    stream = Terminal()
-    progress = progress_on(stream, rank=1)
-    assert type(progress) is Progress
-    show(progress)
-    assert stream.getvalue() == ""
-
-
 def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
