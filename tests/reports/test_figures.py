@@ -10,20 +10,10 @@ import pytest
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
 from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
-from tutti.records.usage import UsageRecord
 from tutti.reports.figures import FIGURES, page_figures
 from tutti.reports.results import Results, read_comparison
 
 Table = list[dict[str, Any]]
-
-ALONE = {
-    "model": "mlp",
-    "data": "digits",
-    "strategy": "solo",
-    "workers": "1",
-    "threads": 1,
-    "device": "cpu",
-}
 
 
 @pytest.fixture
@@ -125,17 +115,6 @@ def test_every_core_is_drawn_of_one_process_beside_the_fastest_parallel_way(resu
     assert [row["busy"] for row in together] == [90.0] * 4
     titles = [panel["title"] for panel in FIGURES["cores"].draw(results).to_dict()["hconcat"]]
     assert titles == ["solo, 1 thread", "sync, 2 workers, weak"]
-
-
-def test_a_long_run_has_no_more_points_than_can_be_seen(tmp_path: Path) -> None:
-    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
-    usage = [UsageRecord(float(second), "here", [float(second % 2) * 100]) for second in range(1000)]
-    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(1000.0, 0.5)], usage=usage)
-    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
-    (table,) = tables(read_comparison(tmp_path), "cores")
-    assert len(table) == 250
-    assert {row["busy"] for row in table} == {50.0}
-    assert table[1]["seconds"] == 5.5
 
 
 def test_memory_is_the_most_that_each_rank_had(results: Results) -> None:
