@@ -36,7 +36,7 @@ class WatchCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.add_argument(
-            "folder", metavar="RUN", help="the run folder that 'tutti train' writes, or that of a farm"
+            "folder", metavar="RUN", help="the run folder that 'tutti train' writes, or the folder of a farm"
         )
         parser.option(
             "--once", "show how the run is now and end: exit code 0, or 1 if it failed or a rank is lost"

@@ -23,7 +23,7 @@ class OpenEpoch:
 
 
 @dataclass
-class RunCourse:
+class TrainingState:
     """The course of a run on one rank."""
 
     step: int = 0  # the updates made, by the numbers of the batches
