@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
 from tutti.data.streaming.part import StreamedPart
@@ -25,7 +25,6 @@ from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import started_by
-from tutti.launch.placement import split_off_servers
 from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.folder_lock import FolderLock
@@ -97,15 +96,15 @@ class Pulse(Progress):
 
     @override
     def doing(self, what: str, step: int | None = None) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
     @override
     def end(self) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -116,7 +115,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
-        context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)
+        context = replace(context, follower=Pulse(comm), on_step=comm.peers.publish_steps)
     return train(comm, job, context)
 
 
@@ -138,7 +137,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     with seeded(config.seed):
         strategy = check_recipe(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
-        team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
+        team = keep_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
