@@ -63,13 +63,13 @@ class TensorPiece:
 
 
 @dataclass
-class Held:
+class LocalState:
     """Tensors and numbers that belong to parameters of the model, by their names."""
 
     pieces: list[TensorPiece] = field(default_factory=list)
     numbers: Values = field(default_factory=dict)
 
-    def add(self, other: Held) -> None:
+    def add(self, other: LocalState) -> None:
         """Add the pieces and numbers of another one."""
         self.pieces += other.pieces
         self.numbers |= other.numbers
@@ -87,8 +87,8 @@ class State:
         own: what is this rank's alone; lost likewise.
     """
 
-    joint: Held = field(default_factory=Held)
-    alone: Held = field(default_factory=Held)
+    joint: LocalState = field(default_factory=LocalState)
+    alone: LocalState = field(default_factory=LocalState)
     shared: Values = field(default_factory=dict)
     own: Values = field(default_factory=dict)
 
@@ -186,10 +186,10 @@ def fill_all(
         fill(held, prefix, flat, vector, slice(0, len(vector)))
 
 
-def put_under(prefix: str, held: Held) -> Held:
+def put_under(prefix: str, held: LocalState) -> LocalState:
     """Return the same under names that begin with `prefix/`."""
     pieces = [replace(piece, name=f"{prefix}/{piece.name}") for piece in held.pieces]
-    return Held(pieces, {f"{prefix}/{name}": value for name, value in held.numbers.items()})
+    return LocalState(pieces, {f"{prefix}/{name}": value for name, value in held.numbers.items()})
 
 
 def found_under(prefix: str, held: Named) -> Named:
@@ -225,7 +225,7 @@ def name_of(prefix: str, parameter: str, key: str = "") -> str:
     return f"{prefix}/{parameter}/{key}" if key else f"{prefix}/{parameter}"
 
 
-def named(held: Iterable[Held]) -> Named:
+def named(held: Iterable[LocalState]) -> Named:
     """Put together what several ranks hold."""
     all_held = list(held)
     numbers = {name: value for one in reversed(all_held) for name, value in one.numbers.items()}

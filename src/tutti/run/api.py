@@ -36,7 +36,7 @@ from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
-from tutti.training.loggers.base import figures_of
+from tutti.training.loggers import figures_of
 from tutti.training.precision import Arithmetic
 from tutti.training.weights import bring_back, read_weights
 

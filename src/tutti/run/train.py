@@ -59,12 +59,11 @@ from tutti.strategies.base import Home
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
-from tutti.training.loggers import logger_names, loggers_of
-from tutti.training.loggers.base import Logbook
+from tutti.training.loggers import Logbook, logger_names, loggers_of
 from tutti.training.losses import weights_in
 from tutti.training.losses.weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
-from tutti.training.progress import Points, Progress, Several, progress_on
+from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.trainer import Trainer
 from tutti.training.weights import refuse_unstorable, weights_to_bytes
@@ -96,7 +95,7 @@ class Pulse(Progress):
         self._peers = comm.peers
 
     @override
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, step: int | None = None) -> None:
         self._peers.publish_steps(None)
 
     @override
@@ -315,9 +314,8 @@ class FittedRun:
         shown = (
             Progress() if self.job.quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=notebook)
         )
-        points = Progress() if folder is None else Points(folder)
         hooks = Hooks(
-            Several(shown, heartbeat, points, self.context.follower),
+            Several(shown, heartbeat, self.context.follower),
             book.epoch,
             self.context.on_step,
             keep,

@@ -125,7 +125,7 @@ class Parallel:
 
     def __init__(self, parts: Assembly, names: Sequence[str]) -> None:
         self.task, self.portion, self._names = parts.task, parts.portion, names
-        self.batches, self._schedule = parts.schedule.batches, parts.schedule.lr
+        self.batches, self._schedule = parts.schedule.batches, parts.schedule.scheduler
         self.replica, self.worker = parts.workers.replica, parts.workers.worker
         self.task.module.train()
 
@@ -189,7 +189,7 @@ class _Runs:
         data, size, seed = task.dataset, recipe.config.batch_size, recipe.config.seed
         chances = build_chances(recipe, data)
         whole = Batches(data.train, size, seed=seed, chances=chances)
-        whole.augment = augmentation(recipe, task, chances)
+        whole.augment = augmentation(recipe, data.train)
         _, (first,) = next(whole.epoch(0))
         self._rounds, self._updates = _rounds(whole), whole.updates
         self._random = is_random(task.objective, task.module, first)
