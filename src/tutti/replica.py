@@ -253,7 +253,7 @@ class Replica:
                     )
                 _attach_gradient(parameter, grad)
 
-    def look_at(self, weights: Iterable[Tensor]) -> None:
+    def point_to(self, weights: Iterable[Tensor]) -> None:
         """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated."""
         for flat, vector in zip(self.flats, weights, strict=True):
             for parameter, span in zip(flat.parameters, flat.spans, strict=True):
