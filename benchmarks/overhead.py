@@ -70,7 +70,7 @@ def train(comm, part, model: str, side: str) -> float:
     import torch
 
     from tutti import models, strategies
-    from tutti.comm.traced import traced
+    from tutti.comm.traced import TracedCommunicator
     from tutti.data import Batches
     from tutti.records.trace import Trace
     from tutti.training.evaluation import Objective
@@ -81,7 +81,7 @@ def train(comm, part, model: str, side: str) -> float:
 
     torch.manual_seed(0)
     trace = Trace() if side == "trace" else None
-    comm = comm if trace is None else traced(comm, trace)
+    comm = comm if trace is None else TracedCommunicator(comm, trace)
     module = models.build(model, (1, 28, 28), 10, {})
     strategy = strategies.Sync()
     replica = strategies.place(module, comm, strategy.home)
