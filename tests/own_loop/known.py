@@ -30,14 +30,3 @@ REFUSED_WITH: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("adpsgd", "diloco", "easgd_sync", "gossip", "hogwild", "local"), ("unfreezing",)
 )
 """Loops that are refused with these strategies on several workers, and right with the default one."""
-
-DIFFERENT_WITH: dict[str, dict[str, str]] = {
-    "paramserver": {
-        "gradients_are_never_zeroed": "a rank's gradient is the sum over parts of several batches",
-        "accumulation_of_uneven_micro_batches": "likewise",
-        "clipping_by_norm": "a rank clips its own gradient",
-        "adversaries_zeroed_by_optimizer": "it ends with a rank's own gradient",
-        "a_gradient_scaler_and_one_overflow_of_a_fused_optimizer": "it ends with a rank's own scale",
-    },
-}
-"""Loops that end otherwise than in plain torch on several workers, as gradients are each rank's own."""

@@ -199,7 +199,6 @@ SEVERAL = {
     "diloco": strategies.DiLoCo(every=2),
     "gossip": strategies.Gossip(every=2),
     "easgd_sync": strategies.EASGDSync(every=2),
-    "paramserver": strategies.ParamServer(),
 }
 
 

@@ -15,17 +15,15 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tests.own_loop.loops.base import children_allowed
-from tests.own_loop.worlds import Worlds, job
+from tests.own_loop.worlds import Worlds
 from tests.preloaded import interpreter
 from tutti import strategies
 from tutti.cli.main import main
-from tutti.comm.base import Communicator
-from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
 
@@ -124,47 +122,10 @@ def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> Non
         worlds.each(2, work)
 
 
-class Restless(Adam):
-    """An optimizer that keeps more from its second step on."""
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        for state in self.state.values():
-            if state["step"] > 1:
-                state["late"] = 1
-        return loss
-
-
-@pytest.mark.parametrize(
-    ("strategy", "kind", "remedy"),
-    [
-        (strategies.Lazy(threshold=0.1), Adam, "or threshold=0"),
-        (strategies.Downpour(), Restless, "strategy downpour side worker"),
-    ],
-    ids=["threshold", "in a step"],
-)
-def test_refusals_of_a_strategy_tell_what_to_write_in_a_loop(
-    worlds: Worlds, strategy: strategies.Strategy, kind: type[Adam], remedy: str
-) -> None:
-    def work() -> None:
-        model = nn.Linear(2, 1)
-        model, optimizer = distribute.distribute(model, kind(model.parameters()), strategy)
-        for _ in range(3):
-            model(torch.ones(2, 2)).sum().backward()
-            optimizer.step()
-
-    with pytest.raises(BadOption, match=remedy):
-        worlds.each(2, work)
-
-
-def test_a_centre_is_refused_on_several_hosts_with_what_a_loop_can_have_instead() -> None:
-    def work(comm: Communicator) -> None:
-        with job(comm):
-            distribute.distribute(*make(), "easgd")
-
-    with pytest.raises(BadOption, match=r"the ranks are on 2.*such as tutti.Sync\(\)") as caught:
-        VirtualWorld(2, ranks_per_host=1).run(work)
-    assert "--servers" not in str(caught.value)
+@pytest.mark.parametrize("strategy", ["easgd", "paramserver"])
+def test_a_centre_is_refused_with_what_a_loop_can_have_instead(worlds: Worlds, strategy: str) -> None:
+    with pytest.raises(BadOption, match=r"has a parameter centre.*such as tutti.Sync\(\)"):
+        worlds.each(2, lambda: distribute.distribute(*make(), strategy))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,103 +12,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
-from tests.own_loop.jobs import Distributed, Refused, differences, run_plain, run_rank
-from tests.own_loop.known import DIFFERENT_WITH, REFUSED_WITH
+from tests.own_loop.jobs import Distributed, Refused, differences, run_rank
+from tests.own_loop.known import REFUSED_WITH
 from tests.own_loop.loops import LOOPS
-from tests.own_loop.loops.base import adam, fit, net, samples, sgd, train, weights
-from tests.own_loop.test_strategies_of_one import TRIED
+from tests.own_loop.loops.base import adam, fit, net, samples, sgd, weights
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
 from tutti.strategies import (
     ADPSGD,
-    EASGD,
-    GEM,
     DiLoCo,
-    Downpour,
     EASGDSync,
     Gossip,
     Hogwild,
-    Lazy,
     Local,
-    ParamServer,
     Strategy,
 )
-from tutti.strategies.base import Pace
-
-SIZES = pytest.mark.parametrize("size", [2, 3])
-
-BY_DESIGN = DIFFERENT_WITH["paramserver"]
-
-
-@SIZES
-@pytest.mark.parametrize("loop", [name for name in TRIED if name not in BY_DESIGN])
-def test_a_parameter_server_ends_as_plain_torch(worlds: Worlds, loop: str, size: int) -> None:
-    """Its workers make each update together: what happens to the optimizer and the weights is plain torch."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wanted = run_plain(LOOPS[loop])
-    for rank, found in enumerate(worlds.run(LOOPS[loop], size, ParamServer())):
-        if isinstance(found, BaseException):
-            raise found
-        assert not isinstance(found, Refused), found.sentence
-        assert differences(found, wanted, f"rank {rank} of {size}") == []
-
-
-def updates(strategy: Strategy) -> int:
-    """Of an epoch of three batches on two ranks; the third is left out where each worker has its own."""
-    return 3 if strategy.pace is Pace.TOGETHER else 2
-
-
-CENTRED = (Downpour(), Lazy(slack=1), ParamServer())
-
-
-def _reads(comm: Communicator, strategy: Strategy) -> tuple[list[Any], float]:
-    """The optimizer's state at the end, and how many steps all ranks have made."""
-    job = Distributed(comm, strategy)
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer)
-    distribute.finish(model)
-    read = copy.deepcopy(optimizer.state_dict()["state"])
-    comm.barrier()
-    return [weights(model), read], float(read[0]["step"])
-
-
-@pytest.mark.parametrize("strategy", CENTRED, ids=lambda strategy: strategy.name)
-def test_every_rank_reads_the_state_of_all_updates(worlds: Worlds, strategy: Strategy) -> None:
-    first, *others = worlds.call(partial(_reads, strategy=strategy), 2)
-    assert first[1] == 2 * updates(strategy)
-    for other in others:
-        assert differences(other[0], first[0]) == []
-
-
-def _goes_back(comm: Communicator, strategy: Strategy) -> tuple[Any, Any]:
-    job = Distributed(comm, strategy)
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
-    with distribute.settled(model):
-        saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
-    train(job, model, optimizer, epochs=1)
-    model.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    found = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
-    comm.barrier()  # Nobody trains on while another reads.
-    train(job, model, optimizer, epochs=1)
-    distribute.finish(model)
-    steps = float(optimizer.state_dict()["state"][0]["step"])
-    assert steps == float(saved[1]["state"][0]["step"]) + updates(strategy)
-    return differences(found, saved), steps
-
-
-@pytest.mark.parametrize("strategy", CENTRED, ids=lambda strategy: strategy.name)
-def test_going_back_to_a_checkpoint_takes_effect_on_all_ranks(worlds: Worlds, strategy: Strategy) -> None:
-    for found, steps in worlds.call(partial(_goes_back, strategy=strategy), 2):
-        assert found == []
-        assert steps == 2 * updates(strategy)
-
 
 ABREAST = (Local(every=1), DiLoCo(every=1), Gossip(), EASGDSync(every=1))
 
@@ -153,33 +71,6 @@ def test_dealing_batches_does_not_get_between_the_steps(
     assert differences(first, second) == []
 
 
-def _goes_on(comm: Communicator, strategy: Strategy) -> str:
-    job = Distributed(comm, strategy)
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    distribute.finish(model)
-    fit(model, *samples(2).tensors).backward()
-    try:
-        optimizer.step()
-    except BadOption as error:
-        return str(error)
-    finally:
-        comm.barrier()
-    return ""
-
-
-@pytest.mark.parametrize(
-    "strategy", [*CENTRED, EASGD(), GEM(), Downpour(side="worker")], ids=lambda strategy: strategy.name
-)
-def test_a_step_after_the_end_is_refused_where_workers_have_left_their_centre(
-    worlds: Worlds, strategy: Strategy
-) -> None:
-    for found in worlds.call(partial(_goes_on, strategy=strategy), 2):
-        assert "finish()" in found
-        assert "settled" in found
-
-
 def _leaves_one_out(comm: Communicator, strategy: Strategy) -> str:
     job = Distributed(comm, strategy)
     model = net()
@@ -220,13 +111,9 @@ def _overflows(comm: Communicator, strategy: Strategy) -> tuple[Any, float]:
 
 
 ALL: tuple[Strategy, ...] = (
-    *CENTRED,
     *ABREAST,
-    EASGD(every=1),
-    GEM(),
     ADPSGD(),
     Hogwild(),
-    Downpour(side="worker"),
 )
 
 
@@ -259,15 +146,10 @@ def _decay(model: nn.Module, optimizer: Optimizer) -> None:
             parameter.data.mul_(0.9)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [Downpour(side="worker"), Hogwild()],
-    ids=str,
-)
-def test_what_a_loop_makes_of_its_weights_reaches_all(worlds: Worlds, strategy: Strategy) -> None:
+def test_what_a_loop_makes_of_its_weights_reaches_all(worlds: Worlds) -> None:
     model = net()
     _decay(model, sgd(model))
-    for found in worlds.call(partial(_decays_alone, strategy=strategy), 2):
+    for found in worlds.call(partial(_decays_alone, strategy=Hogwild()), 2):
         assert differences(found, weights(model)) == []
 
 

@@ -17,7 +17,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption, PeerLost
 from tutti.own_loop import distribute
 from tutti.own_loop.loop import OwnLoop
-from tutti.strategies import Downpour, Local, ParamServer, Strategy, Sync
+from tutti.strategies import Hogwild, Local, Strategy, Sync
 
 Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
@@ -109,40 +109,6 @@ def test_all_ranks_are_told_who_is_where(worlds: Worlds, way: Loop, place: str) 
     assert re.search(rf"rank 1 is in {place} \([\w.]+, line \d+, training batch \d\)", told[0])
 
 
-@pytest.mark.parametrize(
-    ("way", "place"),
-    [
-        (averages_early, r"tutti.mean\(\)"),
-        (finishes_early, r"tutti.finish\(\)"),
-        (evaluates_early, r"tutti.settled\(\)"),
-        (loads_early, r"tutti.shard\(\)"),
-        (leaves_a_batch_out, r"optimizer.step\(\)"),
-    ],
-)
-def test_workers_of_a_parameter_server_that_wait_for_each_other_are_told_so(
-    worlds: Worlds, way: Loop, place: str
-) -> None:
-    told = worlds.call(partial(refusal, way=way, strategy=ParamServer()), 2)
-    assert told[0] == told[1]
-    assert "after 3 steps: " in told[0]
-    assert re.search(r"rank 0 is in optimizer.step\(\) \([\w.]+, line \d+, training batch 4\)", told[0])
-    assert re.search(rf"rank 1 is in {place} \([\w.]+, line \d+, training batch \d\)", told[0])
-
-
-def step_in_another_order(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    other = net(4)
-    _, last = distribute.distribute(other, sgd(other), ParamServer())
-    inputs, targets = next(iter(distribute.shard(list(batches()))))
-    (fit(model, inputs, targets) + fit(other, inputs, targets)).backward()
-    for each in (optimizer, last) if comm.rank else (last, optimizer):
-        each.step()
-
-
-def test_workers_of_a_parameter_server_that_step_other_optimizers_are_told_so(worlds: Worlds) -> None:
-    for told in worlds.call(partial(refusal, way=step_in_another_order, strategy=ParamServer()), 2):
-        assert "[1, 0]" in told
-
-
 def test_ranks_at_the_same_place_are_named_together(worlds: Worlds) -> None:
     told = worlds.call(partial(refusal, way=averages_early), 3)
     assert re.search(r"rank 0 is in backward.*; ranks 1 and 2 are in tutti.mean", told[2])
@@ -181,7 +147,7 @@ def _leave(comm: Communicator, strategy: Strategy) -> None:
     [
         (Sync(), 3, r"backward\(\)", "make the same steps"),
         (Local(every=4), 3, r"optimizer.step\(\)", "make the same steps"),
-        (Downpour(), 5, r"tutti.shard\(\)", r"begin the same epochs over shard\(\)"),
+        (Hogwild(), 5, r"tutti.shard\(\)", r"begin the same epochs over shard\(\)"),
     ],
 )
 def test_whoever_waits_for_a_rank_that_left_is_told_where_that_was(

@@ -165,11 +165,10 @@ def _backward(tensors: Any, *arguments: Any, **named: Any) -> None:
 
 
 def _check_ranks(strategy: Strategy, comm: Communicator) -> None:
-    if Centre in strategy.needs and comm.hosts > 1:
+    if Centre in strategy.needs:
         raise BadOption(
-            f"strategy '{strategy.name}' keeps its centre in the memory of one host, but the ranks are on "
-            f"{comm.hosts}, and a loop of one's own has no servers; use tutti.train(..., servers=1), or a "
-            "strategy without a centre, such as tutti.Sync()"
+            f"strategy '{strategy.name}' has a parameter centre, and a loop of one's own has none; use "
+            "tutti.train(), or a strategy without a centre, such as tutti.Sync() or tutti.EASGDSync()"
         )
     with as_arguments(of_loop=True):
         strategy.check(comm.size, comm.hosts)
@@ -185,8 +184,7 @@ def _apart(
 ) -> WorkerStepper:
     _refuse_known(model, loop)
     comm, own = loop.comm, [(parameter, parameter.grad) for parameter in model.parameters()]
-    # A centre keeps weights that nobody moves as they are; averages would round them.
-    replica = strategies.place(model, comm, strategy.home, frozen=Centre in strategy.needs)
+    replica = strategies.place(model, comm, strategy.home)
     replica.in_own_loop = True
     worker = strategy.worker(replica, comm, optimizer, clip)
     for parameter, gradient in own:

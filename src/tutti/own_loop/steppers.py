@@ -189,7 +189,6 @@ class WorkerStepper(Stepper):
         )
         # A GradScaler calls `step` then, also where this rank's gradient has overflowed and others' have not.
         self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-        self.optimizer.register_load_state_dict_post_hook(lambda _: self.worker.adopt(optimizer=True))
 
     @override
     def step(self, native: Callable[..., Any], closure: Closure | None) -> Any:

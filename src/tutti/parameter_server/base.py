@@ -122,10 +122,6 @@ class Rule(ABC):
         """Apply the next message by these settings, those of its sender."""
         return
 
-    def adopt(self) -> None:
-        """Go on from the state that the user's optimizer was given in its loop (collective)."""
-        return
-
     def state(self, slot: int) -> Held:
         """Return what is kept for a slot besides the weights, by parameter, while nobody moves it."""
         return Held()
@@ -203,10 +199,6 @@ class Centre(ABC):
 
         Every worker finds the same weights: those after all messages that any of them has brought before.
         """
-
-    @abstractmethod
-    def overwrite(self, weights: Vectors) -> None:
-        """Go on from other weights, the same for every worker (collective); all have read them by then."""
 
     @abstractmethod
     def tick(self, slack: int, into: Vectors) -> Receipt:

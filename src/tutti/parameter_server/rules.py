@@ -18,17 +18,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import PIECE, FlatPiece, check_hooks, check_parameters, check_usable, own_slices
-from tutti.optim.state import by_name, held_by
+from tutti.optim.state import by_name
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors, slots_of
 from tutti.parameter_server.optimizer_state import SharedState, allocate_states, describe
-from tutti.parameter_server.own_optimizer import OwnOptimizer
-from tutti.parameter_server.staleness import Remedy
 from tutti.replica import NONE_MISSING, Flat, Missing, Replica, copy_all
 from tutti.state import Held, Named
 
@@ -144,17 +141,17 @@ class OptimizerRule(Rule):
         replica: the model that its parameters belong to.
         messages: the vectors that the messages are in; others are copied there. By default, vectors that all
             who apply the rule share.
-        remedy: what is done to a stale gradient before, or to the learning rate for it.
+        damped: whether the learning rate is divided by the staleness: Zhang, Gupta, Lian, Liu 2016,
+            "Staleness-aware Async-SGD for Distributed Deep Learning", arXiv:1511.05950, section 3.2.
+        compensation: the strength by which `compensate` corrects a gradient; None: it does not.
         keep: whether a message may be applied again.
-        comm: the workers; in a loop of the user's it is the optimizer itself that steps, on whichever of them
-            brings a gradient.
 
     Attributes:
         missing: the parameters for which the next message has no gradient, but zeros.
         parameters: those of the model.
 
     Raises:
-        BadOption: the optimizer cannot be shared, or has no learning rate for `remedy` to scale.
+        BadOption: the optimizer cannot be shared, or has no learning rate to be `damped`.
         BadModel: it moves a parameter that is not part of the model.
     """
 
@@ -163,23 +160,19 @@ class OptimizerRule(Rule):
         optimizer: Optimizer,
         replica: Replica,
         messages: Vectors | None = None,
-        remedy: Remedy | None = None,
+        damped: bool = False,
+        compensation: float | None = None,
         keep: bool = False,
-        comm: Communicator | None = None,
     ) -> None:
         check_usable(type(optimizer))
         check_parameters(optimizer, replica)
+        check_hooks(optimizer)
         _check_shareable(optimizer)
-        self._own: OwnOptimizer | None = None
-        if replica.in_own_loop and comm is not None:
-            self._own = OwnOptimizer(optimizer, replica, comm)
-        else:
-            check_hooks(optimizer)
-        if remedy is not None and remedy.scales:
+        if damped:
             _check_rates(optimizer)
         self._optimizer, self._flats = optimizer, replica.flats
-        self._messages, self._remedy, self.remembers = messages, remedy, keep
-        self.compares = remedy is not None and remedy.compares
+        self._messages, self._damped, self._compensation = messages, damped, compensation
+        self.remembers, self.compares = keep, compensation is not None
         self._hyperparameters = Hyperparameters(optimizer)
         self._views: dict[int, tuple[Tensor, ...]] = {}
         self._runs: dict[int, list[tuple[GroupOptimizer, SharedState]]] = {}
@@ -197,7 +190,6 @@ class OptimizerRule(Rule):
 
     @override
     def cut(self, flats: Sequence[Flat], parts: int) -> list[Slot]:
-        parts = 1 if self._own is not None else parts
         return slots_of([own_slices(flat, parts, self._optimizer) for flat in flats])
 
     @override
@@ -205,11 +197,6 @@ class OptimizerRule(Rule):
         if self._messages is None:
             self._messages = [allocate(len(vector), vector.dtype) for vector in centre]
         self._views = {slot.number: slot.views(self._messages) for slot in slots}
-        if self._remedy is not None:
-            self._remedy.open(centre, slots, allocate)
-        if self._own is not None:
-            self._own.open(centre, self._messages, allocate)
-            return
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
@@ -233,26 +220,17 @@ class OptimizerRule(Rule):
 
     @override
     def apply(self, push: Push) -> Outcome:
-        if self._remedy is not None:
-            self._remedy.apply(push)
+        if self._compensation is not None:
+            assert push.then is not None
+            for gradient, now, then in zip(push.message, push.centre, push.then, strict=True):
+                compensate(gradient, now, then, self._compensation)
         for own, other in zip(self._views[push.slot], push.message, strict=True):
             if own.data_ptr() != other.data_ptr():
                 own.copy_(other)
-        with _scaled(self._optimizer, self._remedy.rate(push) if self._remedy is not None else 1.0):
-            self._step(push.slot)
+        with _scaled(self._optimizer, 1.0 / max(1, push.staleness) if self._damped else 1.0):
+            for run, state in self._runs[push.slot]:
+                state.step(partial(run.step, self.missing))
         return Outcome.APPLIED
-
-    @override
-    def answer(self, push: Push) -> None:
-        super().answer(push)
-        if self._own is not None:
-            self._own.look()
-
-    def _step(self, slot: int) -> None:
-        if self._own is not None:
-            self._own.step(self.missing)
-        for run, state in self._runs.get(slot, ()):
-            state.step(partial(run.step, self.missing))
 
     @override
     def settings(self) -> list[float]:
@@ -266,24 +244,15 @@ class OptimizerRule(Rule):
         self._hyperparameters.write(settings[len(self.parameters) :])
 
     @override
-    def adopt(self) -> None:
-        if self._own is not None:
-            self._own.adopt()
-
-    @override
     def state(self, slot: int) -> Held:
-        held = Held() if self._own is None else held_by(self._optimizer, self._names)
-        for run, shared in self._runs.get(slot, ()):
+        held = Held()
+        for run, shared in self._runs[slot]:
             shared.take()
             run.add_state(held, self._names)
-        if self._remedy is not None:
-            held.add(self._remedy.state(slot, self._flats))
         return held
 
     @override
     def load_state(self, held: Named) -> None:
-        if self._remedy is not None:
-            self._remedy.load_state(held, self._flats)
         kept = by_name([held])
         for run, shared in (pair for pairs in self._runs.values() for pair in pairs):
             run.load({p: kept[name] for p, name in self._names.items() if name in kept})
@@ -365,13 +334,12 @@ class Rounds(OptimizerRule):
         quorum: float = 1.0,
         norm: float | None = None,
         value: float | None = None,
-        comm: Communicator | None = None,
+        rank: int = 0,
     ) -> None:
-        super().__init__(optimizer, replica, comm=comm)
+        super().__init__(optimizer, replica)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
         self.share = self.weight = 1 / workers
-        self.rank = 0 if comm is None else comm.rank
-        self.round = 0
+        self.rank, self.round = rank, 0
         # For each slot, of each worker: its message.
         self._boxes: dict[int, list[tuple[Tensor, ...]]] = {}
         # Likewise: whether it has come, its share, its weight. Last: closed rounds.
@@ -486,3 +454,20 @@ def attract(worker: Tensor, centre: Tensor, rate: float) -> None:
     distance = worker - centre
     worker.sub_(distance, alpha=rate)
     centre.add_(distance, alpha=rate)
+
+
+def compensate(gradient: Tensor, now: Tensor, then: Tensor, strength: float) -> None:
+    """Correct a stale gradient by the loss's curvature along the way of the weights, in place.
+
+        g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
+
+    Source: Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation",
+    arXiv:1609.08326, equation 10: g * g stands for the diagonal of the Hessian.
+
+    Args:
+        gradient: g, of any shape.
+        now: the centre's weights, of the same shape and dtype.
+        then: the weights at which the gradient was computed.
+        strength: lambda.
+    """
+    gradient.addcmul_(gradient * gradient, now - then, value=strength)

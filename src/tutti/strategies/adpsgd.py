@@ -120,13 +120,12 @@ class _ADPSGDWorker(AveragedWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self, optimizer: bool = False) -> None:
-        super().adopt(optimizer)
-        if not optimizer:
-            new = [weights.clone() for weights in self.weights]
-            self._come_to_rest()  # Averages that were under way may move the weights once more.
-            copy_all(self.weights, new)
-            self.comm.barrier()  # Nobody asks before all have theirs.
+    def adopt(self) -> None:
+        super().adopt()
+        new = [weights.clone() for weights in self.weights]
+        self._come_to_rest()  # Averages that were under way may move the weights once more.
+        copy_all(self.weights, new)
+        self.comm.barrier()  # No worker asks before all have theirs.
 
     @override
     def state(self) -> State:

@@ -124,16 +124,12 @@ class Worker(ABC):
         """Go on with training after `settle`, from the weights that it put aside (collective)."""
         return
 
-    def adopt(self, optimizer: bool = False) -> None:
+    def adopt(self) -> None:
         """Go on from the replica's weights, which were overwritten from outside (collective).
 
         They are the same on all ranks. Reset all state of the strategy that depends on the old weights: a
         centre, an outer momentum, gradients that were not used yet. Between `settle` and `resume`, training
         goes on from the new weights.
-
-        Args:
-            optimizer: it is the state of the user's optimizer that was overwritten, in a loop of the user's,
-                and nothing else. Where that state is not this worker's own, all go on from it.
         """
         return
 

@@ -6,12 +6,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, Servers
-from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer, announce
 from tutti.parameter_server.base import Centre, Receipt, Rule
 from tutti.parameter_server.connect import join_centre
@@ -63,8 +61,7 @@ class CentredWorker(OwnWeightsWorker):
 
     Args:
         rule: what the centre does with its messages.
-        steps: its own steps; None if the centre makes them. Then the weights are a reading of the centre's,
-            and what a loop of the user's changes in them is lost with the next one.
+        steps: its own steps; None if the centre makes them.
     """
 
     def __init__(
@@ -78,21 +75,11 @@ class CentredWorker(OwnWeightsWorker):
     ) -> None:
         super().__init__(replica, steps, clip)
         self.centre = join_centre(comm, replica, rule)
-        self._rule, self._announced = rule, optimizer
-        self._finished = False
+        self._announced = optimizer
 
     @override
     def prepare(self) -> None:
-        """Announce an update to the learning-rate schedulers, and clip this worker's own gradient.
-
-        Raises:
-            BadOption: this was to be the end.
-        """
-        if self._finished:
-            raise BadOption(
-                "this worker has left its parameter centre with finish(); call that after the last step of "
-                "all, and evaluate before inside 'with tutti.settled(model)'"
-            )
+        """Announce an update to the learning-rate schedulers, and clip this worker's own gradient."""
         announce(self._announced)
         super().prepare()
 
@@ -104,8 +91,6 @@ class CentredWorker(OwnWeightsWorker):
 
     @override
     def settle(self) -> None:
-        if self._finished:
-            return
         self.centre.leave()
         super().settle()
 
@@ -118,26 +103,6 @@ class CentredWorker(OwnWeightsWorker):
         if self.settled:
             super().resume()
             self.centre.rejoin()
-
-    @override
-    @torch.no_grad()
-    def adopt(self, optimizer: bool = False) -> None:
-        if self._finished:
-            return
-        # Others may still wait for this worker, and would not come to the meeting.
-        self.centre.leave()
-        if optimizer:
-            self._rule.adopt()
-        else:
-            self.centre.overwrite(self.weights)
-            self.forget()
-            super().adopt()
-        if not self.settled:
-            self.centre.rejoin()
-
-    def forget(self) -> None:
-        """Drop what belongs to weights that have been overwritten, such as what has not been brought yet."""
-        return
 
     @override
     def state(self) -> State:
@@ -154,15 +119,12 @@ class CentredWorker(OwnWeightsWorker):
 
     @override
     def finish(self) -> None:
-        if self._finished:
-            return
         if self.settled:
             super().resume()  # its own weights again; there is nothing to rejoin
         self.flush()
         self.centre.leave()
         super().finish()
         self.centre.close()
-        self._finished = True
 
     def flush(self) -> None:
         """Bring what has not been brought yet, as no further step follows."""

@@ -95,10 +95,8 @@ class _DiLoCoWorker(AveragedWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self, optimizer: bool = False) -> None:
-        super().adopt(optimizer)
-        if optimizer:
-            return
+    def adopt(self) -> None:
+        super().adopt()
         for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
             anchor.copy_(weights)
             velocity.zero_()

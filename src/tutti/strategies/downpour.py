@@ -16,7 +16,6 @@ from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.rules import AddRule, OptimizerRule
-from tutti.parameter_server.staleness import Compensation, Damping, Remedy
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State, fill_all, pieces_of_all
@@ -25,15 +24,12 @@ from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.options import choice, number, whole
 
 SIDES = ("centre", "worker")
-REMEDIES = ("none", "inverse", "delay_compensated", "delay_compensated_adaptive")
+REMEDIES = ("none", "inverse", "delay_compensated")
 UNPUSHED: Final = "unpushed"
 """The first word of the names of what a worker has not pushed yet, in a checkpoint."""
 
 BEFORE: Final = "weights_before"
 """That of the names of the weights from which it counts its moves."""
-
-STRENGTHS = {"delay_compensated": 0.04, "delay_compensated_adaptive": 2.0}
-"""lambda and lambda_0 of Zheng et al., for CIFAR-10."""
 
 
 @part("downpour")
@@ -59,9 +55,8 @@ class Downpour(Centred):
 
     What `staleness` does to a push that is tau updates late:
 
-        inverse                      uses it at the learning rate eta / tau
-        delay_compensated            g + lambda g g (c - w), elementwise, with the w that g was computed at
-        delay_compensated_adaptive   the same, with lambda / sqrt(running mean of g g)
+        inverse             uses it at the learning rate eta / tau
+        delay_compensated   g + strength g g (c - w), elementwise, with the w that g was computed at
 
     Delay compensation is for one gradient, so it goes with `push_every` 1. A push brings w along, as the
     worker has moved it if it pulls less often.
@@ -90,10 +85,7 @@ class Downpour(Centred):
         SIDES,
     )
     staleness: str = choice("none", "what is done to a stale gradient", REMEDIES)
-    strength: float | None = number(
-        None, "lambda of the delay compensation (by default 0.04, adaptive 2)", least=0
-    )
-    decay: float = number(0.95, "m of the adaptive delay compensation's running mean", least=0, below=1)
+    strength: float = number(0.04, "lambda of the delay compensation", least=0)
 
     @override
     def __post_init__(self) -> None:
@@ -103,7 +95,7 @@ class Downpour(Centred):
                 f"{self.as_given('staleness')}, which needs gradients, but with side 'worker' the centre "
                 "gets moves of the weights; use side 'centre'"
             )
-        if self.push_every > 1 and self.staleness in STRENGTHS:
+        if self.push_every > 1 and self.staleness == "delay_compensated":
             raise BadOption(
                 f"{self.as_given('staleness')}, which corrects one gradient by the weights that it was "
                 f"computed at, but with push_every {self.push_every} the centre gets sums of several; use "
@@ -119,16 +111,12 @@ class Downpour(Centred):
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
         if self.side == "worker":
             return AddRule()
-        return OptimizerRule(optimizer, replica, [flat.grads for flat in replica.flats], self.remedy())
+        return self.optimizer_rule(optimizer, replica, [flat.grads for flat in replica.flats])
 
-    def remedy(self) -> Remedy | None:
-        """The centre's correction of a stale gradient before it uses it."""
-        if self.staleness == "none":
-            return None
-        if self.staleness == "inverse":
-            return Damping()
-        strength = STRENGTHS[self.staleness] if self.strength is None else self.strength
-        return Compensation(strength, None if self.staleness == "delay_compensated" else self.decay)
+    def optimizer_rule(self, optimizer: Optimizer, replica: Replica, messages: list[Tensor]) -> OptimizerRule:
+        """Make the rule of a centre that runs the optimizer."""
+        strength = self.strength if self.staleness == "delay_compensated" else None
+        return OptimizerRule(optimizer, replica, messages, self.staleness == "inverse", strength)
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -176,11 +164,7 @@ class _DownpourWorker(CentredWorker):
         elif self.pulls:
             self.centre.pull(self.weights)
         self.has_unpushed = not self.pushes
-        if self.pushes:
-            self._clear()
-
-    def _clear(self) -> None:
-        for vector in self.message:
+        for vector in self.message if self.pushes else ():
             vector.zero_()
 
     @override
@@ -204,11 +188,6 @@ class _DownpourWorker(CentredWorker):
         if self.has_unpushed:
             self.count(self.centre.push(self.message))
 
-    @override
-    def forget(self) -> None:
-        self._clear()
-        self.has_unpushed = False
-
 
 class _PushesGradients(_DownpourWorker):
     """A worker whose optimizer runs in the centre; plain SGD bridges the time between two pulls."""
@@ -218,7 +197,7 @@ class _PushesGradients(_DownpourWorker):
     ) -> None:
         grads = [flat.grads for flat in replica.flats]
         message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
-        rule = OptimizerRule(optimizer, replica, message, strategy.remedy(), comm=comm)
+        rule = strategy.optimizer_rule(optimizer, replica, message)
         super().__init__(strategy, replica, comm, optimizer, clip, rule, message)
         self._optimizer, self._optimizer_rule = optimizer, rule
         self._at = [weights.clone() for weights in self.weights] if rule.compares else []
@@ -296,11 +275,6 @@ class _PushesMoves(_DownpourWorker):
         super().load_state(saved)
         if saved.alone is not None:
             fill_all(saved.alone.tensors, BEFORE, self.replica.flats, self._before)
-
-    @override
-    def forget(self) -> None:
-        super().forget()
-        copy_all(self._before, self.weights)
 
     @override
     @torch.no_grad()

@@ -86,10 +86,8 @@ class _EasgdSyncWorker(PeerWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self, optimizer: bool = False) -> None:
-        super().adopt(optimizer)
-        if optimizer:
-            return
+    def adopt(self) -> None:
+        super().adopt()
         copy_all(self._centre, self.weights)
 
     @override

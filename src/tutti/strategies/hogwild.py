@@ -114,8 +114,8 @@ class _HogwildWorker(Worker):
         self._comm.barrier()
 
     @override
-    def adopt(self, optimizer: bool = False) -> None:
-        """Wait until all have overwritten the weights, before anybody moves them."""
+    def adopt(self) -> None:
+        """Wait until all have overwritten the weights."""
         self._comm.barrier()
 
     @override

@@ -67,8 +67,8 @@ class OwnWeightsWorker(Worker):
             self._aside = []
 
     @override
-    def adopt(self, optimizer: bool = False) -> None:
-        if self._aside and not optimizer:
+    def adopt(self) -> None:
+        if self._aside:
             self._aside = [weights.clone() for weights in self.weights]
 
     @override

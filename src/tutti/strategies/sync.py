@@ -191,8 +191,8 @@ class SyncWorker(Worker):
         self.traffic.add(sent, met - began + self._clock() - moved, staleness=0)
 
     @override
-    def adopt(self, optimizer: bool = False) -> None:
-        for reduction in () if optimizer else self._reductions:
+    def adopt(self) -> None:
+        for reduction in self._reductions:
             reduction.forget()
 
     def _use(self, reductions: list[GradientReduction]) -> None:
