@@ -31,7 +31,7 @@ amsgrad = partial(optim.AdamW, lr=0.01, amsgrad=True)
 LEVELLED = [
     Course(Downpour()),
     Course(Downpour(push_every=2, pull_every=3), optimizer=amsgrad),
-    Course(Downpour(staleness="delay_compensated", pull_every=2)),
+    Course(Downpour(staleness="delay_compensated_adaptive", pull_every=2)),
     Course(Downpour(side="worker", push_every=3, pull_every=2)),
     Course(EASGD(every=2), optimizer=plain),
     Course(GEM(least=-2.0), optimizer=momentum),

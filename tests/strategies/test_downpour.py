@@ -35,6 +35,7 @@ class Server:
         self.options, self.weights, self.updates = options, start(), 0
         self.fetched_at, self.own_since = [0] * workers, [0] * workers
         self.stale: list[list[int]] = [[] for _ in range(workers)]
+        self.mean_square = torch.zeros(LENGTH, dtype=torch.float64)
 
     def fetch(self, rank: int) -> Tensor:
         self.fetched_at[rank], self.own_since[rank] = self.updates, 0
@@ -47,7 +48,10 @@ class Server:
         if self.options.staleness == "inverse":
             rate = LR / max(1, late)
         elif self.options.staleness == "delay_compensated":
-            g = g + self.options.strength * g * g * moved
+            g = g + (self.options.strength or 0.04) * g * g * moved
+        elif self.options.staleness == "delay_compensated_adaptive":
+            self.mean_square = self.options.decay * self.mean_square + (1 - self.options.decay) * g * g
+            g = g + (self.options.strength or 2.0) / torch.sqrt(self.mean_square + 1e-7) * g * g * moved
         self.weights = self.weights - rate * g
         self.updates += 1
         self.own_since[rank] += 1
@@ -90,7 +94,10 @@ OPTIONS = [
     Downpour(staleness="inverse"),
     Downpour(staleness="delay_compensated"),
     Downpour(staleness="delay_compensated", strength=0.4),
+    Downpour(staleness="delay_compensated_adaptive"),
+    Downpour(staleness="delay_compensated_adaptive", strength=0.5, decay=0.5),
     Downpour(pull_every=3, staleness="delay_compensated"),
+    Downpour(pull_every=2, staleness="delay_compensated_adaptive"),
     Downpour(push_every=2, pull_every=4, staleness="inverse"),
 ]
 
@@ -217,6 +224,7 @@ def test_servers_do_what_shared_memory_does(strategy: Downpour, servers: int) ->
         ({"pull_every": 1.5}, "'pull_every' .* is 1.5; expected a whole number"),
         ({"staleness": "some"}, "'staleness' .* expected one of none, inverse"),
         ({"side": "left"}, "'side' .* expected one of centre, worker"),
+        ({"decay": 1.0}, "'decay' .* expected a number from 0 to below 1"),
         ({"strength": -1.0}, "'strength' .* expected a number from 0"),
         ({"side": "worker", "staleness": "inverse"}, "use side 'centre'"),
         ({"push_every": 2, "staleness": "delay_compensated"}, "use push_every 1"),

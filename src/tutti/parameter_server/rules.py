@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from tutti.optim.state import by_name
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors, slots_of
 from tutti.parameter_server.optimizer_state import SharedState, allocate_states, describe
 from tutti.replica import NONE_MISSING, Flat, Missing, Replica, copy_all
-from tutti.state import Held, Named
+from tutti.state import Held, Named, fill, pieces_of
 
 
 class AddRule(Rule):
@@ -143,7 +143,7 @@ class OptimizerRule(Rule):
             who apply the rule share.
         damped: whether the learning rate is divided by the staleness: Zhang, Gupta, Lian, Liu 2016,
             "Staleness-aware Async-SGD for Distributed Deep Learning", arXiv:1511.05950, section 3.2.
-        compensation: the strength by which `compensate` corrects a gradient; None: it does not.
+        compensation: how a stale gradient is corrected; None: not.
         keep: whether a message may be applied again.
 
     Attributes:
@@ -161,7 +161,7 @@ class OptimizerRule(Rule):
         replica: Replica,
         messages: Vectors | None = None,
         damped: bool = False,
-        compensation: float | None = None,
+        compensation: Compensation | None = None,
         keep: bool = False,
     ) -> None:
         check_usable(type(optimizer))
@@ -175,6 +175,9 @@ class OptimizerRule(Rule):
         self.remembers, self.compares = keep, compensation is not None
         self._hyperparameters = Hyperparameters(optimizer)
         self._views: dict[int, tuple[Tensor, ...]] = {}
+        # Of the adaptive compensation: running means of the gradients' squares.
+        self._means: Vectors = ()
+        self._slots: dict[int, Slot] = {}
         self._runs: dict[int, list[tuple[GroupOptimizer, SharedState]]] = {}
         self.missing: Missing = NONE_MISSING
         self._names = replica.names
@@ -196,7 +199,10 @@ class OptimizerRule(Rule):
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
         if self._messages is None:
             self._messages = [allocate(len(vector), vector.dtype) for vector in centre]
+        self._slots = {slot.number: slot for slot in slots}
         self._views = {slot.number: slot.views(self._messages) for slot in slots}
+        if self._compensation is not None and self._compensation.decay is not None:
+            self._means = [allocate(len(vector), vector.dtype) for vector in centre]
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
@@ -222,8 +228,8 @@ class OptimizerRule(Rule):
     def apply(self, push: Push) -> Outcome:
         if self._compensation is not None:
             assert push.then is not None
-            for gradient, now, then in zip(push.message, push.centre, push.then, strict=True):
-                compensate(gradient, now, then, self._compensation)
+            means = self._slots[push.slot].views(self._means) if self._means else None
+            self._compensation.correct(push.message, push.centre, push.then, means)
         for own, other in zip(self._views[push.slot], push.message, strict=True):
             if own.data_ptr() != other.data_ptr():
                 own.copy_(other)
@@ -249,10 +255,15 @@ class OptimizerRule(Rule):
         for run, shared in self._runs[slot]:
             shared.take()
             run.add_state(held, self._names)
+        for flat, mean, place in zip(self._flats, self._means, self._slots[slot].places, strict=False):
+            held.pieces += pieces_of(SQUARES, flat, mean, place)
         return held
 
     @override
     def load_state(self, held: Named) -> None:
+        for slot in self._slots.values():
+            for flat, mean, place in zip(self._flats, self._means, slot.places, strict=False):
+                fill(held.tensors, SQUARES, flat, mean, place)
         kept = by_name([held])
         for run, shared in (pair for pairs in self._runs.values() for pair in pairs):
             run.load({p: kept[name] for p, name in self._names.items() if name in kept})
@@ -261,6 +272,44 @@ class OptimizerRule(Rule):
     @override
     def above(self, hosts: int) -> Rule:
         return AddRule()
+
+
+SQUARES: Final = "mean_squares"
+"""The first word of the names of the compensation's running means, in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """Delay compensation: gradients corrected by the loss's curvature along the way of the weights.
+
+        g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
+
+    With a decay the strength is smaller where gradients are large:
+
+        s = m s + (1 - m) g * g                               zero at first
+        g = g + lambda / sqrt(s + 1e-7) * g * g * (w_now - w_then)
+
+    Source: Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation",
+    arXiv:1609.08326, equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian;
+    section 5 (DC-ASGD-a).
+
+    Attributes:
+        strength: lambda.
+        decay: m; None: the strength is the same everywhere.
+    """
+
+    strength: float
+    decay: float | None = None
+
+    def correct(self, gradients: Vectors, now: Vectors, then: Vectors, means: Vectors | None) -> None:
+        """Correct gradients in place; `means` is s, which is updated in place."""
+        squares = [gradient * gradient for gradient in gradients]
+        if means is not None and self.decay is not None:
+            for mean, square in zip(means, squares, strict=True):
+                mean.lerp_(square, 1 - self.decay)
+                square.div_((mean + 1e-7).sqrt_())
+        for gradient, square, here, there in zip(gradients, squares, now, then, strict=True):
+            gradient.addcmul_(square, here - there, value=self.strength)
 
 
 @contextmanager
@@ -454,20 +503,3 @@ def attract(worker: Tensor, centre: Tensor, rate: float) -> None:
     distance = worker - centre
     worker.sub_(distance, alpha=rate)
     centre.add_(distance, alpha=rate)
-
-
-def compensate(gradient: Tensor, now: Tensor, then: Tensor, strength: float) -> None:
-    """Correct a stale gradient by the loss's curvature along the way of the weights, in place.
-
-        g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
-
-    Source: Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation",
-    arXiv:1609.08326, equation 10: g * g stands for the diagonal of the Hessian.
-
-    Args:
-        gradient: g, of any shape.
-        now: the centre's weights, of the same shape and dtype.
-        then: the weights at which the gradient was computed.
-        strength: lambda.
-    """
-    gradient.addcmul_(gradient * gradient, now - then, value=strength)

@@ -15,7 +15,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.base import Rule
-from tutti.parameter_server.rules import AddRule, OptimizerRule
+from tutti.parameter_server.rules import AddRule, Compensation, OptimizerRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State, fill_all, pieces_of_all
@@ -24,12 +24,16 @@ from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.options import choice, number, whole
 
 SIDES = ("centre", "worker")
-REMEDIES = ("none", "inverse", "delay_compensated")
+REMEDIES = ("none", "inverse", "delay_compensated", "delay_compensated_adaptive")
 UNPUSHED: Final = "unpushed"
 """The first word of the names of what a worker has not pushed yet, in a checkpoint."""
 
 BEFORE: Final = "weights_before"
 """That of the names of the weights from which it counts its moves."""
+
+
+STRENGTHS = {"delay_compensated": 0.04, "delay_compensated_adaptive": 2.0}
+"""lambda and lambda_0 of Zheng et al., for CIFAR-10."""
 
 
 @part("downpour")
@@ -55,8 +59,9 @@ class Downpour(Centred):
 
     What `staleness` does to a push that is tau updates late:
 
-        inverse             uses it at the learning rate eta / tau
-        delay_compensated   g + strength g g (c - w), elementwise, with the w that g was computed at
+        inverse                      uses it at the learning rate eta / tau
+        delay_compensated            g + lambda g g (c - w), elementwise, with the w that g was computed at
+        delay_compensated_adaptive   the same, with lambda / sqrt(running mean of g g)
 
     Delay compensation is for one gradient, so it goes with `push_every` 1. A push brings w along, as the
     worker has moved it if it pulls less often.
@@ -85,7 +90,10 @@ class Downpour(Centred):
         SIDES,
     )
     staleness: str = choice("none", "what is done to a stale gradient", REMEDIES)
-    strength: float = number(0.04, "lambda of the delay compensation", least=0)
+    strength: float | None = number(
+        None, "lambda of the delay compensation (by default 0.04, adaptive 2)", least=0
+    )
+    decay: float = number(0.95, "m of the adaptive delay compensation's running mean", least=0, below=1)
 
     @override
     def __post_init__(self) -> None:
@@ -95,7 +103,7 @@ class Downpour(Centred):
                 f"{self.as_given('staleness')}, which needs gradients, but with side 'worker' the centre "
                 "gets moves of the weights; use side 'centre'"
             )
-        if self.push_every > 1 and self.staleness == "delay_compensated":
+        if self.push_every > 1 and self.staleness in STRENGTHS:
             raise BadOption(
                 f"{self.as_given('staleness')}, which corrects one gradient by the weights that it was "
                 f"computed at, but with push_every {self.push_every} the centre gets sums of several; use "
@@ -115,8 +123,12 @@ class Downpour(Centred):
 
     def optimizer_rule(self, optimizer: Optimizer, replica: Replica, messages: list[Tensor]) -> OptimizerRule:
         """Make the rule of a centre that runs the optimizer."""
-        strength = self.strength if self.staleness == "delay_compensated" else None
-        return OptimizerRule(optimizer, replica, messages, self.staleness == "inverse", strength)
+        compensation = None
+        if self.staleness in STRENGTHS:
+            strength = STRENGTHS[self.staleness] if self.strength is None else self.strength
+            decay = None if self.staleness == "delay_compensated" else self.decay
+            compensation = Compensation(strength, decay)
+        return OptimizerRule(optimizer, replica, messages, self.staleness == "inverse", compensation)
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
