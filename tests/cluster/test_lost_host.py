@@ -22,6 +22,7 @@ from tests.cluster.waiting_model import WAITS_FOR
 from tests.mpi.mpirun import needs_mpirun
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.exports.sources import read_from
+from tutti.records.run import RunStart
 from tutti.records.run_folder import RunFolder
 from tutti.run.resize import resize
 
@@ -193,7 +194,7 @@ def test_a_run_gets_ranks_on_a_host_that_stands_by_and_gives_them_back(hosts: Ho
         os.kill(launching_processes(hosts, "a")[0], signal.SIGTERM)
         said = program.communicate(timeout=100)[0]
     assert program.returncode == EXIT_INTERRUPTED, said
-    starts = RunFolder(tmp_path / "run").starts().records
+    starts = RunFolder(tmp_path / "run").lines(RunStart).records
     assert [start.world.ranks for start in starts] == [1, 2, 1]
     assert 0 < starts[1].step < starts[2].step
     assert is_empty(hosts)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tutti.records import run_folder
 from tutti.records.run_folder import RunFolder
 from tutti.records.trace import ClockReading, Lane, Trace, chrome_trace
 
@@ -49,10 +47,9 @@ def test_times_are_those_of_rank_0_on_the_line_between_two_readings(
     assert lane(1, Trace(), readings=readings).nanoseconds(at) == expected * 1e9
 
 
-def test_a_large_picture_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_is_written_beside_that_of_an_earlier_start(tmp_path: Path) -> None:
     sent = Trace(spans=[("send", 1.0, 1.25)])
-    small = RunFolder(tmp_path).write_trace([lane(0, sent)])
-    monkeypatch.setattr(run_folder, "LARGE", 2)
-    large = RunFolder(tmp_path).write_trace([lane(0, sent)])
-    assert (small.name, large.name) == ("trace.json", "trace-2.json.gz")
-    assert json.loads(gzip.decompress(large.read_bytes())) == json.loads(small.read_text())
+    first = RunFolder(tmp_path).write_trace([lane(0, sent)])
+    second = RunFolder(tmp_path).write_trace([lane(0, sent)])
+    assert (first.name, second.name) == ("trace.json", "trace-2.json")
+    assert json.loads(first.read_text())["otherData"]["complete"] is True

@@ -177,7 +177,7 @@ def test_a_single_run_is_drawn_within_its_epochs(tmp_path: Path) -> None:
         (2, 13, 100, 1.0, 0.5),
     ):
         seen = Evaluation(samples, loss, {"accuracy": right, "f1": 0.5})
-        RunFolder(tmp_path / "a").append_point(PointRecord(epoch, step, 4.0 * (step % 10) / 3, seen))
+        RunFolder(tmp_path / "a").append(PointRecord(epoch, step, 4.0 * (step % 10) / 3, seen))
     trained, validated = tables(read_results([tmp_path / "a"]), "within-epochs")[:2]
     assert [row["seconds"] for row in trained] == [4.0, 8.0, 14.0]
     assert [row["accuracy"] for row in trained] == [0.1, 0.2, 0.5]

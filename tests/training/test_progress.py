@@ -160,7 +160,8 @@ def point(step: int, samples: int = 10) -> Moment:
 
 def test_a_point_is_what_the_rank_has_seen_of_the_epoch(tmp_path: Path) -> None:
     Points(RunFolder(tmp_path)).moment(point(3))
-    ((found,), damage) = RunFolder(tmp_path).points().records, RunFolder(tmp_path).points().damage
+    lines = RunFolder(tmp_path).lines(PointRecord)
+    ((found,), damage) = lines.records, lines.damage
     assert (found.epoch, found.step, found.seconds, found.train.metrics) == (1, 3, 6.0, {"accuracy": 0.25})
     assert damage == []
 
@@ -170,17 +171,17 @@ def test_a_run_that_goes_on_takes_the_points_after_its_checkpoint_back(tmp_path:
     for step in (1, 2, 3, 4):
         before.moment(point(step))
     Points(RunFolder(tmp_path)).begin(RunLength(10, 10), step=2)
-    assert [point.step for point in RunFolder(tmp_path).points().records] == [1, 2]
+    assert [point.step for point in RunFolder(tmp_path).lines(PointRecord).records] == [1, 2]
 
 
 def test_a_full_disk_costs_the_points_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(folder: RunFolder, point: PointRecord) -> None:
+    def full(folder: RunFolder, point: PointRecord, flush: bool) -> None:
         raise DiskFull("cannot write points.jsonl: No space left on device")
 
     points = Points(RunFolder(tmp_path))
-    monkeypatch.setattr(RunFolder, "append_point", full)
+    monkeypatch.setattr(RunFolder, "append", full)
     points.moment(point(1))
     points.moment(point(2))
     assert capsys.readouterr().err.count("No space left on device; the curves have no more points") == 1

@@ -51,10 +51,8 @@ class FolderLock:
 
     def __init__(self, folder: Path, patience_s: float = 0.0) -> None:
         self.problem: str | None = None
-        self._path, until = folder, time.monotonic() + patience_s
+        until = time.monotonic() + patience_s
         with refusing(folder / LOCK):
-            # As long as it is open no other folder gets its number.
-            self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._file = open_lock_file(folder / LOCK)
         try:
             while not self._take():
@@ -73,15 +71,6 @@ class FolderLock:
 
     def __exit__(self, *_: object) -> None:
         close_lock_file(self._file)
-        os.close(self._folder)
-
-    @property
-    def lost(self) -> bool:
-        """True if the folder at this path is gone, or another one by now."""
-        try:
-            return not os.path.samestat(os.stat(self._path), os.fstat(self._folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return True
 
     def _take(self) -> bool:
         try:

@@ -118,9 +118,11 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
 
 
 def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
-    """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`."""
+    """Read a file of JSON lines, if it is there; lines that cannot be read are reported in `damage`."""
     try:
         lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        lines = []
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
     found: JsonLinesFile[T] = JsonLinesFile([], [])

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tutti.records.run import STAGES, EpochRecord, by_rank
-from tutti.records.run_folder import StrategyFacts
 from tutti.records.stragglers import UNEVEN, Straggler, straggler
 
 STANDS_OUT: Final = 0.1
@@ -24,27 +23,22 @@ _SAYS: Final = {
 }
 """Phrases for the stages that something can be done about."""
 
-_UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer exchanges")
-"""The facts of a strategy in a run folder that has none."""
 
-
-def where_the_time_went(
-    history: Sequence[EpochRecord], config: Mapping[str, Any], facts: StrategyFacts | None
-) -> str:
+def where_the_time_went(history: Sequence[EpochRecord], config: Mapping[str, Any], pace: str) -> str:
     """Advise a run by its epochs; "" if there are none."""
     ranks = stages_by_rank(history)
     if not ranks:
         return ""
     changed = any(len(epoch.ranks) != len(ranks) for epoch in history)
     on = f"on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}, as at the end, " if changed else ""
-    said = advice(ranks, config, facts, straggler(by_rank(history)))
+    said = advice(ranks, config, pace, straggler(by_rank(history)))
     return on + said
 
 
 def advice(
     ranks: Sequence[Mapping[str, float]],
     config: Mapping[str, Any],
-    facts: StrategyFacts | None,
+    pace: str,
     late: Straggler | None = None,
 ) -> str:
     """Name the largest part of the time that something can be done about, what to try, and a slow rank.
@@ -52,7 +46,7 @@ def advice(
     Args:
         ranks: each rank's seconds by stage, as `stages_by_rank` gives them; "samples" among them.
         config: of the run, as JSON values: its batch_size, validate, validation, balance and parallel.
-        facts: of its strategy; None: not known.
+        pace: of its strategy; empty: not known.
         late: the rank that all others wait for, if there is one.
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
@@ -63,8 +57,7 @@ def advice(
     named = f"; {slowest}" if slowest else ""
     worst = max(_SAYS, key=lambda stage: totals[stage])
     share = totals[worst] / whole
-    facts = facts or _UNKNOWN
-    way = {"together": "speed", "free": "queue"}.get(facts.pace)
+    way = {"together": "speed", "free": "queue"}.get(pace)
     if late is not None and worst != "wait" and way and config.get("balance", "none") == "none":
         named += f" --balance {way} gives it a smaller share"
     if share < STANDS_OUT:
@@ -73,7 +66,7 @@ def advice(
     if worst == "wait" and slowest and way and config.get("balance", "none") == "none":
         remedy = f"--balance {way}"
     else:
-        remedy = _remedy(worst, config, facts, len(ranks))
+        remedy = _remedy(worst, config, pace, len(ranks))
     return f"{_SAYS[worst]} {share:.0%} of the time: try {remedy}{named}"
 
 
@@ -87,7 +80,7 @@ def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
     return found
 
 
-def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: int) -> str:
+def _remedy(stage: str, config: Mapping[str, Any], pace: str, ranks: int) -> str:
     larger = 4 * int(config.get("batch_size", 32))
     if stage == "extract":
         return "a faster disk for the data, such as one of this machine's own"
@@ -96,7 +89,7 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
     if stage == "copy":
         return f"--batch-size {larger}, or --layout contiguous and --precision fp32, which need no copy"
     if stage == "validation":
-        if facts.pace == "free" and config.get("validate", "pause") == "pause":
+        if pace == "free" and config.get("validate", "pause") == "pause":
             return "--validate background, beside training"
         return f"--validation {config.get('validation', 0.1) / 4:g}, a smaller part of the samples"
     if stage == "checkpoint":
@@ -104,7 +97,7 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
         fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
         return f"{fewer}more --epochs: the final weights are written once"
     if stage == "update":
-        alone = facts.pace in ("abreast", "free") and ranks > 1
+        alone = pace in ("abreast", "free") and ranks > 1
         shared = ", or --strategy sync, whose workers share them out" if alone else ""
         return f"--batch-size {larger}, for fewer updates{shared}"
     if config.get("parallel"):
@@ -112,7 +105,7 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
         if "pipeline" in str(config["parallel"]):
             return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
         return f"--batch-size {larger}, for more work between exchanges"
-    return facts.rarer
+    return f"--batch-size {larger}, or a strategy whose workers exchange less often, such as local"
 
 
 def _slowest(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary, ranks_in_turn
-from tutti.records.run_folder import RunFolder, StrategyFacts
+from tutti.records.run_folder import RunFolder
 from tutti.run import summary_lines
 from tutti.run.build import Assembly, open_config_data, outputs_for, trained_on
 from tutti.run.config import TrainConfig
@@ -137,7 +137,7 @@ class AssembledRun:
                 self._config,
                 history,
                 None,
-                self._facts,
+                self._pace,
                 None if folder is None else str(folder.path),
                 data.shape,
                 outputs_for(data),
@@ -153,7 +153,7 @@ class AssembledRun:
             if folder is not None:
                 if pipeline is not None:
                     folder.write(pipeline)
-                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.starts().records))
+                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.lines(RunStart).records))
                 folder.write(summary)
                 book.finish(summary)
         outcome = replace(outcome, summary=summary)
@@ -171,8 +171,8 @@ class AssembledRun:
         return replace(self.parts.config, out=None)
 
     @property
-    def _facts(self) -> StrategyFacts:
-        return self.parts.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
+    def _pace(self) -> str:
+        return self.parts.strategy.pace.name.lower()
 
     def _trainer(
         self,
@@ -278,7 +278,6 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
         job.memory.note_folder(folder.path.absolute())
     # Ranks that were lost may not be gone yet, though they write no more.
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
-        folder = replace(folder, lock=lock, together=not context.alone)
         if lock.problem is not None:
             warn_on_stderr(
                 f"the file system of {folder.path} has no locks ({lock.problem}); see to it that no other "
@@ -292,8 +291,7 @@ def _run_folder(run: AssembledRun) -> Iterator[RunFolder | None]:
             folder.write_config(config.as_json())
             of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
             folder.write(trained_on(task.dataset, of_classes))
-            folder.write(run._facts)
-            folder.note_start(run.start, flush=not job.takeover)
+            folder.append(replace(run.start, pace=run._pace), flush=not job.takeover)
             yield folder
         except Exception:
             run.recording.rescue(folder)

@@ -12,8 +12,8 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
-from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
+from tutti.records.run import EpochRecord, RunStart, Summary
+from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.shapes import Shape
 from tutti.run import summary_lines
 from tutti.run.config import STOP, TrainConfig, flag
@@ -100,7 +100,7 @@ class RunOutcome:
         history: one record for each epoch.
         summary: the totals, and the evaluation on the test part; None: the run has stopped before its end.
         stopped: why it has, to go on another time.
-        strategy: the facts of its strategy that advice depends on.
+        pace: of its strategy, as in a `RunStart`.
         folder: the run folder, if one was written.
         shape: of one input of the model.
         outputs: of the model.
@@ -113,7 +113,7 @@ class RunOutcome:
     config: TrainConfig
     history: list[EpochRecord]
     summary: Summary | None
-    strategy: StrategyFacts
+    pace: str
     folder: str | None
     shape: Shape
     outputs: int
@@ -199,9 +199,9 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         print(*summary_lines.result(summary, data.labels), f"run folder: {folder.path}", sep="\n", flush=True)
     return RunOutcome(
         config=before,
-        history=folder.history().records,
+        history=folder.lines(EpochRecord).records,
         summary=summary,
-        strategy=folder.read(StrategyFacts),
+        pace=folder.lines(RunStart).records[-1].pace,
         folder=str(folder.path),
         shape=data.of_inputs,
         outputs=data.classes or data.outputs,

@@ -246,7 +246,11 @@ class Points(Progress):
     @override
     def begin(self, span: RunLength, step: int = 0) -> None:
         """Take back the points after `step`, which were of another course of the run."""
-        self._set(self._folder.keep_points(step))
+        found = self._folder.lines(PointRecord).records
+        kept = [point for point in found if point.step <= step]
+        if len(kept) < len(found):
+            self._folder.keep(PointRecord, kept)
+        self._set(len(kept))
 
     @override
     def moment(self, moment: Moment) -> None:
@@ -254,7 +258,8 @@ class Points(Progress):
         if self._full or not (moment.train.samples and math.isfinite(moment.seconds)):
             return
         try:
-            self._folder.append_point(PointRecord(moment.epoch, moment.step, moment.seconds, moment.train))
+            point = PointRecord(moment.epoch, moment.step, moment.seconds, moment.train)
+            self._folder.append(point, flush=False)
         except DiskFull as error:
             self._full = True
             warn_on_stderr(f"{error}; the curves have no more points")

@@ -20,7 +20,7 @@ from rich.text import Text
 from tutti.launch.launcher import mpi_place
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run import EpochRecord
-from tutti.records.run_folder import HISTORY, RunFolder
+from tutti.records.run_folder import RunFolder
 from tutti.records.texts import duration, figures
 from tutti.records.untrusted import printable
 from tutti.tables import TextTable, progress_bar
@@ -177,7 +177,7 @@ def read_progress(folder: FarmFolder) -> FarmProgress:
 def _last_record(path: Path) -> EpochRecord | None:
     """Return the record of a run's newest epoch; None: the first one goes on."""
     run = RunFolder(path)
-    history = run.history().records if run.has(HISTORY) else []
+    history = run.lines(EpochRecord).records
     return history[-1] if history else None
 
 
