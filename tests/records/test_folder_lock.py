@@ -42,7 +42,7 @@ def test_the_second_job_is_told_who_has_the_folder(tmp_path: Path) -> None:
                 attempt(tmp_path)
         assert lock.problem is None
     refuse_locked(tmp_path)
-    FolderLock(tmp_path).__exit__()
+    FolderLock(tmp_path).release()
 
 
 def test_the_lock_of_a_killed_job_is_free_even_if_something_it_forked_lives(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
 
 def test_a_job_waits_for_processes_that_were_killed_to_be_gone(tmp_path: Path) -> None:
     held = FolderLock(tmp_path)
-    threading.Timer(0.05, held.__exit__).start()
+    threading.Timer(0.05, held.release).start()
     with FolderLock(tmp_path, patience_s=60.0), pytest.raises(BadRunFolder, match="is being written by"):
         FolderLock(tmp_path)
 

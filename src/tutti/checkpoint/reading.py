@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,6 @@ from tutti.errors import BadCheckpoint
 from tutti.records import checkpoints
 from tutti.records.checkpoints import RUN, Manifest, head_file, tensors_file
 from tutti.records.json_lines import Json
-from tutti.records.untrusted import parse_json
 from tutti.state import Held, Named, Saved, State, TensorPiece, joined, named
 
 
@@ -77,13 +76,12 @@ class Checkpoint:
 
     def _state(self, rank: int) -> State:
         with self._reading(tensors_file(rank)):
-            # As they are: texts that are printed belong to the facts.
-            head = self._read(head_file(rank), json.loads)
+            head = self._read(head_file(rank))
             return decode(head, self.tensors(tensors_file(rank)))
 
-    def _read(self, name: str, parse: Callable[[bytes], object] = parse_json) -> Json:
+    def _read(self, name: str) -> Json:
         with self._reading(name):
-            values = parse(self.read(name))
+            values = json.loads(self.read(name))
             if not isinstance(values, dict):
                 raise TypeError("it is no JSON object")
             return cast("Json", values)

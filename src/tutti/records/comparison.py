@@ -18,7 +18,6 @@ from tutti.errors import BadOption, BadRunFolder
 from tutti.records.files import refusing
 from tutti.records.json_lines import Record, read_record, to_json
 from tutti.records.run_folder import RunFolder
-from tutti.records.untrusted import printable
 
 FILE: Final = "comparison.json"
 
@@ -132,12 +131,7 @@ class ComparisonFolder:
 
     def read(self) -> Comparison:
         """Read the comparison."""
-        found = read_record(self.path / FILE, Comparison)
-        for name in (one.folder for one in found.combinations):
-            # An empty name, or one of dots, is the folder itself or the one around it.
-            if Path(name).name != name or not name.strip("."):
-                raise BadRunFolder(f"{self.path / FILE} names the folder '{printable(name)}' outside its own")
-        return found
+        return read_record(self.path / FILE, Comparison)
 
     def run(self, combination: Combination, repeat: int) -> RunFolder:
         """Return the run folder of a repeat."""
@@ -158,10 +152,10 @@ class ComparisonFolder:
             path.write_text(f"{error}\n", encoding="utf-8")
 
     def error(self, combination: Combination, repeat: int) -> str | None:
-        """Read the error of a repeat, as text that is safe to print; None if it has not failed."""
+        """Read the error of a repeat; None if it has not failed."""
         path = self._error(combination, repeat)
         try:
-            return printable(path.read_bytes().decode(errors="replace"), lines=True).strip()
+            return path.read_bytes().decode(errors="replace").strip()
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -5,7 +5,7 @@
     data.npz              the data, where they were given as arrays
     block                 the ranks of each job, in all launches: results depend on it
     threads               how many each rank has, in all launches: results depend on it in their last bits
-    launches/, claims     who works on it, on which job, and what happens: `tutti.records.launches`
+    launches/             who works on it, and what happens: `tutti.records.launches`
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
     jobs/NAME/log.txt     what the job has printed
     jobs/NAME/error.txt   why it has failed: the traceback
@@ -37,7 +37,7 @@ from tutti.records.json_lines import (
     read_record,
     to_json,
 )
-from tutti.records.launches import EVENTS, USAGE, Launch, all_launches
+from tutti.records.launches import EVENTS, JOBS, USAGE, Launch, all_launches
 from tutti.records.run_folder import ERROR, RunFolder
 
 FARM: Final = "farm.json"
@@ -45,7 +45,6 @@ SPLITS: Final = "splits.npz"
 DATA: Final = "data.npz"
 BLOCK: Final = "block"
 THREADS: Final = "threads"
-JOBS: Final = "jobs"
 
 VERSION: Final = 1
 """The version of the files of a farm that this program writes."""
@@ -254,7 +253,7 @@ class FarmFolder:
 
         Each launch numbers its blocks from 0; here those that work at the same time have different numbers.
         """
-        found = [read_lines(path, FarmEvent) for path in self._of_launches(EVENTS) if path.is_file()]
+        found = [read_lines(path, FarmEvent) for path in self._of_launches(EVENTS)]
         records = sorted((record for lines in found for record in lines.records), key=lambda one: one.time)
         return JsonLinesFile(self._renumbered(records), [text for lines in found for text in lines.damage])
 

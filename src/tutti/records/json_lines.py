@@ -17,7 +17,6 @@ from types import NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tutti.errors import BadRunFolder
-from tutti.records.untrusted import parse_json
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -85,7 +84,7 @@ def decode(kind: type[T], values: object) -> T:
 def parse_record(text: bytes | str, kind: type[T]) -> T:
     """Parse a JSON text by `decode`."""
     try:
-        return decode(kind, parse_json(text))
+        return decode(kind, json.loads(text))
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 

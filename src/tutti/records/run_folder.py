@@ -22,6 +22,7 @@
     log.txt               what the run has printed, where it is a job of a farm
     error.txt             why it has failed, likewise
     .lock                 locked while a job writes the folder: `tutti.records.folder_lock`
+    .claim                locked while a launch of a farm has the job
 
 Files that are not appended to are written under another name and renamed: they are whole or not there. Needs
 neither torch nor MPI.
