@@ -43,13 +43,9 @@ class Combination(Record):
     Attributes:
         name: for people, such as "sync, 2 workers".
         folder: of its runs, inside the comparison's.
-        strategy: how it trains.
-        workers: how many ranks train.
-        threads: of each of them.
         scaling: one of `SCALINGS`, or `APART`.
         options: the fields of the run's configuration in which it differs from the others.
         sweep: those of them that were crossed in: only runs with equal ones are compared.
-        device: what each of them computes on.
         parallel: how its ranks hold one model together, such as "data=2,tensor=2"; None: each has all of it.
     """
 
@@ -89,8 +85,6 @@ class Comparison(Record):
     """A comparison: its task and the ways to train that it compares.
 
     Attributes:
-        model: its name.
-        data: the data set's name.
         repeats: how often each combination is run, with seeds that count up.
         target: the accuracy on the validation part that a run is timed to; None: to none.
         combinations: in the order of the table.

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -134,6 +136,13 @@ def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
             what = "is cut off" if number == len(lines) else f"is no record ({error})"
             found.damage.append(f"line {number} of {path} {what}; it was left out")
     return found
+
+
+def read_all(paths: Iterable[Path], kind: type[T]) -> JsonLinesFile[T]:
+    """Read several files of JSON lines, in the order of the records' `time`."""
+    found = [read_lines(path, kind) for path in paths]
+    records = sorted((record for lines in found for record in lines.records), key=attrgetter("time"))
+    return JsonLinesFile(records, [sentence for lines in found for sentence in lines.damage])
 
 
 def last_record(path: Path, kind: type[T]) -> T | None:

@@ -36,13 +36,7 @@ USAGE: Final = "usage.jsonl"
 
 @dataclass(frozen=True)
 class LaunchRecord(Record):
-    """A launch.
-
-    Attributes:
-        process: its number on its host.
-        host: the name of that.
-        cores: the logical CPUs that it may use.
-    """
+    """The process of a launch, and the logical CPUs that it may use."""
 
     process: int
     host: str

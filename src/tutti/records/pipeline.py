@@ -21,16 +21,7 @@ SCHEDULES: Final = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1, "
 
 @dataclass(frozen=True)
 class PipelineSpan:
-    """The work of a stage on one microbatch.
-
-    Attributes:
-        rank: the rank that did it, numbered in the team.
-        stage: the number of the stage.
-        kind: one of `KINDS`.
-        microbatch: the number of the microbatch.
-        start: seconds since the first span of the step began.
-        stop: likewise, of its end.
-    """
+    """The work of a stage on one microbatch: one of `KINDS`, in seconds since the step's first span began."""
 
     rank: int
     stage: int

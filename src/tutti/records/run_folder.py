@@ -56,7 +56,7 @@ from tutti.records.json_lines import (
     Record,
     append_line,
     last_record,
-    parse_record,
+    read_all,
     read_lines,
     read_record,
     to_json,
@@ -271,16 +271,7 @@ class RunFolder:
 
     def heartbeats(self) -> JsonLinesFile[Heartbeat]:
         """Read the newest heartbeat of each rank that has left one, sorted by rank."""
-        found: JsonLinesFile[Heartbeat] = JsonLinesFile([], [])
-        for path in (self.path / RANKS).glob("[0-9]*.json"):
-            try:
-                found.records.append(parse_record(path.read_bytes(), Heartbeat))
-            except FileNotFoundError:  # it was removed meanwhile, as by a run that goes on
-                continue
-            except OSError as error:
-                found.damage.append(f"{path} cannot be read ({error.strerror}); it was left out")
-            except ValueError as error:
-                found.damage.append(f"{path} is no heartbeat ({error}); it was left out")
+        found = read_all((self.path / RANKS).glob("[0-9]*.json"), Heartbeat)
         found.records.sort(key=lambda beat: beat.rank)
         return found
 
@@ -295,9 +286,7 @@ class RunFolder:
 
     def usage(self) -> JsonLinesFile[UsageRecord]:
         """Read the samples of all hosts, in the order of time; none if a run has left none."""
-        found = [read_lines(path, UsageRecord) for path in self.usage_files()]
-        records = sorted((record for lines in found for record in lines.records), key=lambda one: one.time)
-        return JsonLinesFile(records, [sentence for lines in found for sentence in lines.damage])
+        return read_all(self.usage_files(), UsageRecord)
 
     def last_usage(self) -> list[UsageRecord]:
         """Read the newest sample of each host, as far as there are any that can be read."""
