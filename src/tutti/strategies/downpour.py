@@ -288,7 +288,7 @@ class _PushesMoves(_DownpourWorker):
     @torch.no_grad()
     def flush(self) -> None:
         """Push what the weights have been moved by since the last time."""
-        if self.has_unpushed or not all(map(torch.equal, self.weights, self._before)):
+        if self.has_unpushed:
             self._add_moves()
             super().flush()
 

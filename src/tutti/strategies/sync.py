@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from tutti.allreduce import ALGORITHMS
 from tutti.allreduce.adasum import Adasum
-from tutti.allreduce.base import GradientLayout, GradientReduction
+from tutti.allreduce.base import GradientLayout, GradientReduction, MakeReduction
 from tutti.allreduce.compression import Cast, Codec, Compressed, Int8, TopK
 from tutti.allreduce.exact import ByMessages, Native
 from tutti.allreduce.powersgd import PowerSGD
@@ -30,13 +30,6 @@ from tutti.registry import part
 from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
 from tutti.state import Held, Saved, State
 from tutti.strategies.base import Clip, Home, Strategy, Worker
-from tutti.strategies.joint_gradients import (
-    JointGradients,
-    MakeReduction,
-    MeanGradients,
-    ReducedGradients,
-    node_sizes,
-)
 from tutti.strategies.options import choice, number, whole
 
 
@@ -156,7 +149,7 @@ class SyncWorker(Worker):
         super().__init__()
         self._node, self._clip, self._clock = comm.node, clip, comm.clock
         self.share = 1 / comm.size
-        self._sizes = node_sizes(comm)
+        self._sizes = cast("list[int]", comm.all_gather_objects(comm.node.size))
         lanes = min(self._sizes)
         self._lane = comm.node.rank if comm.node.rank < lanes else None
         slices = [
@@ -269,11 +262,6 @@ class SyncWorker(Worker):
         return math.sqrt(total if self._share is None else self._share.add_up(total))
 
     @override
-    def adopt(self) -> None:
-        for reduction in self._reductions:
-            reduction.forget()
-
-    @override
     def state(self) -> State:
         """Return the optimizer's state for this rank's slice, and what its reductions remember."""
         kept = [reduction.state() for reduction in self._reductions]
@@ -366,7 +354,6 @@ class Sync(Strategy):
 
     home: ClassVar[Home] = Home.SHARED
     joint_norm: ClassVar[bool] = True
-    joins_gradients: ClassVar[bool] = True
 
     every: int = whole(1, "passes of each worker for one update")
     collective: str = choice("native", "how the sum is formed", COLLECTIVES)
@@ -413,15 +400,6 @@ class Sync(Strategy):
         # The factors of a matrix are those of the whole matrix: no parameter may be cut then.
         whole = of_all is None and self.compress == "power_sgd"
         return SyncWorker(replica, comm, optimizer, clip, self._between(), of_all, whole)
-
-    @override
-    def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
-        of_all = self._of_whole_gradients()
-        if of_all is not None:
-            return ReducedGradients(replica, comm, of_all, between=False)
-        if self.compress != "none" and comm.hosts > 1:
-            return ReducedGradients(replica, comm, self._between(), True, self.compress == "power_sgd")
-        return MeanGradients(replica, comm)
 
     def _of_whole_gradients(self) -> MakeReduction | None:
         """Return the reduction of all workers' whole gradients; None where slices are summed."""
