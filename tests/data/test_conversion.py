@@ -12,7 +12,6 @@ from tutti.cli.main import main
 from tutti.data.conversion import convert
 from tutti.data.formats import FORMATS
 from tutti.data.sources import read_source
-from tutti.data.streaming.options import streamable
 from tutti.errors import BadData, BadOption
 
 pytest.importorskip("h5py", reason="needs the extra 'data'")
@@ -215,6 +214,6 @@ def test_pieces_of_an_array_that_are_not_one_whole_are_named(tmp_path):
 
 def test_several_inputs_are_read_into_memory_and_not_streamed(tmp_path):
     convert(read_source((LISTS, CLASSES), {}), tmp_path / "new")
-    assert streamable(str(tmp_path / "new"), {}) is None
-    with pytest.raises(BadOption, match=r"is for one input of one shape, and .* has several"):
-        streamable(str(tmp_path / "new"), {"stream": True})
+    assert not read_source(tmp_path / "new", {}).buffer_bytes
+    with pytest.raises(BadOption, match=r"--data.stream true"):
+        read_source(tmp_path / "new", {"stream": True})

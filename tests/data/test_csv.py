@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import divided, open_pool
+from tutti.data import open_pool
 from tutti.data.contents import Contents
 from tutti.data.sources import check_named, read_source
 from tutti.data.targets import KnownClasses, with_checked_targets
@@ -207,9 +207,9 @@ def test_each_fold_has_the_means_of_its_own_training_samples(tmp_path):
         file = tmp_path / "splits.npz"
         if comm.rank == 0:
             splits = [Split.of([0, 1], [2, 3], 4, "it"), Split.of([2, 3], [0, 1], 4, "it")]
-            write_splits(file, splits, pool.outline.fingerprint)
+            write_splits(file, splits, pool.fingerprint)
         comm.barrier()
-        folds = [divided(pool, comm, 0.0, 0, (str(file), number)) for number in range(2)]
+        folds = [pool.divided(comm, 0.0, 0, (str(file), number)) for number in range(2)]
         return [[part.take(torch.arange(2))[0].tolist() for part in fold.parts] for fold in folds]
 
     for found in VirtualWorld(ranks=2).run(work):

@@ -83,7 +83,7 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
     assert read_source(data, {"target": "label", "columns": ["a", "number"]}).columns == ("a", "number")
     with pytest.raises(BadOption, match="grouped by the column 'number'"):
         read_source(data, {**options, "columns": ["a", "number"]})
-    alone = read_source(data, {"target": "number", "group": "person"})
+    alone = read_source(data, {"target": "number", "group": "person"}, None)
     assert alone.columns == ("a", "label")
     assert read_source(data, {"target": "number", "group": "1"}).columns == ("a", "label")
 
@@ -130,10 +130,10 @@ def test_a_misspelt_column_is_refused_in_training_too(tables: Path, name: str) -
 def test_data_without_columns_refuse_the_option(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", x=np.eye(2), y=[0, 1])
     with pytest.raises(BadOption, match="--group-by"):
-        read_source(str(tmp_path / "t.npz"), {"group": "person"})
+        read_source(str(tmp_path / "t.npz"), {"group": "person"}, None)
 
 
 def test_what_is_to_be_predicted_may_lack_the_column(tables: Path) -> None:
     (tables / "new.csv").write_text("a,label\n1,0\n2,1\n")
-    found = read_inputs(str(tables / "new.csv"), {"target": "label", "group": "person"})
+    found = read_inputs(str(tables / "new.csv"), {"target": "label", "group": "person"}, None)
     assert found.columns == ("a",)

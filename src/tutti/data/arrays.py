@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,7 @@ def part_columns(
     targets: object,
     missing: str = "error",
     columns: tuple[str, ...] = (),
+    finite: bool = True,
 ) -> tuple[tuple[Column[Rows], ...], Array, Indices]:
     """Return the inputs and targets of a part, the inputs in the form in which they are kept.
 
@@ -47,6 +49,7 @@ def part_columns(
         targets: likewise, of the same length.
         missing: one of `MISSING`; samples with NaN are left out, refused, or kept.
         columns: the names of the inputs, if they are those of a table.
+        finite: whether all inputs are read, and NaN and inf refused.
 
     Returns:
         The inputs, the targets, and the numbers of the samples that are kept.
@@ -58,6 +61,8 @@ def part_columns(
     y = targets[:] if isinstance(targets, StoredRows) else as_array(targets, f"{part} targets")
     found = [input_column(part, what, one, y) for what, one in inputs]
     kept = np.arange(len(y))
+    if not finite:
+        return tuple(found), y, kept
     if missing == "drop":
         kept = np.flatnonzero(~np.logical_or.reduce([_with_nan(y), *map(_incomplete, found)]))
         if len(kept) < len(y):
@@ -278,7 +283,7 @@ def image_layout(inputs: Rows, turn: bool) -> Rows:
         laid = _laid(np.empty((1, *inputs.shape[1:]), inputs.dtype), turn)
         if laid.shape[1:] == inputs.shape[1:]:
             return inputs
-        return inputs.changed(laid.shape[1:], lambda some: _laid(some, turn))
+        return inputs.changed(laid.shape[1:], partial(_laid, turn=turn))
     assert isinstance(inputs, np.ndarray), "rows are an array, or are read from a file"
     return _laid(inputs, turn)
 

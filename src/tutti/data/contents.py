@@ -74,6 +74,7 @@ class Contents(Generic[T, Y]):
         columns: the names of the inputs, where each is one number of a table.
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
         groups: of the training samples, of shape (samples,), where a column for them was chosen.
+        buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Contents(Generic[T, Y]):
     columns: tuple[str, ...] = ()
     filled: bool = False
     groups: Array | None = None
+    buffer_bytes: int = 0
 
 
 def slot_of(name: str) -> tuple[str, str] | None:

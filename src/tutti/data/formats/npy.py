@@ -14,6 +14,7 @@ from tutti.data.arrays import chunks_of
 from tutti.data.columns import Columns, Stored
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
 from tutti.data.formats import Format, listed
+from tutti.data.mapped import Mapped
 from tutti.data.rows import Array, Rows, StoredRows, joined, piece
 from tutti.errors import BadData, BadOption
 from tutti.records.npz import DAMAGED, damaged, open_data_file
@@ -135,7 +136,12 @@ def files_by_key(folder: Path) -> dict[str, list[Path]]:
 
 
 def _by_stem(folder: Path) -> dict[str, object]:
-    return {key: joined_files(files) for key, files in files_by_key(folder).items()}
+    found: dict[str, object] = {}
+    for key, files in files_by_key(folder).items():
+        read = joined_files(files)  # This refuses files that are broken.
+        is_inputs = (slot_of(key) or ("", ""))[1] == "inputs"
+        found[key] = Mapped(files) if is_inputs and read.ndim else read
+    return found
 
 
 def _with_labels(arrays: dict[str, object], labels: Path) -> dict[str, object]:
