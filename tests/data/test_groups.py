@@ -130,7 +130,7 @@ def test_a_misspelt_column_is_refused_in_training_too(tables: Path, name: str) -
 def test_data_without_columns_refuse_the_option(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", x=np.eye(2), y=[0, 1])
     with pytest.raises(BadOption, match="--group-by"):
-        read_source(str(tmp_path / "t.npz"), {"group": "person"}, None)
+        read_source(str(tmp_path / "t.npz"), {"group": "person"})
 
 
 def test_what_is_to_be_predicted_may_lack_the_column(tables: Path) -> None:
