@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic
+from typing import Final, Generic, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -85,6 +85,10 @@ class Contents(Generic[T, Y]):
     filled: bool = False
     groups: Array | None = None
     buffer_bytes: int = 0
+
+
+ReadData: TypeAlias = Contents[Stored[Rows], Array]
+"""A data set as it is once it is checked."""
 
 
 def slot_of(name: str) -> tuple[str, str] | None:
@@ -226,7 +230,7 @@ def _sequences(values: object, lengths: object, what: str) -> Sequences:
     return Sequences(values, counts.astype(np.int64))
 
 
-def to_keys(contents: Contents[Stored[Rows], Array]) -> dict[str, Rows]:
+def to_keys(contents: ReadData) -> dict[str, Rows]:
     """Return the arrays of a data set by keys, of which `from_keys` makes it again.
 
     Several inputs are 'x_train.image' and 'x_train.age', or 'x_train.0' and 'x_train.1'; of sequences the

@@ -24,7 +24,7 @@ from torch import Tensor
 from tutti.comm.base import Communicator
 from tutti.data.arrays import chunks_of, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
-from tutti.data.contents import Contents
+from tutti.data.contents import ReadData
 from tutti.data.mapped import Mapped
 from tutti.data.parts import PROBED, DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.rows import Array, Rows
@@ -59,7 +59,7 @@ class SamplePool:
     sums: tuple[Tensor, ...]
 
     @classmethod
-    def outline(cls, contents: Contents[Stored[Rows], Array]) -> SamplePool:
+    def outline(cls, contents: ReadData) -> SamplePool:
         """Return the outline of a data set as it was read."""
         meta = once(_meta)
         parts: dict[str, Part] = {}
@@ -124,7 +124,7 @@ class SamplePool:
         dataset = self.dataset.with_parts(lambda part: part.changed(lambda one: places[id(one)]))
         return replace(self, dataset=dataset, sums=tuple(places[id(one)] for one in self.sums))
 
-    def fill(self, contents: Contents[Stored[Rows], Array]) -> None:
+    def fill(self, contents: ReadData) -> None:
         """Write a data set into the memory; one process does."""
         for name, (inputs, targets) in contents.parts.items():
             part = cast("Part", getattr(self.dataset, name))
@@ -280,8 +280,8 @@ def open_inputs(
     return _pooled(comm, lambda: read_inputs(data, options, part)).dataset
 
 
-def _pooled(comm: Communicator, read: Callable[[], Contents[Stored[Rows], Array]]) -> SamplePool:
-    found: list[Contents[Stored[Rows], Array]] = []
+def _pooled(comm: Communicator, read: Callable[[], ReadData]) -> SamplePool:
+    found: list[ReadData] = []
 
     def look() -> SamplePool:
         contents = read()

@@ -22,12 +22,12 @@ import numpy as np
 from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
-from tutti.data.contents import Contents, contents_of
+from tutti.data.contents import Contents, ReadData, contents_of
 from tutti.data.formats import OF_ALL, format_of, read_path, takes_data_option
 from tutti.data.formats.parquet import are_parts, is_frame, read_frame, read_parts
 from tutti.data.mapped import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
-from tutti.data.rows import Array, Rows, StoredRows, joined
+from tutti.data.rows import Rows, StoredRows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import KnownClasses, with_checked_targets
@@ -37,9 +37,7 @@ from tutti.load_object import call_with_options, load_object, names_object, take
 from tutti.records.untrusted import printable
 
 
-def read_source(
-    data: object, options: Mapping[str, object], known: KnownClasses | None = None
-) -> Contents[Stored[Rows], Array]:
+def read_source(data: object, options: Mapping[str, object], known: KnownClasses | None = None) -> ReadData:
     """Read and check a data set.
 
     Args:
@@ -64,9 +62,7 @@ def read_source(
         raise type(error)(f"{data}: {error}") from error
 
 
-def read_inputs(
-    data: object, options: Mapping[str, object], part: str | None
-) -> Contents[Stored[Rows], Array]:
+def read_inputs(data: object, options: Mapping[str, object], part: str | None) -> ReadData:
     """Read and check the inputs of a part, whether or not it has targets: all targets are 0.
 
     Args:
@@ -93,9 +89,7 @@ def read_inputs(
     return _checked(replace(contents, name=name, parts={"train": (inputs, None)}), missing, "given")
 
 
-def _checked(
-    contents: Contents[object], missing: str, called: str | None = None
-) -> Contents[Stored[Rows], Array]:
+def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
     """Bring inputs into the form in which they are kept."""
     structure = taken_apart({part: x for part, (x, _) in contents.parts.items()})
     streamed = contents.buffer_bytes > 0
@@ -116,7 +110,7 @@ def _checked(
             raise BadData(f"there are {len(groups):,} groups, but {before:,} samples; give one for each")
         groups = groups[kept]
     return replace(
-        cast("Contents[Stored[Rows], Array]", contents),
+        cast(ReadData, contents),
         name=printable(contents.name),
         parts={part: (inputs_of[part], y) for part, (_, y, _) in read.items()},
         columns=tuple(map(printable, contents.columns)),
@@ -125,9 +119,7 @@ def _checked(
     )
 
 
-def _with_targets(
-    contents: Contents[Stored[Rows], Array], given: int | None, known: KnownClasses | None
-) -> Contents[Stored[Rows], Array]:
+def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | None) -> ReadData:
     found = with_checked_targets(contents, given, known)
     _, first = found.parts["train"]
     for part, (_, targets) in found.parts.items():
