@@ -147,7 +147,6 @@ def test_more_rows_than_one_block_stay_in_order(read):
         ("a,y\n1,0\n3,?\n", {}, r"no value in row 2 of the target 'y'; leave"),
         ("a,y\n1,0\n3,?\n4,?\n", {}, r"no value in row 2 of the target 'y', nor in 1 further row; leave"),
         ("a,y\n1,0\n3,\n", {"missing": "mean"}, r"no value in row 2 of the target 'y'"),
-        ("a,y\n,0\n,1\n", {"missing": "mean"}, r"column 'a' has no value in any training sample"),
         ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
         ("a,y\n1,0\ninf,1\n", {"missing": "mean"}, "NaN or inf"),
         ("a,y\n", {}, "has no row below"),
@@ -304,16 +303,6 @@ def test_npy_pairs_and_folders_of_them_are_mapped(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
     with pytest.raises(BadData, match="holds Python objects"):
         read_source(str(tmp_path / "x.npy"), {})
-
-
-@pytest.mark.parametrize(("train", "test"), [("0 1", "1 2"), ("cat dog", "dog cow")])
-def test_a_class_that_training_never_sees_is_refused(tmp_path, train, test):
-    for part, values in (("train", train), ("test", test)):
-        rows = "".join(f"1,{value}\n" for value in values.split())
-        (tmp_path / f"{part}.csv").write_text(f"a,y\n{rows}")
-    with pytest.raises(BadData, match=f"the test part has the class '{test.split()[1]}' in 1 of 2 samples"):
-        read_source(str(tmp_path), {})
-    assert read_source(str(tmp_path), {"classes": 3}).classes == 3
 
 
 @pytest.mark.parametrize(("first", "missing"), [(0, 0), (0, 2), (0, 3), (1, 3)])

@@ -113,24 +113,21 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
     Raises:
         BadData: it is of another kind, or lacks inputs or targets.
     """
-    if isinstance(value, _DATA_SETS):
-        return Contents(name, {"train": read_items(value, "train")}, labels=_dataset_labels(value))
     if isinstance(value, Mapping):
         return from_keys(value, name, what, labelled)
-    if _are_items(value):
-        return Contents(name, {"train": read_items(value, "train")})
     if not labelled and isinstance(value, np.ndarray | Tensor):
         return Contents(name, {"train": (value, None)})
-    if isinstance(value, tuple | list) and len(value) == 2:
-        first, second = value
-        if isinstance(first, _DATA_SETS) and isinstance(second, _DATA_SETS):
-            labels = {"train": _dataset_labels(first), "test": _dataset_labels(second)}
-            refuse_other_names({part: names for part, names in labels.items() if names}, what)
-            parts = {"train": read_items(first, "train"), "test": read_items(second, "test")}
-            return Contents(name, parts, labels=labels["train"])
-        if _are_items(first) and _are_items(second):
-            parts = {"train": read_items(first, "train"), "test": read_items(second, "test")}
-            return Contents(name, parts)
+    given = [*value] if isinstance(value, tuple | list) and len(value) == 2 else []
+    sets = [value] if _has_items(value) else given
+    if sets and all(map(_has_items, sets)):
+        by_part = dict(zip(("train", "test"), sets, strict=False))
+        labels = {part: _dataset_labels(one) for part, one in by_part.items()}
+        refuse_other_names({part: names for part, names in labels.items() if names}, what)
+        return Contents(
+            name, {part: read_items(one, part) for part, one in by_part.items()}, labels=labels["train"]
+        )
+    if given:
+        first, second = given
         if isinstance(first, tuple) and isinstance(second, tuple):
             return Contents(name, {"train": _pair(first, what), "test": _pair(second, what)})
         return Contents(name, {"train": (first, second)})
@@ -176,7 +173,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
 def _refuse_other_columns(
     parts: Mapping[str, tuple[object, object]], columns: tuple[str, ...], what: str
 ) -> None:
-    """Refuse names that are not as many as the columns of inputs."""
+    """Refuse another number of names than of columns."""
     for part, (inputs, _) in parts.items():
         shape = tuple(getattr(inputs, "shape", ()))
         if columns and shape[1:] != (len(columns),):
@@ -197,8 +194,7 @@ def _several_together(values: Mapping[str, object], what: str) -> dict[str, obje
     for key, value in values.items():
         whole, dot, name = str(key).partition(".")
         if dot and slot_of(str(key)) is not None:
-            if whole not in values:  # else it is something else beside these
-                several.setdefault(whole, {})[name] = value
+            several.setdefault(whole, {})[name] = value
         else:
             found[key] = value
     for whole, inputs in several.items():
@@ -215,17 +211,9 @@ def _several_together(values: Mapping[str, object], what: str) -> dict[str, obje
 
 def _sequences(values: object, lengths: object, what: str) -> Sequences:
     counts = np.asarray(lengths[:] if isinstance(lengths, np.ndarray | StoredRows) else lengths)
-    if not (
-        isinstance(values, np.ndarray | StoredRows)
-        and values.ndim
-        and counts.ndim == 1
-        and counts.dtype.kind in "iu"
-        and counts.min(initial=0) >= 0
-        and sum(counts.tolist()) == len(values)
-    ):
+    if not isinstance(values, np.ndarray | StoredRows) or counts.sum() != len(values):
         raise BadData(
-            f"{what} has lengths of sequences that are not those of its values; make both anew by "
-            "'tutti data convert'"
+            f"{what} has other lengths of sequences than values; write both by 'tutti data convert'"
         )
     return Sequences(values, counts.astype(np.int64))
 
@@ -307,9 +295,10 @@ def pair_up(
     return pairs
 
 
-def _are_items(value: object) -> bool:
-    """Tell whether a value is a list of samples, each a dict."""
-    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
+def _has_items(value: object) -> bool:
+    """Return whether a value is read item by item: a data set of torch, or a list of dicts."""
+    dicts = isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
+    return dicts or isinstance(value, _DATA_SETS)
 
 
 def _pair(value: tuple[object, ...], what: str) -> tuple[object, object]:
