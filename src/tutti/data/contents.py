@@ -194,7 +194,8 @@ def _several_together(values: Mapping[str, object], what: str) -> dict[str, obje
     for key, value in values.items():
         whole, dot, name = str(key).partition(".")
         if dot and slot_of(str(key)) is not None:
-            several.setdefault(whole, {})[name] = value
+            if whole not in values:  # else it is something else
+                several.setdefault(whole, {})[name] = value
         else:
             found[key] = value
     for whole, inputs in several.items():
