@@ -23,8 +23,8 @@ from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, val
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, contents_of
-from tutti.data.formats import OF_ALL, format_of, read_path, takes_data_option
-from tutti.data.formats.parquet import are_parts, is_frame, read_frame, read_parts
+from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
+from tutti.data.formats.arrow_tables import TABLE_OPTIONS, are_parts, is_frame, read_frame, read_parts
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Array, Rows, StoredRows, joined
 from tutti.data.streaming.options import without_stream
@@ -185,7 +185,7 @@ def with_columns(data: object, options: Mapping[str, object], columns: Sequence[
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if not named or "columns" in found or made or not isinstance(data, str | Path):
         return found
-    if takes_data_option(Path(str(local_copy(data))).expanduser(), "columns"):
+    if "columns" in options_of(Path(str(local_copy(data))).expanduser()):
         found["columns"] = list(columns)
     return found
 
@@ -208,14 +208,10 @@ def _contents(
     if isinstance(data, str | Path) and data not in BUILT_IN:
         path = Path(data).expanduser()
         return read_path(path, {**options, "missing": missing}, labelled), classes, missing
-    if is_frame(data):
-        own: dict[str, object] = {"frame": data, "missing": missing, "labelled": labelled}
-        made = call_with_options(read_frame, options, "data", type(data).__name__, own, OF_ALL)
-        return cast("Contents[object]", made), classes, missing
-    if are_parts(data, bool(options)):
-        own = {"frames": data, "missing": missing, "labelled": labelled}
-        made = call_with_options(read_parts, options, "data", "pair of frames", own, OF_ALL)
-        return cast("Contents[object]", made), classes, missing
+    if is_frame(data) or are_parts(data, options):
+        check_options(options, TABLE_OPTIONS, "the frame")
+        read = read_frame if is_frame(data) else read_parts
+        return read(data, {**options, "missing": missing}, labelled), classes, missing
     if options:
         raise UnknownName(
             "option",
@@ -246,7 +242,7 @@ def check_named(data: str) -> None:
     if not (data and path.exists()) and path.name == data and not path.suffix:
         BUILT_IN.check(data)
     if data not in BUILT_IN:
-        format_of(path).check(path)
+        format_of(path).files(path)
 
 
 def _missing(value: object) -> str:

@@ -16,7 +16,6 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
-from tutti.data.pictures import shapes_alone
 from tutti.data.streaming.part import StreamedPart
 from tutti.exports.sources import load_from
 from tutti.launch.placement import RANK_BYTES, Placement
@@ -64,8 +63,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
     hosts = max(1, len(placement.hosts))
     strategy = check_job(planned, placement.ranks, hosts)
     with seeded(config.seed):
-        with shapes_alone():
-            dataset = open_config_data(job, comm)
+        dataset = open_config_data(job, comm)
         task = prepare_task(job, dataset)
         check_predictions(config, task.dataset)
         optimizer = build_optimizer(job, task.module)
