@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tutti.cli.main import main
 from tutti.records.run_folder import RunFolder
@@ -94,19 +93,3 @@ def test_data_that_stay_in_files_count_by_their_windows(
     whole, _ = dry_run(capsys, "train", "mlp", *options[:2], "--data.stream", "false")
     assert streamed["data, once for all"] < 3
     assert whole["data, once for all"] > 16
-
-
-def test_pictures_are_looked_at_but_not_decoded(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
-    for number, kind in enumerate(["cat", "dog"] * 10):
-        (tmp_path / "photos" / kind).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (9, 12), "red").save(tmp_path / "photos" / kind / f"{number}.png")
-    options = ["train", "lenet", "--data", "photos", "--data.size"]
-    memory, _ = dry_run(capsys, *options, "64,64", "-n", "1")
-    assert memory["data, once for all"] == pytest.approx(20 * 3 * 64 * 64 / 1e6, abs=0.1)
-    assert not (tmp_path / "cache").exists()
-    (tmp_path / "photos" / "dog" / "1.png").write_bytes(b"no picture")
-    assert main([*options, "64,64", "--dry-run"]) == 2
-    assert "1.png of photos cannot be read" in capsys.readouterr().err

@@ -213,9 +213,7 @@ def _several_together(values: Mapping[str, object], what: str) -> dict[str, obje
 def _sequences(values: object, lengths: object, what: str) -> Sequences:
     counts = np.asarray(lengths[:] if isinstance(lengths, np.ndarray | StoredRows) else lengths)
     if not isinstance(values, np.ndarray | StoredRows) or counts.sum() != len(values):
-        raise BadData(
-            f"{what} has other lengths of sequences than values; write both by 'tutti data convert'"
-        )
+        raise BadData(f"{what} has lengths of other sequences; write both by 'tutti data convert'")
     return Sequences(values, counts.astype(np.int64))
 
 

@@ -25,7 +25,7 @@ from tutti.comm.base import Communicator
 from tutti.data.arrays import chunks_of, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import ReadData
-from tutti.data.mapped import Mapped
+from tutti.data.formats.npy import Mapped
 from tutti.data.parts import PROBED, DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_sums, scale_of

@@ -23,9 +23,9 @@ from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, val
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
-from tutti.data.formats import OF_ALL, format_of, read_path, takes_data_option
-from tutti.data.formats.parquet import are_parts, is_frame, read_frame, read_parts
-from tutti.data.mapped import Mapped
+from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
+from tutti.data.formats.arrow_tables import TABLE_OPTIONS, are_parts, is_frame, read_frame, read_parts
+from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, StoredRows, joined
 from tutti.data.streaming import MOST, stream_options
@@ -62,7 +62,7 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
         raise type(error)(f"{data}: {error}") from error
 
 
-def read_inputs(data: object, options: Mapping[str, object], part: str | None) -> ReadData:
+def read_inputs(data: object, options: Mapping[str, object], part: str | None = None) -> ReadData:
     """Read and check the inputs of a part, whether or not it has targets: all targets are 0.
 
     Args:
@@ -185,7 +185,7 @@ def with_columns(data: object, options: Mapping[str, object], columns: Sequence[
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if not named or "columns" in found or made or not isinstance(data, str | Path):
         return found
-    if takes_data_option(Path(str(local_copy(data))).expanduser(), "columns"):
+    if "columns" in options_of(Path(str(local_copy(data))).expanduser()):
         found["columns"] = list(columns)
     return found
 
@@ -211,14 +211,10 @@ def _contents(
         read = read_path(path, {**options, "missing": missing}, labelled)
         streamed = _is_streamed(read, wanted, missing, path)
         return replace(read, buffer_bytes=buffer_bytes if streamed else 0), classes, missing
-    if is_frame(data):
-        own: dict[str, object] = {"frame": data, "missing": missing, "labelled": labelled}
-        made = call_with_options(read_frame, options, "data", type(data).__name__, own, OF_ALL)
-        return cast("Contents[object]", made), classes, missing
-    if are_parts(data, bool(options)):
-        own = {"frames": data, "missing": missing, "labelled": labelled}
-        made = call_with_options(read_parts, options, "data", "pair of frames", own, OF_ALL)
-        return cast("Contents[object]", made), classes, missing
+    if is_frame(data) or are_parts(data, options):
+        check_options(options, TABLE_OPTIONS, "the frame")
+        reader = read_frame if is_frame(data) else read_parts
+        return reader(data, {**options, "missing": missing}, labelled), classes, missing
     if options:
         raise UnknownName(
             "option",
@@ -270,7 +266,7 @@ def check_named(data: str) -> None:
     if not (data and path.exists()) and path.name == data and not path.suffix:
         BUILT_IN.check(data)
     if data not in BUILT_IN:
-        format_of(path).check(path)
+        format_of(path).files(path)
 
 
 def _missing(value: object) -> str:

@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Inputs, Stored
-from tutti.data.mapped import Mapped
+from tutti.data.formats.npy import Mapped
 from tutti.data.parts import Part, Scale, epoch_generator
 from tutti.data.remote import is_remote
 from tutti.data.rows import Indices

@@ -15,7 +15,6 @@ import psutil
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.data.pictures import shapes_alone
 from tutti.exports.sources import load_from
 from tutti.launch.placement import RANK_BYTES, Placement
 from tutti.model_parallel.layout import Layout, portion_of
@@ -62,8 +61,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, float]:
     hosts = max(1, len(placement.hosts))
     strategy = check_job(planned, placement.ranks, hosts)
     with seeded(config.seed):
-        with shapes_alone():
-            dataset = open_config_data(job, comm)
+        dataset = open_config_data(job, comm)
         task = prepare_task(job, dataset)
         check_predictions(config, task.dataset)
         optimizer = build_optimizer(job, task.module)
