@@ -13,7 +13,6 @@ from tutti.cli.main import main
 from tutti.data import conversion
 from tutti.data.conversion import convert
 from tutti.data.sources import read_source
-from tutti.data.streaming.options import streamable
 from tutti.errors import BadData, BadOption
 
 R = np.random.default_rng(0)
@@ -93,9 +92,6 @@ def test_several_inputs_and_sequences_stay_what_they_are(tmp_path, inputs):
         for column, written_again in zip(one.columns, again.columns, strict=True):
             assert column.longest == written_again.longest
             assert_same(samples(column), samples(written_again))
-    assert streamable(str(tmp_path / "new"), {}) is None
-    with pytest.raises(BadOption, match=r"is for one input of one shape, and .* has several"):
-        streamable(str(tmp_path / "new"), {"stream": True})
 
 
 def test_sequences_of_samples_that_are_left_out_are_not_written(tmp_path):
@@ -104,7 +100,7 @@ def test_sequences_of_samples_that_are_left_out_are_not_written(tmp_path):
     convert(contents, tmp_path / "new")
     assert np.load(tmp_path / "new" / "x_train.b.npy").tolist() == LISTS[1] + LISTS[3] + LISTS[4]
     np.save(tmp_path / "new" / "x_train.b.lengths.npy", [1, 3, 2**40])
-    with pytest.raises(BadData, match=r"'x_train.b' of .* lengths of sequences that are not those"):
+    with pytest.raises(BadData, match=r"'x_train.b' of .* has lengths of other sequences"):
         read_source(tmp_path / "new", {})
 
 
@@ -142,3 +138,10 @@ def test_pieces_of_an_array_that_are_not_one_whole_are_refused(tmp_path):
         with pytest.raises(BadData, match=re.escape(said)):
             read_source(str(tmp_path), {})
         (tmp_path / f"{extra}.npy").unlink()
+
+
+def test_several_inputs_are_read_into_memory_and_not_streamed(tmp_path):
+    convert(read_source((LISTS, CLASSES), {}), tmp_path / "new")
+    assert not read_source(tmp_path / "new", {}).buffer_bytes
+    with pytest.raises(BadOption, match=r"--data.stream true"):
+        read_source(tmp_path / "new", {"stream": True})

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import divided, open_pool
+from tutti.data import open_pool
 from tutti.data.contents import Contents
 from tutti.data.sources import check_named, read_source
 from tutti.data.targets import KnownClasses, with_checked_targets
@@ -146,7 +146,6 @@ def test_more_rows_than_one_block_stay_in_order(read):
         ("a,y\n1,0\n3,?\n", {}, r"no value in row 2 of the target 'y'; leave"),
         ("a,y\n1,0\n3,?\n4,?\n", {}, r"no value in row 2 of the target 'y', nor in 1 further row; leave"),
         ("a,y\n1,0\n3,\n", {"missing": "mean"}, r"no value in row 2 of the target 'y'"),
-        ("a,y\n,0\n,1\n", {"missing": "mean"}, r"column 'a' has no value in any training sample"),
         ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
         ("a,y\n1,0\ninf,1\n", {"missing": "mean"}, "NaN or inf"),
         ("a,y\n", {}, "has no rows"),
@@ -206,9 +205,9 @@ def test_each_fold_has_the_means_of_its_own_training_samples(tmp_path):
         file = tmp_path / "splits.npz"
         if comm.rank == 0:
             splits = [Split.of([0, 1], [2, 3], 4, "it"), Split.of([2, 3], [0, 1], 4, "it")]
-            write_splits(file, splits, pool.outline.fingerprint)
+            write_splits(file, splits, pool.fingerprint)
         comm.barrier()
-        folds = [divided(pool, comm, 0.0, 0, (str(file), number)) for number in range(2)]
+        folds = [pool.divided(comm, 0.0, 0, (str(file), number)) for number in range(2)]
         return [[part.take(torch.arange(2))[0].tolist() for part in fold.parts] for fold in folds]
 
     for found in VirtualWorld(ranks=2).run(work):
@@ -294,16 +293,6 @@ def test_npy_pairs_and_folders_of_them_are_mapped(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
     with pytest.raises(BadData, match="holds Python objects"):
         read_source(str(tmp_path / "x.npy"), {})
-
-
-@pytest.mark.parametrize(("train", "test"), [("0 1", "1 2"), ("cat dog", "dog cow")])
-def test_a_class_that_training_never_sees_is_refused(tmp_path, train, test):
-    for part, values in (("train", train), ("test", test)):
-        rows = "".join(f"1,{value}\n" for value in values.split())
-        (tmp_path / f"{part}.csv").write_text(f"a,y\n{rows}")
-    with pytest.raises(BadData, match=f"the test part has the class '{test.split()[1]}' in 1 of 2 samples"):
-        read_source(str(tmp_path), {})
-    assert read_source(str(tmp_path), {"classes": 3}).classes == 3
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -19,7 +19,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import DataSet, open_data
 from tutti.data.remote import SCHEMES, local_copy
 from tutti.data.sources import check_named
-from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming import StreamedPart
 from tutti.errors import BadData, BadOption
 from tutti.load_object import names_object
 

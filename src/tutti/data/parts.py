@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from tutti.data.columns import (
 )
 from tutti.records.shapes import Shape
 from tutti.replica import stretch_like
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 PIXEL_MAX = 255.0
 """The divisor of uint8 inputs, so that means and deviations are those of pixels between 0 and 1."""
@@ -121,6 +124,17 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.stored_targets if self.rows is None else self.rows)
+
+    def order(self, seed: int, epoch: int) -> Tensor:
+        """Return the order in which an epoch takes the samples: their positions, int64."""
+        return torch.randperm(len(self), generator=epoch_generator(seed, epoch))
+
+    def expect(self, order: Tensor, start: int) -> None:
+        """Prepare for reading the samples of an epoch's order from position `start` on."""
+
+    def waited_s(self) -> Mapping[str, float]:
+        """Return the seconds that this rank has waited for files since the last call, by stage."""
+        return {}
 
     def take(self, indices: Tensor) -> tuple[Inputs, Tensor]:
         """Copy the inputs, as the model sees them, and the targets of some samples.
@@ -221,22 +235,26 @@ class Part:
             device: such as "cuda".
             copied: copies the tensors that other parts may see, too; None: each is copied.
         """
-        copied = copied or (lambda stored: stored.to(device))
-        return Part(
-            in_place_of(
-                self.stored_inputs, [column.changed(copied) for column in columns_of(self.stored_inputs)]
-            ),
-            copied(self.stored_targets),
-            self.scale.on(device),
-            None if self.rows is None else self.rows.to(device),
-        )
+        moved = self.changed(copied or (lambda stored: stored.to(device)))
+        return moved.with_rows(None if self.rows is None else self.rows.to(device), self.scale.on(device))
+
+    def with_rows(self, rows: Tensor | None, scale: Scale) -> Part:
+        """Return the part of other stored samples, with a scale."""
+        return replace(self, rows=rows, scale=scale)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Part:
+        """Return the part with other tensors in place of those in `tensors`."""
+        columns = [column.changed(change) for column in columns_of(self.stored_inputs)]
+        inputs = in_place_of(self.stored_inputs, columns)
+        return replace(self, stored_inputs=inputs, stored_targets=change(self.stored_targets))
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors that its inputs are stored in."""
+        """Yield all tensors in memory that samples are stored in."""
         for column in columns_of(self.stored_inputs):
-            yield column.rows
             if column.values is not None:
                 yield column.values
+            yield column.rows
+        yield self.stored_targets
 
     def _stored(self, rows: Tensor | None) -> Stored[Tensor]:
         """Return the inputs of some stored samples: a copy, unless they are all."""
@@ -313,8 +331,7 @@ class DataSet:
     @property
     def nbytes(self) -> int:
         """The memory that its parts take, in bytes; what several see counts once."""
-        tensors = [tensor for part in self.parts for tensor in (*part.tensors(), part.stored_targets)]
-        return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
+        return sum({id(one): one.nbytes for part in self.parts for one in part.tensors()}.values())
 
     def with_parts(self, change: Callable[[Part], Part]) -> DataSet:
         """Return it with each part changed, in the order of `parts`."""
@@ -324,11 +341,24 @@ class DataSet:
 
     def on(self, device: str) -> DataSet:
         """Copy it to the memory of a device, such as "cuda"; what several parts see is copied once."""
-        copies: dict[int, Tensor] = {}
-
-        def copied(stored: Tensor) -> Tensor:
-            if id(stored) not in copies:
-                copies[id(stored)] = stored.to(device)
-            return copies[id(stored)]
-
+        copied: Callable[[Tensor], Tensor] = once(lambda stored: stored.to(device))
         return self.with_parts(lambda part: part.on(device, copied))
+
+
+def once(change: Callable[[T], U]) -> Callable[[T], U]:
+    """Return a function that changes an object when it is first seen; later the result is the same object."""
+    seen: dict[int, tuple[T, U]] = {}
+
+    def changed(one: T) -> U:
+        if id(one) not in seen:
+            seen[id(one)] = one, change(one)
+        return seen[id(one)][1]
+
+    return changed
+
+
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """Return the random numbers of an epoch."""
+    # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
+    mixed = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed))

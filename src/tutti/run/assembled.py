@@ -8,12 +8,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
-import torch
-
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
-from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming import StreamedPart
 from tutti.errors import StateLost
 from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import stoppable
@@ -304,13 +302,14 @@ def _print_beginning(parts: Assembly) -> None:
     task, train = parts.task, parts.task.dataset.train
     together = not parts.schedule.batches.own
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
-    if isinstance(train, StreamedPart) and train.windows is not None:
-        each, windows = cast("torch.Tensor", train.stored_inputs)[:1].nbytes, train.windows
+    if isinstance(train, StreamedPart):
+        each, windows = train.sample_bytes, train.windows
+        blocks = -(-windows.samples // windows.block)
         print(
             f"streaming {len(train) * each / 1e9:.2f} GB: blocks of {windows.block:,} samples, windows of "
-            f"{windows.largest * each / 1e6:.1f} MB, of which one is in use and the next is read meanwhile\n"
-            f"shuffle: a batch draws from {min(windows.blocks, windows.all_blocks):,} of "
-            f"{windows.all_blocks:,} blocks ({windows.largest / windows.samples:.2%} of the samples)",
+            f"{windows.window * each / 1e6:.1f} MB, of which one is in use and the next is read meanwhile\n"
+            f"shuffle: a batch draws from {min(-(-windows.window // windows.block), blocks):,} of {blocks:,} "
+            f"blocks ({windows.window / windows.samples:.2%} of the samples)",
             flush=True,
         )
 

@@ -26,7 +26,7 @@ from tutti.comm.shm.arena import FIRST, Arena
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.memfd import FileAddress
 from tutti.data import DataSet
-from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming import StreamedPart
 from tutti.run.build import free_given_data, open_config_data
 from tutti.run.train_job import TrainJob
 

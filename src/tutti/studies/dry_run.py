@@ -15,8 +15,6 @@ import psutil
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.data import DataSet
-from tutti.data.streaming.part import StreamedPart
 from tutti.exports.sources import load_from
 from tutti.launch.placement import RANK_BYTES, Placement
 from tutti.model_parallel.layout import Layout, portion_of
@@ -132,15 +130,8 @@ def _of_host(need: MemoryNeed, task: Task, strategy: Strategy, placement: Placem
         "gradients": float(need.gradients * ranks),
         "optimizer state": float(need.state * ranks),
         "activations": float(need.activations * ranks),
-        "data, once for all": float(_of_data(task.dataset)),
+        "data, once for all": float(task.dataset.nbytes),
     }
-
-
-def _of_data(dataset: DataSet) -> int:
-    """Return the bytes of the samples; of those that stay in files, the targets alone."""
-    if not isinstance(dataset.train, StreamedPart):
-        return dataset.nbytes
-    return sum(part.stored_targets.nbytes for part in dataset.parts)
 
 
 def _ranks_of_host(placement: Placement) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,13 +15,10 @@ from typing_extensions import override
 
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format, in_order, listed
-from tutti.data.rows import Array, Rows, StoredRows, joined
+from tutti.data.rows import Array, Indices, Rows, StoredRows
 from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, damaged, open_data_file
 from tutti.registry import part
-
-MAPPED: Final = 64
-"""The files that are mapped at once, at most: each takes one of the open files that a process may have."""
 
 _SHARD: Final = re.compile(r"(.+?)-\d{1,9}(?:-of-\d{1,9})?")
 """Such as x_train-00003-of-00012, or x_train-3."""
@@ -83,23 +83,83 @@ def joined_files(files: Sequence[Path]) -> Rows:
     Raises:
         BadData: a file is missing or broken, or has samples of another shape or type than the first.
     """
-    pieces: list[Rows] = []
-    for file in files:
-        array = read_npy(file)
-        first = pieces[0] if pieces else array
-        texts = array.dtype.kind == first.dtype.kind == "U"
-        if array.shape[1:] != first.shape[1:] or not (texts or array.dtype == first.dtype):
-            raise BadData(
-                f"{file} has samples of the shape {array.shape[1:]} and type {array.dtype}, {files[0]} of "
-                f"{first.shape[1:]} and {first.dtype}; all files of an array need the same"
-            )
-        pieces.append(array if len(files) <= MAPPED else _mapped_when_read(file, array))
-    return joined(pieces, np.result_type(*(one.dtype for one in pieces))) if len(files) > 1 else pieces[0]
+    first = read_npy(files[0])
+    if first.ndim and first.dtype.kind in "biuf":
+        return Mapped(files)
+    return first if len(files) == 1 else np.concatenate([read_npy(file) for file in files])
 
 
-def _mapped_when_read(file: Path, array: Array) -> StoredRows:
-    """Return the samples of a file that is mapped for each reading."""
-    return StoredRows(array.shape, array.dtype, lambda start, stop: np.array(read_npy(file)[start:stop]))
+class Mapped(StoredRows):
+    """The samples in some NPY files, one after the other.
+
+    Args:
+        paths: of the files.
+        layout: changes the shape of some samples; None: they stay as they are. It can be pickled.
+
+    Raises:
+        BadData: a file is broken, or has samples of another shape or type than the first.
+    """
+
+    def __init__(self, paths: Sequence[Path], layout: Callable[[Array], Array] | None = None) -> None:
+        self.paths, self.layout = list(paths), layout
+        self.arrays = [read_npy(path) for path in self.paths]
+        first = self.arrays[0]
+        for path, array in zip(self.paths, self.arrays, strict=True):
+            if (array.shape[1:], array.dtype) != (first.shape[1:], first.dtype):
+                raise BadData(
+                    f"{path} has samples of the shape {array.shape[1:]} and type {array.dtype}, "
+                    f"{self.paths[0]} of {first.shape[1:]} and {first.dtype}; all files of an array need "
+                    "the same"
+                )
+        self._ends = np.array([*accumulate(map(len, self.arrays))])
+        self._starts = self._ends - [len(array) for array in self.arrays]
+        one = first[:1] if layout is None else layout(first[:1])
+        super().__init__((int(self._ends[-1]), *one.shape[1:]), first.dtype, self._stretch)
+
+    @override
+    def __reduce__(self) -> tuple[object, ...]:
+        return Mapped, (self.paths, self.layout)
+
+    @override
+    def changed(self, shape: tuple[int, ...], change: Callable[[Array], Array]) -> Mapped:
+        return Mapped(self.paths, change)
+
+    @override
+    def __getitem__(self, wanted: slice | Indices) -> Array:
+        """Read a stretch, or the samples of some numbers in any order."""
+        return super().__getitem__(wanted) if isinstance(wanted, slice) else self._take(wanted)
+
+    def _take(self, numbers: Indices) -> Array:
+        if len(self.arrays) == 1:
+            found = np.asarray(self.arrays[0][numbers])
+        else:
+            found = np.empty((len(numbers), *self.arrays[0].shape[1:]), self.dtype)
+            files = self._ends.searchsorted(numbers, "right")
+            for file in np.unique(files):
+                own = files == file
+                found[own] = self.arrays[file][numbers[own] - self._starts[file]]
+        return found if self.layout is None else self.layout(found)
+
+    def _stretch(self, start: int, stop: int) -> Array:
+        if len(self.arrays) > 1:
+            return self._take(np.arange(start, max(start, stop)))
+        found = np.asarray(self.arrays[0][start:stop])
+        return found if self.layout is None else self.layout(found)
+
+    def read_ahead(self, start: int, stop: int) -> None:
+        """Let the operating system begin to read the samples from one number up to another."""
+        for number in range(bisect_right(self._ends, start), len(self.arrays)):
+            array, begin = self.arrays[number], int(self._starts[number])
+            if begin >= stop:
+                break
+            low, high = max(start, begin) - begin, min(stop, int(self._ends[number])) - begin
+            each = array.nbytes // len(array)
+            header = self.paths[number].stat().st_size - array.nbytes
+            file = os.open(self.paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(file, header + low * each, (high - low) * each, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(file)
 
 
 def read_npy(path: Path) -> Array:
