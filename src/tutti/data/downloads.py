@@ -52,16 +52,19 @@ class Published:
         return Contents(self.name, parts, len(self.labels), self.labels)
 
     def files(self) -> list[Path]:
-        """Find the `IDX_FILES` in `TUTTI_DATA/NAME` or in the cache; download those that are missing.
+        """Find the `IDX_FILES` in `TUTTI_DATA/NAME`, or in the cache, into which missing ones are downloaded.
 
         Raises:
-            BadData: a file cannot be downloaded, or is not the one that was published.
+            BadData: a file is missing, or is not the one that was published.
         """
-        folder = given_folder(self.name) or cache_folder() / self.name
+        given = given_folder(self.name)
+        folder = given or cache_folder() / self.name
         found = []
         for file, sha256 in zip(IDX_FILES, self.sha256, strict=True):
             both = (folder / f"{file}.gz", folder / file)
             there = next((path for path in both if path.is_file()), None)
+            if given and there is None:
+                raise BadData(f"{given} has no {file}.gz, packed or not; add it or unset TUTTI_DATA")
             found.append(there or self._download(file, sha256, folder))
         return found
 
