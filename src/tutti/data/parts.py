@@ -36,7 +36,7 @@ U = TypeVar("U")
 PIXEL_MAX = 255.0
 """The divisor of uint8 inputs, so that means and deviations are those of pixels between 0 and 1."""
 
-PROBED: Final = 1000
+PROBED: Final = 100
 """Samples of a part whose inputs are looked at to tell data sets apart."""
 
 
