@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.data.arrays import as_array
 from tutti.data.formats.npy import read_npy
 from tutti.data.parts import Part
 from tutti.data.targets import NO_LABEL
@@ -37,9 +38,8 @@ def chances_of(given: object, part: Part) -> Tensor:
     """
     if isinstance(given, str) and given == BALANCED:
         return _balanced(part.targets.cpu())
-    weights = torch.as_tensor(
-        np.asarray(read_npy(Path(given)) if isinstance(given, str) else given, dtype=np.float64)
-    )
+    values = read_npy(Path(given)) if isinstance(given, str) else given
+    weights = torch.from_numpy(np.array(as_array(values, "weights"), np.float64))
     count = len(part.stored_targets)
     if weights.shape != (count,):
         raise BadData(
