@@ -41,7 +41,7 @@ _FORMATS: Final = {
     "TIFF": ("tif", "tiff"),
     "PPM": ("ppm", "pgm"),
 }
-"""Pillow's formats that are opened, whatever a file is called: of the others EPS starts Ghostscript."""
+"""Pillow's formats that are opened, by content and not by name: EPS, for one, would start Ghostscript."""
 
 ENDINGS: Final = tuple(ending for endings in _FORMATS.values() for ending in endings)
 """The ends of the names of pictures, without a dot."""
@@ -116,7 +116,7 @@ class Pictures:
 
 
 def decoded(pictures: Pictures, size: object = None) -> Array:
-    """Decode pictures, or map those that were decoded before.
+    """Decode pictures, or map the file of an earlier decoding.
 
     Args:
         pictures: as they are stored.

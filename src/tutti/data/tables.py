@@ -101,7 +101,7 @@ def _grouping(names: Sequence[str], name: str) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def groups_of(column: Column, kept: NDArray[np.bool_], what: str) -> Array:
+def groups_of(column: TargetColumn, kept: NDArray[np.bool_], what: str) -> Array:
     """Return the groups of the rows of the table `what` that are kept.
 
     Raises:
@@ -154,7 +154,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class TargetColumn:
     """A column of targets.
 
     Attributes:
@@ -191,7 +191,7 @@ def refuse_long_texts(texts: Iterable[str], name: str, what: str) -> None:
         )
 
 
-def targets_of(columns: Sequence[Column], missing: str, what: str) -> tuple[Array, NDArray[np.bool_]]:
+def targets_of(columns: Sequence[TargetColumn], missing: str, what: str) -> tuple[Array, NDArray[np.bool_]]:
     """Return the targets, and which rows are kept.
 
     Args:

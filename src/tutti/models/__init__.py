@@ -27,7 +27,7 @@ FILES: Final[Registry[Callable[[Path, object], nn.Module]]] = Registry(
 
 
 def names_file(spec: str) -> bool:
-    """Tell whether `spec` is the path of a file that holds a whole model, such as 'net.pt2'.
+    """Return whether `spec` is the path of a file that holds a whole model, such as 'net.pt2'.
 
     Reading it may run code.
     """
@@ -87,8 +87,8 @@ def build(
         spec: a name in `MODELS`, `package.module:factory`, `file.py:factory`, a factory itself, or a module,
             which is taken as it is. A factory is called with the options, and with `shape=` and `outputs=`
             where it has parameters of these names.
-        shape: of one input, without the batch, such as (1, 28, 28); of several that of each, by name or by
-            position.
+        shape: of one input, without the batch, such as (1, 28, 28); of several inputs the shape of each, by
+            name or by position.
         outputs: the numbers that the model gives for one input: the number of classes, or of targets.
         options: of the model, by name.
 

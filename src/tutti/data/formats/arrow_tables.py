@@ -16,7 +16,7 @@ from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, chosen
 from tutti.data.structure import Sequences
-from tutti.data.tables import Column, choose, groups_of, is_number, refuse_long_texts, targets_of
+from tutti.data.tables import TargetColumn, choose, groups_of, is_number, refuse_long_texts, targets_of
 from tutti.errors import BadData
 from tutti.records.npz import damaged
 
@@ -44,7 +44,7 @@ def is_frame(value: object) -> bool:
 def are_parts(value: object, options: Mapping[str, Any]) -> bool:
     """Return whether a value is the training part and the test part of a data set, two tables in memory.
 
-    They have the same columns, of which one is the target. Otherwise such a pair is inputs and targets.
+    They have the same columns, one of them the target. Otherwise such a pair is inputs and targets.
     """
     if not (isinstance(value, tuple | list) and len(value) == 2 and all(map(is_frame, value))):
         return False
@@ -158,7 +158,7 @@ def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:
     return each if len(each) > 1 else each[names[0]]
 
 
-def _target(path: Path, values: Any, name: str) -> Column:
+def _target(path: Path, values: Any, name: str) -> TargetColumn:
     arrow = arrow_package()
     if arrow.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
@@ -186,7 +186,7 @@ def _target(path: Path, values: Any, name: str) -> Column:
         found = placed
     if found.dtype.kind == "f" and found.ndim == 1:
         absent = absent | np.isnan(found)
-    return Column(name, found, absent)
+    return TargetColumn(name, found, absent)
 
 
 def _values(path: Path, values: Any, name: str) -> object:

@@ -78,7 +78,7 @@ def _data_sets(file: _File) -> str:
 
 
 def _by_word(path: Path, file: _File) -> dict[str, object]:
-    """Return the data sets that are called as the keys of an NPZ file, whatever group they are in."""
+    """Return the data sets in any group that are called as the keys of an NPZ file."""
     found: dict[str, str] = {}
     for name in _names(file):
         word = name.rpartition("/")[2]
