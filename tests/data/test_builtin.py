@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -32,14 +29,6 @@ def test_digits_have_a_fixed_stratified_test_part(opened):
     assert first.shape == (1, 8, 8)
     counts = torch.bincount(first.test.targets)
     assert counts.max() - counts.min() <= 2
-
-
-def test_opening_digits_does_not_import_scikit_learn():
-    program = (
-        "import sys; from tutti.data.builtin import BUILT_IN; BUILT_IN['digits']();"
-        "sys.exit('sklearn' in sys.modules or 'scipy' in sys.modules or 'pooch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
 
 
 @pytest.mark.mnist

@@ -106,16 +106,6 @@ def test_usual_names_need_no_options_and_texts_are_classes(tmp_path):
     assert list(contents.parts) == ["train", "test"]
 
 
-def test_data_sets_of_two_groups_that_are_called_alike_are_refused(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for group in ("train", "test"):
-            file[f"{group}/x"], file[f"{group}/y"] = np.zeros((4, 2)), np.arange(4) % 2
-    with pytest.raises(BadData, match="'test/x' and 'train/x', which stand for the same"):
-        read_source(str(tmp_path / "a.h5"), {})
-    found = read_source(str(tmp_path / "a.h5"), {"features": "train/x", "labels": "train/y"})
-    assert len(found.parts["train"][1]) == 4
-
-
 def test_several_features_are_the_columns_of_a_table(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["pt"], file["eta"], file["mass"] = [1.0, 2.0], [3.0, 4.0], [0.5, 0.25]

@@ -148,10 +148,10 @@ def test_schemes_are_known_before_any_rank_starts() -> None:
 
 def test_a_missing_package_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ImportError("no s3fs")
+        raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
-    with pytest.raises(BadOption, match="s3:// needs another package: pip install s3fs"):
+    with pytest.raises(BadOption, match="s3:// needs another package: Install s3fs"):
         local_copy("s3://bucket/folder")
 
 
@@ -184,7 +184,7 @@ class Answers(SimpleHTTPRequestHandler):
 @pytest.fixture
 def web(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
     """A folder, and the address at which a server shows it."""
-    monkeypatch.setitem(SCHEMES, "http", "aiohttp")
+    monkeypatch.setattr("tutti.data.remote.SCHEMES", (*SCHEMES, "http"))
     monkeypatch.setattr(Answers, "broken", "")
     monkeypatch.setattr(Answers, "goes_on", threading.Event())
     folder = tmp_path / "there"

@@ -24,7 +24,6 @@ from tutti.errors import BadData, BadOption, room_left
 from tutti.load_object import optional_package
 from tutti.records.files import cache_folder, unfinished_file
 from tutti.records.npz import refuse_larger_than_memory
-from tutti.terminal import console_on
 
 T = TypeVar("T")
 
@@ -41,7 +40,10 @@ _FORMATS: Final = {
     "TIFF": ("tif", "tiff"),
     "PPM": ("ppm", "pgm"),
 }
-"""Pillow's formats that are opened, whatever a file is called: of the others EPS starts Ghostscript."""
+"""Pillow's formats that are opened, by content and not by name: EPS, for one, would start Ghostscript."""
+
+_BILINEAR: Final = 2
+"""Pillow's `Image.Resampling.BILINEAR`."""
 
 ENDINGS: Final = tuple(ending for endings in _FORMATS.values() for ending in endings)
 """The ends of the names of pictures, without a dot."""
@@ -68,55 +70,37 @@ class Pictures:
         image = optional_package("PIL.Image", "pictures")
         return image.open(BytesIO(self.content(number)), formats=tuple(_FORMATS))
 
-    def each(self, doing: str, work: Callable[[int], T]) -> list[T]:
+    def each(self, work: Callable[[int], T]) -> list[T]:
         """Return what a function makes of each number, in threads: decoding does not hold Python's lock.
 
         Raises:
             BadData: with the first pictures that cannot be read.
         """
-        from rich.progress import track
-
         optional_package("PIL.Image", "pictures")
-        count, console = len(self.names), console_on(sys.stderr, columns=None)
+        count, bad = len(self.names), dict[int, str]()
 
-        def one(number: int) -> T | Exception:
-            try:
-                return work(number)
-            except Exception as error:  # a picture may break its decoder in any way
-                return error
+        def block(start: int) -> list[T]:
+            made = []
+            for number in range(start, min(start + _BLOCK, count)):
+                try:
+                    made.append(work(number))
+                except Exception as error:  # a picture may break its decoder in any way
+                    bad[number] = f"{self.names[number]}: {str(error).partition(' <_io')[0]}"
+            return made
 
-        def block(start: int) -> list[T | Exception]:
-            return [one(number) for number in range(start, min(start + _BLOCK, count))]
-
-        made: list[T] = []
-        bad: list[str] = []
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            blocks = track(
-                pool.map(block, range(0, count, _BLOCK)),
-                f"{doing} pictures of {self.source.name}",
-                total=-(-count // _BLOCK),
-                console=console,
-                transient=True,
-                disable=not console.is_terminal,
-            )
-            for found in blocks:
-                for result in found:
-                    if isinstance(result, Exception):
-                        reason = str(result).partition(" <_io")[0]
-                        bad.append(f"{self.names[len(made) + len(bad)]}: {reason}")
-                    else:
-                        made.append(result)
+            found = [one for made in pool.map(block, range(0, count, _BLOCK)) for one in made]
         if bad:
-            shown = "; ".join(bad[:10])
+            shown = "; ".join(bad[number] for number in sorted(bad)[:10])
             raise BadData(
                 f"{len(bad):,} of {count:,} pictures of {self.source} cannot be read ({shown}); mend them or "
                 f"take them away; the formats are {', '.join(_FORMATS)}"
-            ) from None
-        return made
+            )
+        return found
 
 
 def decoded(pictures: Pictures, size: object = None) -> Array:
-    """Decode pictures, or map those that were decoded before.
+    """Decode pictures, or map the file of an earlier decoding.
 
     Args:
         pictures: as they are stored.
@@ -136,6 +120,7 @@ def decoded(pictures: Pictures, size: object = None) -> Array:
         mapped = np.load(place, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         # It is not there yet, or cut off.
+        print(f"decoding {len(pictures.names):,} pictures of {pictures.source}", file=sys.stderr, flush=True)
         _decode(pictures, _shape(pictures, wanted), place)
         mapped = np.load(place, mmap_mode="r")
     found = np.asarray(mapped)
@@ -164,7 +149,7 @@ def _shape(pictures: Pictures, size: tuple[int, int] | None) -> tuple[int, ...]:
                 raise ValueError("its pixels have more than 8 bits; give such pictures as NPY files")
             return picture.height, picture.width, picture.mode not in ("1", "L")
 
-    looks = pictures.each("looking at", look)
+    looks = pictures.each(look)
     if not looks:
         raise BadData(f"{pictures.source} has no pictures")
     height, width = size or looks[0][:2]
@@ -194,7 +179,7 @@ def _decode(pictures: Pictures, shape: tuple[int, ...], place: Path) -> None:
                 ready = picture.convert(mode)
                 array[number] = np.asarray(ready if ready.size == size else ready.resize(size, _BILINEAR))
 
-        pictures.each("decoding", decode)
+        pictures.each(decode)
         array.flush()
         new.replace(place)
     except OSError as error:
@@ -204,10 +189,6 @@ def _decode(pictures: Pictures, shape: tuple[int, ...], place: Path) -> None:
         ) from error
     finally:
         new.unlink(missing_ok=True)
-
-
-_BILINEAR: Final = 2
-"""Pillow's `Image.Resampling.BILINEAR`."""
 
 
 def stamp(path: Path) -> str:

@@ -17,20 +17,8 @@ from tutti.errors import BadData, BadOption, BadRunFolder
 from tutti.records.files import cache_folder, locked_file, replace_file, unfinished_file
 from tutti.terminal import warn_on_stderr
 
-SCHEMES: Final = {
-    "s3": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "https": "aiohttp",
-    "hf": "huggingface_hub",
-    "sftp": "paramiko",
-    "hdfs": "pyarrow",
-    "file": "",
-    "memory": "",
-}
-"""The schemes of addresses, and the packages that they need beside fsspec."""
+SCHEMES: Final = ("s3", "gs", "gcs", "az", "abfs", "https", "hf", "sftp", "hdfs", "file", "memory")
+"""The schemes of addresses; most need a package beside fsspec, which says so."""
 
 _WEB: Final = ("https", "http")
 """The schemes whose addresses have queries, and no folders."""
@@ -163,7 +151,7 @@ def _listed(url: str) -> tuple[Any, str, dict[str, Mapping[str, Any]]]:
     try:
         system, root = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
-        raise BadOption(f"{scheme}:// needs another package: pip install {SCHEMES[scheme]}") from error
+        raise BadOption(f"{scheme}:// needs another package: {error}") from error
     if scheme in _WEB or system.isfile(root):
         return system, root, {"": system.info(root)}
     root = root.rstrip("/")

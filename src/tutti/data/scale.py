@@ -1,4 +1,4 @@
-"""The scale of inputs, from the training samples: of 8-bit ones exact, whatever the order of the samples."""
+"""The scale of inputs, from the training samples: exact for 8-bit ones, in any order of the samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tutti.data.rows import Array, Indices
 
 
 def pixel_sums(inputs: Array) -> NDArray[np.int64]:
-    """Return the sum of the values of each sample and that of their squares, of shape (samples, channels, 2).
+    """Return the sums of the values and of the squares of each sample, of shape (samples, channels, 2).
 
     Args:
         inputs: 8-bit, of shape (samples, ...); of four dimensions, the second is the channel.
@@ -45,7 +45,7 @@ def scale_of(total: NDArray[np.int64] | NDArray[np.float64], count: int) -> Scal
     """Return the scale of inputs.
 
     Args:
-        total: the sum of the values of each channel and that of their squares, of shape (channels, 2).
+        total: the sums of the values and of the squares of each channel, of shape (channels, 2).
         count: the number of values of one channel.
     """
     mean, squares = total.T / count

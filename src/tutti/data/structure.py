@@ -114,14 +114,14 @@ def taken_apart(inputs: Mapping[str, object]) -> Structure:
 
 
 def sequences(items: Sequence[object], what: str) -> Sequences:
-    """Return sequences, of which each is an array, a tensor or a list.
+    """Return sequences: each is an array, a tensor or a list.
 
     Raises:
         BadData: they differ in more than their lengths.
     """
     arrays = [as_array(one, what) for one in items]
     lengths = np.array([len(one) if one.ndim else -1 for one in arrays], dtype=np.int64)
-    # Nothing has no shape and no type of its own.
+    # An empty list has neither a shape nor a type.
     template = next((one for one in arrays if one.ndim and len(one)), arrays[0])
     for number, one in enumerate(arrays):
         if one.ndim == 0 or (len(one) and one.shape[1:] != template.shape[1:]):
@@ -159,7 +159,7 @@ def _kind(value: object) -> str:
 
 
 def _is_several(value: object) -> bool:
-    """Tell whether a value is a tuple of inputs; a tuple of numbers or of tuples is an array."""
+    """Return whether a value is a tuple of inputs; a tuple of numbers or of tuples is an array."""
     return (
         isinstance(value, tuple)
         and bool(value)

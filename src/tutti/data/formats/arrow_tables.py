@@ -44,7 +44,7 @@ def is_frame(value: object) -> bool:
 def are_parts(value: object, options: Mapping[str, Any]) -> bool:
     """Return whether a value is the training part and the test part of a data set, two tables in memory.
 
-    They have the same columns, of which one is the target. Otherwise such a pair is inputs and targets.
+    They have the same columns, one of them the target. Otherwise such a pair is inputs and targets.
     """
     if not (isinstance(value, tuple | list) and len(value) == 2 and all(map(is_frame, value))):
         return False

@@ -49,7 +49,14 @@ class Hdf5(Format):
                     raise BadData(
                         f"--data.features and --data.labels go together; {path} has {_data_sets(file)}"
                     )
-                return replace(from_keys(_by_word(path, file), path.stem, str(path), labelled), groups=groups)
+                keys = [name for name in file if slot_of(name) is not None or name in EXTRA_KEYS]
+                if not keys:
+                    raise BadData(
+                        f"{path} has no data sets such as 'x_train' and 'y_train': name the inputs and the "
+                        f"targets by --data.features NAME --data.labels NAME; it has {_data_sets(file)}"
+                    )
+                found = {name: _rows(path, file, name) for name in keys}
+                return replace(from_keys(found, path.stem, str(path), labelled), groups=groups)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
             raise damaged(path, error) from error
 
@@ -74,27 +81,6 @@ def _names(file: _File) -> dict[str, tuple[int, ...]]:
 
 def _data_sets(file: _File) -> str:
     return listed([f"{name} {shape}" for name, shape in _names(file).items()]) or "no data sets"
-
-
-def _by_word(path: Path, file: _File) -> dict[str, object]:
-    """Return the data sets that are called as the keys of an NPZ file, whatever group they are in."""
-    found: dict[str, str] = {}
-    for name in _names(file):
-        word = name.rpartition("/")[2]
-        if slot_of(word) is None and word not in EXTRA_KEYS:
-            continue
-        if word in found:
-            raise BadData(
-                f"{path} has '{found[word]}' and '{name}', which stand for the same; say which is meant by "
-                "--data.features NAME --data.labels NAME, or call those of the parts x_train, x_test, ..."
-            )
-        found[word] = name
-    if not found:
-        raise BadData(
-            f"{path} has no data sets with names such as 'x_train' and 'y_train': name the inputs and the "
-            f"targets by --data.features NAME --data.labels NAME; it has {_data_sets(file)}"
-        )
-    return {word: _rows(path, file, name) for word, name in found.items()}
 
 
 def _several(path: Path, file: _File, wanted: object) -> object:

@@ -1,4 +1,4 @@
-"""NPY files: one array in each, of which one holds the inputs and another the targets."""
+"""NPY files: one array in each, the inputs in one file and the targets in another."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def files_by_key(folder: Path) -> dict[str, list[Path]]:
 
 
 def joined_files(files: Sequence[Path]) -> Rows:
-    """Map the arrays of several files, of which each sample has one shape, as one.
+    """Map the arrays of several files as one; all samples have one shape.
 
     Raises:
         BadData: a file is missing or broken, or has samples of another shape or type than the first.

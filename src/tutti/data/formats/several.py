@@ -102,7 +102,7 @@ class PartFiles(Format):
             if one.columns != train.columns:
                 raise BadData(
                     f"the {name} part in {path} has other columns than the training part; give both the "
-                    "same, or choose those that both have by --data.columns A,B,..."
+                    "same, or choose columns of both by --data.columns A,B,..."
                 )
         refuse_other_names({name: one.labels for name, one in found.items()}, str(path))
         parts = {name: one.parts["train"] for name, one in found.items()}

@@ -39,7 +39,7 @@ class WebDataset(Format):
     @staticmethod
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        """Read an archive. Its columns are the endings of its files, and the keys in those that end in .json.
+        """Read an archive. Its columns are the endings of its files, and the keys in .json files.
 
         The inputs are the pictures of the samples, or all other columns if they have none.
         """
@@ -142,7 +142,7 @@ def _table(path: Path, rows: list[dict[str, Any]]) -> Any:
 
 
 def _lists(values: list[Any], arrays: list[Array]) -> Any:
-    """Return arrays, of which some may be missing, as a column of lists."""
+    """Return arrays as a column of lists; None stands for a missing one."""
     arrow = arrow_package()
     flat = np.concatenate(arrays)
     numbers = arrow.array(flat.reshape(-1).astype(np.float32 if flat.dtype.kind == "b" else flat.dtype))
