@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutti.data.arrays import as_array
 from tutti.data.columns import LENGTHS, Column
-from tutti.data.rows import Array, Rows, StoredRows, joined, piece
+from tutti.data.rows import Array, Rows, StoredRows, chosen
 from tutti.errors import BadData
 
 
@@ -40,13 +40,9 @@ class Sequences:
     def of(cls, column: Column[Rows]) -> Sequences:
         """Return the sequences of a column; the values of others may lie between theirs."""
         assert column.values is not None, "they are sequences"
-        begins, lengths = np.asarray(column.rows[:], np.int64).T
-        breaks = np.flatnonzero(begins[1:] != begins[:-1] + lengths[:-1]) + 1
-        pieces = [
-            piece(column.values, int(begins[some[0]]), int(begins[some[-1]] + lengths[some[-1]]))
-            for some in np.split(np.arange(len(begins)), breaks)
-        ]
-        return cls(joined(pieces), lengths)
+        spans = np.asarray(column.rows[:], np.int64)
+        wanted = np.concatenate([np.arange(begin, begin + length) for begin, length in spans])
+        return cls(chosen(column.values, wanted), spans[:, 1])
 
     @property
     def column(self) -> Column[Rows]:
@@ -118,14 +114,14 @@ def taken_apart(inputs: Mapping[str, object]) -> Structure:
 
 
 def sequences(items: Sequence[object], what: str) -> Sequences:
-    """Return sequences, of which each is an array, a tensor or a list.
+    """Return sequences: each is an array, a tensor or a list.
 
     Raises:
         BadData: they differ in more than their lengths.
     """
     arrays = [as_array(one, what) for one in items]
     lengths = np.array([len(one) if one.ndim else -1 for one in arrays], dtype=np.int64)
-    # Nothing has no shape and no type of its own.
+    # An empty list has neither a shape nor a type.
     template = next((one for one in arrays if one.ndim and len(one)), arrays[0])
     for number, one in enumerate(arrays):
         if one.ndim == 0 or (len(one) and one.shape[1:] != template.shape[1:]):
@@ -163,7 +159,7 @@ def _kind(value: object) -> str:
 
 
 def _is_several(value: object) -> bool:
-    """Tell whether a value is a tuple of inputs; a tuple of numbers or of tuples is an array."""
+    """Return whether a value is a tuple of inputs; a tuple of numbers or of tuples is an array."""
     return (
         isinstance(value, tuple)
         and bool(value)
