@@ -147,8 +147,8 @@ def _help() -> str:
 _NEAR: Final = 0.8
 """So like a name that is known, in [0, 1], may a misspelt one be."""
 
-_SAYING_S: Final = 1.0
-"""Time of rank 0 to say what all ranks know."""
+_SAYING_S: Final = 10.0
+"""Time for rank 0 to print an error that all ranks have; its end ends the others."""
 
 _HELP: Final = """\
 usage: tutti COMMAND [OPTIONS]
@@ -163,7 +163,7 @@ digits, on every core."""
 
 
 def _repeated() -> bool:
-    """Tell whether another rank of the same MPI job says the same: each of them has read the same command."""
+    """Return whether rank 0 of the same MPI job prints the same error."""
     try:
         around = started_by()
     except UserError:
