@@ -16,7 +16,7 @@ from tutti.data.columns import Inputs
 from tutti.data.parts import Part, epoch_generator
 from tutti.data.sampling import draw
 from tutti.errors import BadOption
-from tutti.state import Saved, State, Values
+from tutti.state import Saved, State
 
 LEAST: Final = 2
 """Samples that a split by speed leaves every rank, where an equal split would: BatchNorm needs two."""
@@ -165,14 +165,10 @@ class Batches:
             epoch: its number, from 0.
             rounds: where each rank is: the number of the epoch's round that it makes next.
         """
-        kind: Values = {"size": self.size, "batch_size": self.batch_size, "own": self.own, "dealt": None}
-        return State(shared={**kind, "rounds": list(rounds), "order": self._cut_short.get(epoch)})
+        return State(shared={"left": self._left(epoch, rounds)})
 
     def load_state(self, epoch: int, saved: Saved) -> int:
-        """Go on in the middle of an epoch: each sample that the ranks have left is taken once.
-
-        Where the ranks are as many and the batches as large, each has its own next batches; else what is
-        left is dealt anew.
+        """Go on in the middle of an epoch: each sample that is left is taken once, in their order.
 
         Args:
             epoch: the epoch's number, from 0.
@@ -181,37 +177,27 @@ class Batches:
         Returns:
             The number of the epoch's round to begin with. The epoch ends with the same as any other.
         """
-        at = saved.shared
-        self._keep_order(epoch, at)
-        alike = at["batch_size"] == self.batch_size
-        if alike and (at["size"], at["own"], at["dealt"]) == (self.size, self.own, None):
-            return int(at["rounds"][self.rank])
-        return self._take_only(epoch, self._left(epoch, at))
-
-    def _keep_order(self, epoch: int, at: Values) -> None:
-        if at["order"] is not None:
-            self._cut_short = {epoch: at["order"]}
-
-    def _left(self, epoch: int, at: Values) -> Tensor:
-        """Return the samples of an epoch that are left, in their order."""
-        order = self.order(epoch)
-        if at["dealt"] is not None:
-            return order[at["dealt"] * at["batch_size"] :]
-        size = at["batch_size"] * (at["size"] if at["own"] else 1)
-        skipped = -(-len(self.part) // size) - -(-len(order) // size)
-        if not at["own"]:
-            return order[(at["rounds"][0] - skipped) * size :]
-        left = torch.ones(len(order), dtype=torch.bool)
-        for rank, made in enumerate(at["rounds"]):
-            for start in range(0, min((made - skipped) * size, len(order)), size):
-                mine = cut(min(size, len(order) - start), at["size"])[rank]
-                left[start + mine.start : start + mine.stop] = False
-        return order[left]
-
-    def _take_only(self, epoch: int, left: Tensor) -> int:
-        """Take only some samples in an epoch; returns the round to begin with."""
+        left = saved.shared["left"]
+        if not isinstance(left, Tensor):
+            left = self.order(epoch)[len(self.part) - left :]
         self._cut_short = {epoch: left}
         return self.updates - self.rounds(len(left))
+
+    def _left(self, epoch: int, rounds: Sequence[int]) -> Tensor | int:
+        """Return the samples of an epoch that are left; a number: so many are, the last ones of its order."""
+        cut_short = self._cut_short.get(epoch)
+        samples = len(self.part) if cut_short is None else len(cut_short)
+        skipped = self.updates - self.rounds(samples)
+        made = [number - skipped for number in rounds]
+        if len({*made}) == 1:
+            start = made[0] * self.round_size
+            return max(0, samples - start) if cut_short is None else cut_short[start:]
+        left = torch.ones(samples, dtype=torch.bool)
+        for rank, count in enumerate(made):
+            for start in range(0, min(count * self.round_size, samples), self.round_size):
+                mine = cut(min(self.round_size, samples - start), self.size)[rank]
+                left[start + mine.start : start + mine.stop] = False
+        return self.order(epoch)[left]
 
     def order(self, epoch: int) -> Tensor:
         """The order in which epoch number `epoch` takes the samples: positions in the part, int64.
@@ -341,26 +327,20 @@ class Queue(Batches):
         """Do nothing: the samples of an epoch are looked up batch by batch."""
 
     @override
-    def state(self, epoch: int, rounds: Sequence[int]) -> State:
-        state, drawn = super().state(epoch, rounds), self._draw(0)
-        # Of an epoch that is still to begin, nothing is dealt: there are only tickets for it.
-        dealt = min(drawn, self._end) - epoch * self._count - self._skipped(epoch)
-        state.shared |= {"dealt": dealt, "drawn": drawn}
-        state.own["ticket"] = self._ticket
-        return state
+    def load_state(self, epoch: int, saved: Saved) -> int:
+        super().load_state(epoch, saved)
+        skipped = self._skipped(epoch)
+        if self.rank == 0:
+            self._draw(epoch * self._count + skipped)
+        return skipped // self.size
 
     @override
-    def load_state(self, epoch: int, saved: Saved) -> int:
-        at = saved.shared
-        self._keep_order(epoch, at)
-        if at["dealt"] is not None and saved.own is not None:
-            drawn, self._ticket = at["drawn"], saved.own["ticket"]
-        else:
-            self._take_only(epoch, self._left(epoch, at))
-            drawn = epoch * self._count + self._skipped(epoch)
-        if self.rank == 0:
-            self._draw(drawn)
-        return int(at["rounds"][self.rank]) if saved.own is not None else 0
+    def _left(self, epoch: int, rounds: Sequence[int]) -> Tensor | int:
+        # Of an epoch that is still to begin, nothing is dealt: there are only tickets for it.
+        dealt = min(self._draw(0), self._end) - epoch * self._count - self._skipped(epoch)
+        cut_short = self._cut_short.get(epoch)
+        start = dealt * self.batch_size
+        return max(0, len(self.part) - start) if cut_short is None else cut_short[start:]
 
     def _skipped(self, epoch: int) -> int:
         """Return the number of batches that a cut-short epoch lacks at its beginning."""

@@ -1,6 +1,6 @@
 """Opening a data set: one rank of each host reads it, into memory that all ranks of the host share.
 
-    memory      │ sums │ train: inputs │ targets │ validation: inputs │ targets │ test: inputs │ targets │
+    memory      │ train: inputs │ targets │ validation: inputs │ targets │ test: inputs │ targets │
     run           rows 0 1 3 4 5 6 8                trained on, nothing is copied
                   rows 2 7                          kept aside for validation
 
@@ -10,7 +10,6 @@ The samples lie in their stored order. A run, a fold and a prediction are rows o
 from __future__ import annotations
 
 import hashlib
-import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from tutti.data.contents import ReadData
 from tutti.data.formats.npy import Mapped
 from tutti.data.parts import PROBED, DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.rows import Array, Rows
-from tutti.data.scale import mean_scale, pixel_sums, scale_of
+from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
@@ -50,13 +49,10 @@ class SamplePool:
     Attributes:
         dataset: with the parts of the source, not scaled.
         fingerprint: tells the training samples from those of other data; the same for any type of floats.
-        sums: for each input, of the values of each training sample, and of their squares, per channel, int64:
-            the pixel scale of any rows comes from these. No samples, where inputs are not 8-bit.
     """
 
     dataset: DataSet
     fingerprint: str
-    sums: tuple[Tensor, ...]
 
     @classmethod
     def outline(cls, contents: ReadData) -> SamplePool:
@@ -83,13 +79,11 @@ class SamplePool:
             contents.filled,
             contents.columns,
         )
-        sums = [_sums_of(column.rows) for column in columns_of(dataset.train.stored_inputs)]
-        fingerprint = _fingerprint(*contents.parts["train"])
-        return cls(dataset, fingerprint, () if contents.buffer_bytes else tuple(sums))
+        return cls(dataset, _fingerprint(*contents.parts["train"]))
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors, each once."""
-        every = [*self.sums, *(tensor for part in self.dataset.parts for tensor in part.tensors())]
+        every = (tensor for part in self.dataset.parts for tensor in part.tensors())
         yield from {id(tensor): tensor for tensor in every}.values()
 
     @property
@@ -122,7 +116,7 @@ class SamplePool:
             places[id(one)] = memory[start : start + one.nbytes].view(one.dtype).view(one.shape)
             start += _room(one)
         dataset = self.dataset.with_parts(lambda part: part.changed(lambda one: places[id(one)]))
-        return replace(self, dataset=dataset, sums=tuple(places[id(one)] for one in self.sums))
+        return replace(self, dataset=dataset)
 
     def fill(self, contents: ReadData) -> None:
         """Write a data set into the memory; one process does."""
@@ -135,9 +129,6 @@ class SamplePool:
                 _write(column.rows, read.rows)
                 if name == "train" and column.values is not None and read.values is not None:
                     _write(column.values, read.values)  # those of all parts
-        for sums, column in zip(self.sums, columns_of(self.dataset.train.stored_inputs), strict=False):
-            if len(sums):
-                sums.numpy()[:] = pixel_sums(column.rows.numpy())
 
     def divided(
         self, comm: Communicator, validation: float, seed: int, place: tuple[str, int] | None = None
@@ -186,21 +177,9 @@ class SamplePool:
             train, aside = part.split(share, seed)
         else:
             train, aside = split(part.stored_targets.numpy(), share, seed, classes)
-        if isinstance(part, StreamedPart):
-            return train, aside, part.scale_over(train)
         columns = columns_of(part.stored_inputs)
-        scales = [self._scale_of(at, column, train) for at, column in enumerate(columns)]
+        scales = [_scale_of(part, column, train, self.dataset.filled) for column in columns]
         return train, aside, scale_of_columns(part.stored_inputs, scales)
-
-    def _scale_of(self, at: int, column: Column[Tensor], train: Indices) -> Scale:
-        """Return the scale of an input from some training samples."""
-        sums = self.sums[at]
-        if len(sums):
-            pixels = math.prod(column.rows.shape[1:]) // sums.shape[1]
-            return scale_of(sums.index_select(0, torch.from_numpy(train)).sum(0).numpy(), len(train) * pixels)
-        if self.dataset.filled and column.values is None and column.rows.is_floating_point():
-            return mean_scale(column.rows.numpy(), train)
-        return Scale()
 
 
 def open_data(
@@ -338,11 +317,15 @@ def _meta(rows: Rows, dtype: np.dtype[np.generic] | None = None) -> Tensor:
     return torch.empty(rows.shape, dtype=kept, device="meta")
 
 
-def _sums_of(inputs: Tensor) -> Tensor:
-    """Return a tensor without memory for the sums of an input."""
-    channels = inputs.shape[1] if inputs.dim() == 4 else 1
-    samples = len(inputs) if inputs.dtype == torch.uint8 else 0
-    return torch.empty(samples, channels, 2, dtype=torch.int64, device="meta")
+def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) -> Scale:
+    """Return the scale of an input from some training samples."""
+    if column.values is None and column.rows.dtype == torch.uint8:
+        if isinstance(part, StreamedPart):
+            return pixel_scale(part.source.files.__getitem__, part.thinned(train))
+        return pixel_scale(column.rows.numpy().__getitem__, train)
+    if filled and column.values is None and column.rows.is_floating_point():
+        return mean_scale(column.rows.numpy(), train)
+    return Scale()
 
 
 def _write(memory: Tensor, rows: Rows) -> None:

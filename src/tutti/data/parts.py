@@ -29,7 +29,6 @@ from tutti.data.columns import (
     padded,
 )
 from tutti.records.shapes import Shape
-from tutti.replica import stretch_like
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -37,7 +36,7 @@ U = TypeVar("U")
 PIXEL_MAX = 255.0
 """The divisor of uint8 inputs, so that means and deviations are those of pixels between 0 and 1."""
 
-PROBED: Final = 1000
+PROBED: Final = 100
 """Samples of a part whose inputs are looked at to tell data sets apart."""
 
 
@@ -169,7 +168,12 @@ class Part:
     @property
     def inputs(self) -> Stored[Tensor]:
         """The inputs of its samples, as they are stored: a copy, if it has rows."""
-        return self._stored(self.rows)
+        return self.stored_inputs if self.rows is None else self._inputs_of(self.rows)
+
+    def _inputs_of(self, rows: Tensor) -> Stored[Tensor]:
+        columns = columns_of(self.stored_inputs)
+        some = [replace(column, rows=column.rows.index_select(0, rows)) for column in columns]
+        return in_place_of(self.stored_inputs, some)
 
     @property
     def targets(self) -> Tensor:
@@ -190,20 +194,12 @@ class Part:
         return self.stored_targets.device
 
     def stretch(self, positions: slice) -> Part:
-        """Return the part of the samples at some positions, whose tensors are storages of their own.
-
-        A view would be pickled with all that it is a view of.
-        """
-        rows = None if self.rows is None else self.rows[positions]
-
-        def stretched(stored: Tensor) -> Tensor:
-            return _stretch(stored, positions) if rows is None else stored.index_select(0, rows)
-
-        columns = (
-            alone(replace(column, rows=stretched(column.rows))) for column in columns_of(self.stored_inputs)
-        )
-        inputs = in_place_of(self.stored_inputs, columns)
-        return Part(inputs, stretched(self.stored_targets), self.scale)
+        """Return a copy of the samples at some positions, as a view would be pickled with all others."""
+        every = torch.arange(len(self.stored_targets), device=self.device) if self.rows is None else self.rows
+        some = every[positions]
+        inputs = self._inputs_of(some)
+        copied = in_place_of(inputs, [alone(column) for column in columns_of(inputs)])
+        return Part(copied, self.stored_targets.index_select(0, some), self.scale)
 
     def fingerprint(self) -> str:
         """Return what tells its samples from others: their shapes, all targets and some inputs."""
@@ -256,16 +252,6 @@ class Part:
             yield column.rows
         yield self.stored_targets
 
-    def _stored(self, rows: Tensor | None) -> Stored[Tensor]:
-        """Return the inputs of some stored samples: a copy, unless they are all."""
-        if rows is None:
-            return self.stored_inputs
-        columns = (
-            replace(column, rows=column.rows.index_select(0, rows))
-            for column in columns_of(self.stored_inputs)
-        )
-        return in_place_of(self.stored_inputs, columns)
-
 
 def shape_of(stored: Stored[Tensor]) -> Shape:
     """Return the shape of the inputs of one sample; see `Part.shape`."""
@@ -286,12 +272,6 @@ def column_shape(column: Column[Tensor]) -> tuple[int, ...]:
 def scale_of_columns(stored: object, scales: Sequence[Scale]) -> Scale:
     """Return the scale of inputs from those of their columns."""
     return Scale(each=tuple(scales)) if isinstance(stored, Columns) else scales[0]
-
-
-def _stretch(samples: Tensor, positions: slice) -> Tensor:
-    each = samples[:1].numel()
-    span = slice(positions.start * each, positions.stop * each)
-    return stretch_like(samples.view(-1), span, samples[positions])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,21 @@ def pixel_sums(inputs: Array) -> NDArray[np.int64]:
         place[..., 0] = chunk.sum(2)
         place[..., 1] = np.einsum("scv,scv->sc", chunk, chunk)
     return sums
+
+
+def pixel_scale(read: Callable[[Indices], Array], rows: Indices) -> Scale:
+    """Return the scale of 8-bit inputs.
+
+    Args:
+        read: returns some samples, as for `pixel_sums`.
+        rows: the samples that decide it.
+    """
+    step = samples_per_chunk(read(rows[:1]))
+    total, count = np.zeros((1, 2), np.int64), 0
+    for start in range(0, len(rows), step):
+        chunk = np.ascontiguousarray(read(rows[start : start + step]))
+        total, count = total + pixel_sums(chunk).sum(0), count + chunk.size // _channels(chunk)
+    return scale_of(total, count)
 
 
 def scale_of(total: NDArray[np.int64] | NDArray[np.float64], count: int) -> Scale:

@@ -34,7 +34,6 @@ from tutti.data.formats.npy import Mapped
 from tutti.data.parts import Part, Scale, epoch_generator
 from tutti.data.remote import is_remote
 from tutti.data.rows import Indices
-from tutti.data.scale import pixel_sums, scale_of
 from tutti.data.splits import split
 from tutti.errors import BadData, BadOption
 from tutti.load_object import names_object
@@ -250,20 +249,10 @@ class StreamedPart(Part):
     def _probed(self, some: Tensor) -> Iterator[Tensor]:
         yield self.source.gather(some)
 
-    def scale_over(self, rows: Indices) -> Scale:
-        """Return the scale of pixels from some samples, or from evenly spaced pieces of many."""
-        if self.source.dtype != torch.uint8:
-            return Scale()
-        most = max(SEEN_PIECES, SEEN_BYTES // self.sample_bytes)
-        pieces = np.array_split(rows, SEEN_PIECES)
-        each = most // SEEN_PIECES if len(rows) > most else len(pieces[0])
-        total, values = np.zeros((1, 2), np.int64), 0
-        for piece in pieces:
-            if len(piece):
-                chunk = self.source.files[piece[:each]]
-                sums = pixel_sums(np.ascontiguousarray(chunk))
-                total, values = total + sums.sum(0), values + chunk.size // sums.shape[1]
-        return scale_of(total, values)
+    def thinned(self, rows: Indices) -> Indices:
+        """Return evenly spaced pieces of many samples, which decide the scale."""
+        each = max(1, SEEN_BYTES // self.sample_bytes // SEEN_PIECES)
+        return np.concatenate([piece[:each] for piece in np.array_split(rows, SEEN_PIECES)])
 
     def split(self, share: float, seed: int) -> tuple[Indices, Indices]:
         """Choose samples to train on and samples kept aside, in stretches of neighbours.

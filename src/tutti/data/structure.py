@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tutti.data.arrays import as_array
 from tutti.data.columns import LENGTHS, Column
-from tutti.data.rows import Array, Rows, StoredRows, joined, piece
+from tutti.data.rows import Array, Rows, StoredRows, chosen
 from tutti.errors import BadData
 
 
@@ -40,13 +40,9 @@ class Sequences:
     def of(cls, column: Column[Rows]) -> Sequences:
         """Return the sequences of a column; the values of others may lie between theirs."""
         assert column.values is not None, "they are sequences"
-        begins, lengths = np.asarray(column.rows[:], np.int64).T
-        breaks = np.flatnonzero(begins[1:] != begins[:-1] + lengths[:-1]) + 1
-        pieces = [
-            piece(column.values, int(begins[some[0]]), int(begins[some[-1]] + lengths[some[-1]]))
-            for some in np.split(np.arange(len(begins)), breaks)
-        ]
-        return cls(joined(pieces), lengths)
+        spans = np.asarray(column.rows[:], np.int64)
+        wanted = np.concatenate([np.arange(begin, begin + length) for begin, length in spans])
+        return cls(chosen(column.values, wanted), spans[:, 1])
 
     @property
     def column(self) -> Column[Rows]:

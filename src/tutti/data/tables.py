@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,9 +19,6 @@ from tutti.errors import BadData, BadOption
 ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that stand for a missing value, in lower case."""
 
-MOST_NAME: Final = 256
-"""The longest text that is the name of a class: with each text goes room for the longest."""
-
 _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 """The names of an index that had none, in Parquet files and in CSV files that were read and written again."""
 
@@ -35,6 +32,21 @@ class Choice:
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
     group: int | None = None
+
+
+@dataclass(frozen=True)
+class TargetColumn:
+    """A column of targets, or of groups.
+
+    Attributes:
+        name: of the column.
+        values: numbers, or texts.
+        absent: which of them are missing; what is in their place means nothing.
+    """
+
+    name: str
+    values: Array
+    absent: NDArray[np.bool_]
 
 
 def choose(
@@ -70,8 +82,8 @@ def choose(
         targets = tuple(named)
     else:
         targets = _positions(names, target, "target", what)
-    grouped = None if group is None else _grouping(names, str(group))
-    if group is not None and grouped is None and labelled:  # what is to be predicted may lack it
+    grouped = None
+    if group is not None and (labelled or str(group) in names):  # what is to be predicted may lack it
         grouped = _position(names, str(group), "--group-by", what)
     if columns is None:
         left_out = {*targets, grouped}
@@ -91,14 +103,6 @@ def choose(
     if both:
         raise BadOption(f"the column '{names[both[0]]}' is input and target at once; leave it out of one")
     return Choice(inputs, targets, grouped)
-
-
-def _grouping(names: Sequence[str], name: str) -> int | None:
-    """Return the position of a column by which samples are grouped, if it is there once."""
-    found = [at for at, one in enumerate(names) if one == name]
-    if not found and re.fullmatch(r"-?\d{1,9}", name) and -len(names) <= int(name) < len(names):
-        return int(name) % len(names)
-    return found[0] if len(found) == 1 else None
 
 
 def groups_of(column: TargetColumn, kept: NDArray[np.bool_], what: str) -> Array:
@@ -121,7 +125,7 @@ def groups_of(column: TargetColumn, kept: NDArray[np.bool_], what: str) -> Array
 
 
 def _counts_rows(name: str) -> bool:
-    """Tell whether a column is the index of a frame, by the names that pandas gives it in files."""
+    """Return whether a column is the index of a frame, by the names that pandas gives it in files."""
     return name.strip() == "" or _INDEX.fullmatch(name) is not None
 
 
@@ -153,21 +157,6 @@ def _listed(names: Sequence[str]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class TargetColumn:
-    """A column of targets.
-
-    Attributes:
-        name: of the column.
-        values: numbers, or texts.
-        absent: which of them are missing; what is in their place means nothing.
-    """
-
-    name: str
-    values: Array
-    absent: NDArray[np.bool_]
-
-
 def is_number(text: str) -> bool:
     """Return whether a text is a number, or stands for a missing one."""
     try:
@@ -175,20 +164,6 @@ def is_number(text: str) -> bool:
     except ValueError:
         return text.strip().lower() in ABSENT
     return True
-
-
-def refuse_long_texts(texts: Iterable[str], name: str, what: str) -> None:
-    """Refuse targets that are too long for names of classes.
-
-    Raises:
-        BadData: with the first such text.
-    """
-    long = next((text for text in texts if len(text) > MOST_NAME), None)
-    if long is not None:
-        raise BadData(
-            f"the target '{name}' of {what} has a text of {len(long):,} letters, '{long[:40]}...', and the "
-            f"name of a class has {MOST_NAME} at most; choose another column by --data.target NAME"
-        )
 
 
 def targets_of(columns: Sequence[TargetColumn], missing: str, what: str) -> tuple[Array, NDArray[np.bool_]]:
@@ -206,11 +181,9 @@ def targets_of(columns: Sequence[TargetColumn], missing: str, what: str) -> tupl
     if absent.any() and missing != "drop":
         row = int(absent.argmax())
         name = next(column.name for column in columns if column.absent[row])
-        others = int(absent.sum()) - 1
-        further = f", nor in {others:,} further {'row' if others == 1 else 'rows'}" if others else ""
         raise BadData(
-            f"{what} has no value in row {row + 1:,} of the target '{name}'{further}; leave such rows out by "
-            "--data.missing drop"
+            f"{what} has no value in row {row + 1:,} of the target '{name}'; targets are missing in "
+            f"{int(absent.sum()):,} rows: leave these out by --data.missing drop"
         )
     for column in columns:
         if len(columns) > 1 and column.values.dtype.kind not in "biuf":

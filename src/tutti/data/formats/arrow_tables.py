@@ -16,7 +16,7 @@ from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, chosen
 from tutti.data.structure import Sequences
-from tutti.data.tables import TargetColumn, choose, groups_of, is_number, refuse_long_texts, targets_of
+from tutti.data.tables import TargetColumn, choose, groups_of, is_number, targets_of
 from tutti.errors import BadData
 from tutti.records.npz import damaged
 
@@ -166,9 +166,7 @@ def _target(path: Path, values: Any, name: str) -> TargetColumn:
     values = values.drop_null()
     found: object
     if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
-        texts = values.to_pylist()
-        refuse_long_texts(texts, name, str(path))
-        found = np.array(texts, dtype=str)
+        found = np.array(values.to_pylist(), dtype=str)
     elif _is_list(kind):
         found = _lists(path, values, name)
     elif _is_number(kind):

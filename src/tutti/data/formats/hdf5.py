@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from tutti.data.arrays import CHUNK
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format, listed
 from tutti.data.rows import Array, StoredRows
@@ -134,5 +133,4 @@ def _rows(path: Path, file: _File, wanted: object) -> Any:
             raise damaged(path, error) from error
         return found.astype(dtype, copy=False)
 
-    most = max(1, CHUNK * stored.shape[0] // max(1, stored.size))
-    return StoredRows(tuple(stored.shape), dtype, read, most)
+    return StoredRows(tuple(stored.shape), dtype, read)
