@@ -171,9 +171,9 @@ def test_a_file_on_the_web_is_copied_again_where_it_may_have_changed(web, monkey
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ("refused", "set/x.npy cannot be copied: .*403"),
-        ("stalled", r"set/x.npy cannot be copied: nothing has come for 0.2 s; .* try again"),
-        ("short", "set/x.npy cannot be copied: 4 of 3 bytes have come"),
+        ("refused", "set/x.npy cannot be copied to .*: .*403"),
+        ("stalled", r"set/x.npy cannot be copied to .*: nothing has come for 0.2 s; .* try again"),
+        ("short", "set/x.npy cannot be copied to .*: 4 of 3 bytes have come"),
     ],
 )
 def test_a_server_that_fails_is_an_error_and_what_has_come_is_not_used(web, monkeypatch, broken, said):
@@ -213,7 +213,7 @@ def test_what_has_come_is_kept_where_a_copy_breaks_off(cache, store, monkeypatch
 
     with monkeypatch.context() as broken:
         broken.setattr(memory, "get_file", fill_up)
-        with pytest.raises(BadData, match="No space left on device; set TUTTI_CACHE to a folder"):
+        with pytest.raises(BadData, match=r"No space left on device; .*TUTTI_CACHE"):
             local_copy(address)
     assert not [path for path in cache.rglob("*") if path.is_file() and path.read_bytes() == b"half"]
     local_copy(address)
