@@ -165,7 +165,7 @@ class Batches:
             epoch: its number, from 0.
             rounds: where each rank is: the number of the epoch's round that it makes next.
         """
-        return State(shared={"left": self._left(epoch, rounds)})
+        return State(shared={"rounds": list(rounds), "left": self._left(epoch, rounds)})
 
     def load_state(self, epoch: int, saved: Saved) -> int:
         """Go on in the middle of an epoch: each sample that is left is taken once, in their order.
