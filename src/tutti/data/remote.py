@@ -126,8 +126,8 @@ def _bring(url: str, copy: Path, manifest: Path) -> None:
             _copy(system, path, copy / inner, found[inner].get("size"))
         except Exception as error:
             raise BadData(
-                f"{shown(path)} cannot be copied to {copy}: {_reason(error, url)}; what has come is kept, so try "
-                "again; TUTTI_CACHE names another folder for it"
+                f"{shown(path)} cannot be copied to {copy}: {_reason(error, url)}; what has come is kept, so "
+                "try again; TUTTI_CACHE names another folder for it"
             ) from error
         with manifest.open("a") as file:
             file.write(json.dumps([inner, marks[inner]]) + "\n")

@@ -11,11 +11,12 @@ from typing import Any, Final
 import numpy as np
 
 from tutti.data.arrays import as_floats, float_dtype
+from tutti.data.columns import Column
 from tutti.data.contents import Contents, refuse_other_names
 from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded, stamp
-from tutti.data.rows import Array, chosen
-from tutti.data.structure import Sequences
+from tutti.data.rows import Array, Rows, chosen
+from tutti.data.structure import sequence_column
 from tutti.data.tables import TargetColumn, choose, groups_of, is_number, targets_of
 from tutti.errors import BadData
 from tutti.records.npz import damaged
@@ -218,7 +219,7 @@ def _refuse_other_kinds(path: Path, values: Any, name: str, kinds: Mapping[str, 
     )
 
 
-def _lists(path: Path, values: Any, name: str) -> Array | Sequences:
+def _lists(path: Path, values: Any, name: str) -> Array | Column[Rows]:
     """Return a column of lists: an array, or sequences where the outer lists have several lengths."""
     arrow = arrow_package()
     values = values.combine_chunks()
@@ -241,7 +242,7 @@ def _lists(path: Path, values: Any, name: str) -> Array | Sequences:
     values = values.cast(arrow.float64()) if values.null_count else values
     numbers: Array = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(lengths.sum(), *shape)
     if len({*lengths.tolist()}) > 1:
-        return Sequences(numbers, lengths)
+        return sequence_column(numbers, lengths)
     return numbers.reshape(len(lengths), -1 if len(numbers) else 0, *shape)
 
 
