@@ -30,12 +30,11 @@ if TYPE_CHECKING:  # `as`: these names are public
     from tutti.errors import TuttiError as TuttiError
     from tutti.errors import UnknownName as UnknownName
     from tutti.errors import UserError as UserError
+    from tutti.own_loop.distribute import average_buffers as average_buffers
     from tutti.own_loop.distribute import checkpoints as checkpoints
     from tutti.own_loop.distribute import distribute as distribute
-    from tutti.own_loop.distribute import finish as finish
     from tutti.own_loop.distribute import init as init
     from tutti.own_loop.distribute import mean as mean
-    from tutti.own_loop.distribute import settled as settled
     from tutti.own_loop.distribute import shard as shard
     from tutti.own_loop.distribute import total as total
     from tutti.records.run import EpochRecord as EpochRecord
@@ -77,7 +76,7 @@ _HOMES: Final = {
     "comm.base": "Communicator",
     "errors": "BadData BadModel BadOption BadRunFolder NotFinite "
     "PeerLost RankFailed TuttiError UnknownName UserError",
-    "own_loop.distribute": "checkpoints distribute finish init mean settled shard total",
+    "own_loop.distribute": "average_buffers checkpoints distribute init mean shard total",
     "records.run": "EpochRecord Evaluation Summary",
     "run.api": "Result train",
     "run.config": "TrainConfig",

@@ -43,7 +43,7 @@ AIMS: Final = (
 """The aims of the commands, in the order of the help."""
 
 FARMS: Final = ("cv", "tune")
-"""The commands that plan the cores of all ranks of this host, whoever has started it."""
+"""The commands that place all ranks of this host themselves."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
         words: those after `tutti`.
 
     Returns:
-        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 nobody reads
+        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 nothing reads
         what is printed.
     """
     keep_memory()
@@ -82,7 +82,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _say(error: TuttiError) -> int:
-    """Print the error, after all that was printed before; returns its exit code."""
+    """Print the error after earlier output; returns its exit code."""
     sys.stdout.flush()
     texts = [str(error)]
     try:

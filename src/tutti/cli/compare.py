@@ -37,7 +37,7 @@ FOLDER = Path("comparisons")
 
 SEVERAL = "may be given several times"
 
-_OF_LOSSES = ("on_failure", "max_failures", "hang_timeout")
+_OF_LOSSES = ("on_failure", "hang_timeout")
 _OF_CHECKPOINTS = ("time_limit", "checkpoint", "keep", *_OF_LOSSES)
 """The options of checkpoints: the runs of a comparison have none, as their time is measured."""
 
@@ -84,7 +84,7 @@ class CompareCommand(Command):
         parser.option("--target", target, "X", type=float)
         parser.option(
             "--scaling",
-            "strong: --batch-size samples behind an update for any number of workers; weak: so many of each "
+            "strong: --batch-size samples behind an update for any number of workers; weak: as many of each "
             "worker; or strong,weak",
             "KINDS",
             STRONG,

@@ -49,7 +49,7 @@ class PlanCommand(Command):
             "--exhaustive",
             "measure every combination until the time is up, instead of stopping slow ones early",
         )
-        parser.option("--json", "write all that was measured there", "FILE")
+        parser.option("--json", "write all measurements there", "FILE")
         parallel = ("parallel", "parallel_options", "hosts", "servers", "levels", "server_period")
         left_out = ("validate", *OF_LONG_RUNS, *parallel, "balance", "log", "out")
         parser.config_options(leave_out=left_out)

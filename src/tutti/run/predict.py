@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,9 +18,9 @@ from tutti.data.opening import open_inputs
 from tutti.data.sources import with_columns
 from tutti.records.files import refusing
 from tutti.run.build import open_config_data, seeded
+from tutti.run.evaluate import aligned, part_named
 from tutti.run.jobs import load_job
-from tutti.run.prediction_files import SUFFIXES, Meaning
-from tutti.run.seen import aligned, part_named
+from tutti.run.prediction_files import Meaning, PredictionFile
 from tutti.run.train_job import PredictJob
 from tutti.run.trained import Predictor, load_trained
 from tutti.run.trained_run import UNUSED, find_run
@@ -33,10 +32,7 @@ def work(comm: Communicator, payload: bytes) -> None:
     """Predict; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, PredictJob)
     run = find_run(job.place, job.trust, job.weights, UNUSED)
-    speaks = comm.rank == 0
-    for note in run.notes if speaks else ():
-        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
-    write_predictions(job, comm, load_trained(run, job.config.device, warn=speaks))
+    write_predictions(job, comm, load_trained(run, job.config.device, warn=comm.rank == 0))
 
 
 def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor) -> None:
@@ -49,7 +45,7 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
         part = predictor.given(part)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
     meaning = Meaning(predictor.kind, data.classes, data.labels)
-    with SUFFIXES[path.suffix](path, len(part), meaning) if comm.rank == 0 else nullcontext() as file:
+    with PredictionFile(path, len(part), meaning) if comm.rank == 0 else nullcontext() as file:
         for start in range(0, len(part), PASS * AT_ONCE):
             stop = min(start + PASS * AT_ONCE, len(part))
             block = SampleBlock(stop - start, partial(_take, part, start))

@@ -51,7 +51,7 @@ class Seen:
         library: the MPI library's name and version.
         file: that the library is in.
         cpus: the logical CPUs that the rank may use.
-        host_cpus: the number of CPUs of the host, or those that Slurm has allocated there.
+        host_cpus: the number of CPUs of the host, or of its Slurm allocation.
         networks: the host's addresses with their networks' lengths, such as "10.0.0.7/24", without loopback.
         versions: of Python and of the packages that all ranks should have alike.
     """

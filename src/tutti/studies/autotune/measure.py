@@ -54,7 +54,7 @@ from tutti.training.run_parts import Schedule
 from tutti.training.trainer import Trainer
 
 WARM: Final = 10
-"""One step in so many of a turn is made beforehand and does not count: caches and threads are another's."""
+"""One tenth of a turn is warm-up: caches and threads were another candidate's."""
 
 FOR_CHOICE: Final = 0.4
 """The share of the time for the race, if there are other precisions to be tried afterwards ..."""
@@ -84,7 +84,7 @@ class Rehearsal:
         self._orders = 0
 
     def measure(self, candidate: Candidate, steps: int) -> Timing:
-        """Have so many steps made, on rank 0; the others `follow`.
+        """Make steps on all ranks; called on rank 0, while the others `follow`.
 
         Raises:
             UserError: the model cannot be trained like this.
@@ -162,7 +162,7 @@ class Rehearsal:
             raise found
 
     def _team(self, ranks: int) -> Communicator | None:
-        """The first so many ranks (collective over all, the first time)."""
+        """Return the first `ranks` ranks as a team (collective over all, the first time)."""
         if ranks not in self._teams:
             whole = self._comm
             everybody = ranks == whole.size
@@ -170,7 +170,7 @@ class Rehearsal:
         return self._teams[ranks]
 
     def _occupy(self, one: Candidate, rank: int) -> None:
-        """Take the cores and threads that this rank would have in a run of its own."""
+        """Take the cores and threads that this rank would have in a real run."""
         groups = share_host(self._job.cores, one.ranks, one.threads).cores
         bind(groups[rank] if groups and one.ranks > 1 else self._job.cores.logical)
         torch.set_num_threads(one.threads)
@@ -255,7 +255,7 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
     candidates = choices.candidates()
     if not job.dared:
         return Recommendation(raced(candidates, deadline))
-    # A single candidate needs no more than its first step.
+    # A single candidate needs one step only.
     found = Recommendation(raced(candidates, share(FOR_CHOICE) if len(candidates) > 1 else clock()))
     best = found.pick.candidate
     # Which shape is fastest hardly depends on the precision, while the layout does matter to some kernels.
@@ -304,7 +304,7 @@ def run_length(config: TrainConfig, samples: int) -> int:
 
 
 def has_images(module: nn.Module) -> bool:
-    """Tell whether the model has 4-d weights, of convolutions: the memory format of tensors matters to it."""
+    """Return whether the model has 4-d weights, of convolutions: the layout matters to it."""
     return any(parameter.dim() == 4 for parameter in module.parameters())
 
 

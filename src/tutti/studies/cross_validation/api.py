@@ -21,7 +21,6 @@ from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS
 from tutti.run.api import (
     TrainOptions,
-    other_floats,
 )
 from tutti.run.config import OBJECT
 from tutti.run.pickled_arguments import by_name
@@ -206,7 +205,7 @@ def cross_validate(
     else:
         said = {"cv": type(cv).__name__}
     known = groups if groups is None or isinstance(groups, str) else np.asarray(groups)
-    question = CrossValidation(config, candidates, cv, said, known, asked.name, there.arrays, other_floats())
+    question = CrossValidation(config, candidates, cv, said, known, asked.name, there.arrays)
     plan = plan_with(question, samples_of(samples_job(question, there.blocks), there.contents))
     folder = begin(plan, there.out or plan.usual_folder(), resume)
     # The folder has the splits now.

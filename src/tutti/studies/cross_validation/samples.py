@@ -12,7 +12,7 @@ from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.errors import UserError
 from tutti.run.build import given_data, outputs_for, seeded
-from tutti.run.checks import check_job
+from tutti.run.checks import check_recipe
 from tutti.run.jobs import load_job
 from tutti.run.train_job import TrainJob
 from tutti.studies.cross_validation.samples_job import Samples, SamplesJob
@@ -38,7 +38,7 @@ def samples_of(job: SamplesJob, contents: Contents[Stored[Rows], Array] | None =
         UserError: a candidate has an option that cannot be used, or the data cannot be read.
     """
     for one in job.candidates:
-        check_job(one, job.ranks)
+        check_recipe(one, job.ranks)
     if contents is None:
         with seeded(job.config.seed):
             given, options = given_data(job)

@@ -88,7 +88,6 @@ class CrossValidation:
         groups: of the samples: an array, or the name of a column or array of the data; None: there are none.
         score: "auto", or as `measure_of` takes it; the contenders compute it, if they must.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
-        floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
     """
 
     config: TrainConfig
@@ -98,7 +97,6 @@ class CrossValidation:
     groups: str | NDArray[Any] | None = None
     score: str = AUTO
     arrays: Mapping[str, NDArray[Any]] | None = None
-    floats: str | None = None
 
     @property
     def grouped_by_column(self) -> bool:
@@ -136,7 +134,7 @@ class CrossValidation:
         config = replace(one.config, split=f"{place / SPLITS}:{fold}", seed=seed, predictions=True)
         if self.arrays is not None:
             config = replace(config, data=str(place / DATA))
-        return FarmJob(job_name(name, fold), config, objects=one.objects, floats=self.floats)
+        return FarmJob(job_name(name, fold), config, objects=one.objects)
 
 
 @dataclass(frozen=True)
@@ -488,7 +486,6 @@ def _record(question: CrossValidation, samples: Samples, splits: list[Split]) ->
         "splits": _digest(splits, samples.fingerprint),
         "fingerprint": samples.fingerprint,
         **numbers_of(question.objects),
-        **({} if question.floats is None else {"floats": question.floats}),
     }
 
 

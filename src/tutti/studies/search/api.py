@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from tutti.errors import BadOption, RunStopped, TuttiError
 from tutti.run.api import (
     TrainOptions,
-    other_floats,
 )
 from tutti.run.config import TrainConfig
 from tutti.strategies import Strategy
@@ -158,7 +157,6 @@ def tune(
         stratified,
         there.objects,
         there.arrays,
-        other_floats(),
     )
     search.check()
     search.count(trials)

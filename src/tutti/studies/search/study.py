@@ -85,7 +85,6 @@ class Search:
         stratified: each fold has the same share of each class.
         objects: what was given as Python objects for all, as in a `Job`.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
-        floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
     """
 
     config: TrainConfig
@@ -97,7 +96,6 @@ class Search:
     stratified: bool = False
     objects: Mapping[str, Pickled] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] | None = None
-    floats: str | None = None
 
     @property
     def span(self) -> int:
@@ -149,7 +147,6 @@ class Search:
             "pruner": self.pruner,
             "folds": self.folds,
             "stratified": self.stratified,
-            **({} if self.floats is None else {"floats": self.floats}),
         }
 
     @classmethod
@@ -165,7 +162,7 @@ class Search:
             name.removeprefix(IN_SPACE): one for name, one in values.items() if name.startswith(IN_SPACE)
         }
         own = {name: values[name] for name in ("sampler", "pruner", "folds", "stratified")}
-        return cls(config, space_of(space), aims_of(values["objective"]), **own, floats=values.get("floats"))
+        return cls(config, space_of(space), aims_of(values["objective"]), **own)
 
     def count(self, trials: int) -> int:
         """Return how many trials there are, of so many at most: a grid comes to its end.
@@ -207,7 +204,7 @@ class Search:
                 for fold in range(self.folds)
             ]
         return [
-            FarmJob(name, one, objects=objects, prunable=prunable, floats=self.floats)
+            FarmJob(name, one, objects=objects, prunable=prunable)
             for name, one in zip(self.job_names(number), configs, strict=True)
         ]
 
