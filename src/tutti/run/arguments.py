@@ -14,7 +14,8 @@ from typing import Final
 from tutti.errors import UserError
 from tutti.run.config import TrainConfig
 
-_OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "resume", "n"})
+_OF_STUDIES: Final = {"block", "blocks", "job_timeout", "sweep", "group_by"}
+_OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "resume", "n"} | _OF_STUDIES)
 _OF_LOOPS: Final = frozenset({"strategy", "optimizer"})
 """A loop of the user's gets other options from the command line of `tutti run`."""
 

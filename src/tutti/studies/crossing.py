@@ -1,4 +1,4 @@
-"""The options of a study's runs: those that are crossed, and those that only a single run has. No torch."""
+"""The options of a study's runs: which are crossed, and which only a single run has. Needs no torch."""
 
 from __future__ import annotations
 
@@ -35,15 +35,11 @@ SHARED: Final = {
 """Options that differ between no two runs of a study, and what to do instead."""
 
 
-def refuse_single_run(config: TrainConfig) -> None:
-    """Refuse the options that the runs of a study cannot have.
-
-    Raises:
-        BadOption: one is given.
-    """
-    for name, instead in OF_SINGLE_RUNS.items():
+def refuse_single_run(config: TrainConfig, *further: str) -> None:
+    """Refuse the options that the runs of a study cannot have, and `further` ones."""
+    for name in (*OF_SINGLE_RUNS, *further):
         if getattr(config, name) != getattr(TrainConfig, name):
-            raise BadOption(f"{flag(name)} is for a single run: {instead}")
+            raise BadOption(f"{flag(name)} is for a single run: {SHARED[name]}")
 
 
 def crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -58,9 +54,6 @@ def with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> Train
     Args:
         values: of the configuration, as `TrainConfig.as_json` gives them.
         options: by field; an option of a part is given as "strategy.every".
-
-    Raises:
-        UserError: an option is unknown, or its value cannot be used.
     """
     found = dict(values)
     for name, value in options.items():

@@ -17,10 +17,10 @@ from tutti.data.streaming.options import decided
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.streaming.windows import WindowOrder
 from tutti.errors import BadData, BadOption
+from tutti.farm.jobs import FarmJob
 from tutti.run.config import TrainConfig
 from tutti.state import State, saved_by
-from tutti.studies.cross_validation.samples import samples_of
-from tutti.studies.cross_validation.samples_job import SamplesJob
+from tutti.studies.samples import look_at
 from tutti.training.augmentations import Augmentation
 
 SMALL = {"stream": True, "buffer": 0.002}
@@ -271,7 +271,7 @@ def test_data_that_memory_does_not_hold_are_refused_with_the_way_out(
 def test_runs_that_need_samples_by_number_refuse_to_stream(shards: Path) -> None:
     config = TrainConfig(model="mlp", data=str(shards), data_options={"stream": True})
     with pytest.raises(BadOption, match="not for runs that need samples by number"):
-        samples_of(SamplesJob(config, (), 1))
+        look_at([FarmJob("", config)], 1)
     with pytest.raises(BadOption, match="not for runs that need samples by number"):
         VirtualWorld(ranks=1).run(lambda comm: open_pool(str(shards), comm, {"stream": True}))
 
