@@ -32,21 +32,7 @@ from tutti.terminal import lasting_output
 
 
 class StudyOptions(TrainOptions, total=False):
-    """The `**options` of studies of many runs: the fields of `TrainConfig` for all runs, and these.
-
-    Attributes:
-        strategy: as for `tutti.train`.
-        optimizer: as for `tutti.train`.
-        loss: as for `tutti.train`.
-        metrics: as for `tutti.train`.
-        sampling: as for `tutti.train`: a weight for each sample of the training part, for all folds.
-        augment: as for `tutti.train`.
-        block: the ranks of each run; by default 1.
-        blocks: runs at a time; by default as many as the cores allow, and no more than help.
-        job_timeout: after which time a run is given up, such as "10m".
-        resume: go on with what is in `out`; runs that have finished are kept.
-        quiet: print nothing.
-    """
+    """The `**options` of `tutti.cross_validate` and `tutti.tune`."""
 
     strategy: str | Strategy | None
     optimizer: str | Callable[..., Optimizer] | None

@@ -118,9 +118,11 @@ def cross_validate(
             what `metrics` takes: a name or a function. "hits:lower" says which values of it are better, where
             its name does not. "auto" is the first of `metrics`, or else the loss.
         sweep: further options with values that are crossed in, such as {"lr": [0.1, 0.01]}.
-        **options: the fields of `TrainConfig`, for all candidates, such as epochs=5, and the arguments of
-            `tutti.studies.arguments.StudyOptions`, such as blocks=4. `out` is the folder of everything, by
-            default farms/DATE-MODELS-DATA.
+        **options: strategy, optimizer, loss, metrics, sampling and augment, as for `tutti.train`; block, the
+            ranks of each run; blocks, the runs at a time (by default as many as the cores allow, and no more
+            than help); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
+            is in `out`; quiet, to print nothing; and the other fields of `TrainConfig`, for all candidates,
+            such as epochs=5. `out` is the folder of everything, by default farms/DATE-MODELS-DATA.
 
     Returns:
         The scores, the comparison, and where all is.

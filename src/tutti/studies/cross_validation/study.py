@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from numpy.typing import NDArray
 
@@ -30,8 +30,10 @@ from tutti.studies.cross_validation.jobs import FoldJobs
 from tutti.studies.cross_validation.scores import FoldScores, write_scores
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
 from tutti.studies.farms import FOLDER, Blocks, keep_data
-from tutti.studies.samples import Samples
 from tutti.studies.score import Score, score_by_metrics
+
+if TYPE_CHECKING:
+    from tutti.studies.samples import Samples  # Imports torch.
 
 KIND: Final = "cv"
 """The kind of a farm."""

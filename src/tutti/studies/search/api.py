@@ -80,9 +80,11 @@ def tune(
         folds: of each trial, whose value is the mean over them; 1: the validation part.
         stratified: each fold has the same share of each class.
         schedule: as for `tutti.train`.
-        **options: the fields of `TrainConfig`, for all trials, such as epochs=5, and the arguments of
-            `tutti.studies.arguments.StudyOptions`, such as blocks=4. `out` is the folder of everything, by
-            default farms/DATE-MODEL-DATA.
+        **options: strategy, optimizer, loss, metrics, sampling and augment, as for `tutti.train`; block, the
+            ranks of each run; blocks, the runs at a time (by default as many as the cores allow, and no more
+            than help); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
+            is in `out`; quiet, to print nothing; and the other fields of `TrainConfig`, for all trials,
+            such as epochs=5. `out` is the folder of everything, by default farms/DATE-MODEL-DATA.
 
     Returns:
         The best options, and all trials.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import optuna
 from numpy.typing import NDArray
@@ -28,12 +28,14 @@ from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.studies.crossing import refuse_single_run, with_options
 from tutti.studies.farms import FOLDER, Blocks, keep_data, write_table
-from tutti.studies.samples import Samples
 from tutti.studies.score import Score
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.methods import GRID, check_methods
 from tutti.studies.search.space import Space, space_of
 from tutti.studies.search.trials import COMPLETE, JOURNAL, PRUNED, Method, Trials, open_study
+
+if TYPE_CHECKING:
+    from tutti.studies.samples import Samples  # Imports torch.
 
 KIND: Final = "tune"
 """The kind of a farm."""
