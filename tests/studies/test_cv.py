@@ -21,7 +21,7 @@ from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS, RunFolder, TrainedOn
 from tutti.records.splits import count_splits, read_split
-from tutti.studies.cross_validation.study import findings_of
+from tutti.studies.cross_validation.study import CrossValidated
 
 HERE = Path(__file__)
 MODELS = HERE.with_name("cv_models.py")
@@ -81,9 +81,9 @@ def test_all_that_was_asked_for_is_there(farm: Path) -> None:
     # Folds of one number begin alike for all models.
     assert all(config["seed"] == int(name[-1]) for name, config in folder.plan.jobs.items())
     assert count_splits(folder.splits) == 3
-    found = findings_of(folder)
+    found = CrossValidated.read(folder)
     assert (found.left, found.failed) == (0, {})
-    assert len(found.differences) == 6
+    assert len(found.comparison) == 6
     assert {tuple(one.samples) for one in found.scores.values()} == {(40, 40, 40)}
     assert (farm / "scores.csv").read_text().count("mean") == 4
     assert (
@@ -163,7 +163,7 @@ def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.
     assert f"report: {tmp_path / 'farm' / 'report.html'}" in said
     folder = FarmFolder.open(tmp_path / "farm")
     assert "raise ArithmeticError" in (folder.error("FailsOn/none/fold-1") or "")
-    assert findings_of(folder).scores["FailsOn/none"].missing == [1]
+    assert CrossValidated.read(folder).scores["FailsOn/none"].missing == [1]
     assert main(["report", str(folder.path)]) == 0
     assert failure in capfd.readouterr().out
 
@@ -266,11 +266,11 @@ def test_the_page_has_all_figures(farm: Path, tmp_path: Path, capsys: pytest.Cap
     pytest.importorskip("altair", reason="needs the extra 'plots'")
     assert main(["report", str(farm), "--out", str(tmp_path)]) == 0
     assert f"report: {tmp_path / 'report.html'}" in capsys.readouterr().out
-    drawn = {"folds", "blocks", "losses", "classes", "confusion"}
+    drawn = {"folds", "blocks", "losses", "confusion"}
     assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} >= drawn
     page = (tmp_path / "report.html").read_text()
-    found = findings_of(FarmFolder.open(farm))
-    assert all(escape(one.sentence) in page for one in found.differences)
+    found = CrossValidated.read(FarmFolder.open(farm))
+    assert all(escape(one.sentence) in page for one in found.comparison)
     assert all(name in page for name in found.scores)
     losses = json.loads((page.split("const figures = ")[1]).splitlines()[0].rstrip(";"))["losses"]
     # Two epochs of each of 12 jobs.

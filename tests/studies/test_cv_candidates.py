@@ -12,7 +12,7 @@ from tutti.records.farm_folder import JobState
 from tutti.records.run import Summary, World
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.candidates import Alternative, alternatives, candidates_of
-from tutti.studies.cross_validation.jobs import FoldJobs
+from tutti.studies.cross_validation.study import FoldJobs
 from tutti.studies.crossing import refuse_single_run
 
 CONFIG = TrainConfig(epochs=1)

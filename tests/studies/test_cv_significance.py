@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tutti.errors import BadData
 from tutti.studies.cross_validation.display import print_scores
 from tutti.studies.cross_validation.scores import FoldScores
 from tutti.studies.cross_validation.significance import compare, corrected_test, holm
-from tutti.studies.cross_validation.study import Findings
+from tutti.studies.cross_validation.study import CrossValidated
 from tutti.studies.score import Score
 
 MOONS = {
@@ -182,6 +183,6 @@ def test_scores_of_other_folds_are_refused():
 def test_of_many_comparisons_those_with_the_best_are_shown():
     stream = io.StringIO()
     many = {**moons(), "again": moons()["linear"]}
-    print_scores(Findings(many, compare(many, [10 / 90] * 100), (), {}, 0), stream)
+    print_scores(CrossValidated(many, compare(many, [10 / 90] * 100), {}, Path()), stream)
     assert stream.getvalue().count(" told ") + stream.getvalue().count(" is better than ") == 4
     assert stream.getvalue().endswith("\n6 further comparisons are in compare.csv\n")

@@ -231,10 +231,10 @@ def test_several_launches_end_all_trials_though_some_are_killed(
     assert method.sampler != "grid" or len({repr(one[1]) for one in found}) == count
 
 
-@pytest.mark.parametrize(("pruner", "least"), [("asha", 0.4), ("hyperband", 0.4), ("median", 0.4)])
-def test_pruning_saves_epochs_and_finds_the_same_winner(tmp_path: Path, pruner: str, least: float) -> None:
-    same, trained = 0, 0
-    for seed in range(10):
+@pytest.mark.parametrize("pruner", ["asha", "hyperband", "median"])
+def test_pruning_saves_epochs_and_finds_the_same_winner(tmp_path: Path, pruner: str) -> None:
+    same, trained, seeds = 0, 0, 3
+    for seed in range(seeds):
         method = Method("random", pruner, seed, epochs=EPOCHS)
         blocks = Blocks(tmp_path / str(seed), method, 1, 30)
         blocks.run(2, seed=0)
@@ -243,8 +243,8 @@ def test_pruning_saves_epochs_and_finds_the_same_winner(tmp_path: Path, pruner: 
         winner = max(trials, key=lambda trial: accuracy(SPACE.options(trial.params), 0, EPOCHS))
         same += blocks.study().best_trial.number == winner.number
         trained += blocks.trained
-    assert same >= 9
-    assert 1 - trained / (10 * 30 * EPOCHS) >= least
+    assert same >= seeds - 1
+    assert 1 - trained / (seeds * 30 * EPOCHS) >= 0.4
 
 
 def test_others_read_the_study(tmp_path: Path) -> None:

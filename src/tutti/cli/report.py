@@ -85,9 +85,9 @@ def _report_farm(folder: FarmFolder, out: str | None) -> None:
     # With scikit-learn, which other reports do without.
     from tutti.studies.cross_validation.display import print_findings
     from tutti.studies.cross_validation.page import write_cv_page
-    from tutti.studies.cross_validation.study import findings_of
+    from tutti.studies.cross_validation.study import CrossValidated
 
-    found = findings_of(folder)
+    found = CrossValidated.read(folder)
     print_findings(found, folder, sys.stdout)
     print(f"report: {write_cv_page(folder, found, page)}")
 

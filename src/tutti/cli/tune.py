@@ -113,7 +113,7 @@ class TuneCommand(Command):
         print_page(lambda: write_tune_page(found), folder.path)
         if found.outcome is not None and found.outcome.stopped is not None:
             return stopped(found.outcome.stopped, folder.path)
-        return 0 if found.best else 1
+        return 0 if found.front else 1
 
 
 def train_command(config: TrainConfig, block: int) -> str:

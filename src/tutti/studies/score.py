@@ -21,6 +21,9 @@ PARAMETERS: Final = "parameters"
 COSTS: Final = (SECONDS, PARAMETERS)
 """The figures of a run that are not of its validation part."""
 
+AUTOMATIC: Final = ("accuracy", "mae", "rmse", "r2")
+"""The metrics that "auto" may mean, each where the targets are of its kind."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -101,6 +104,7 @@ def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> 
     name = name_of(text)
     listed = _listed(metrics)
     known = {*map(name_of, listed), LOSS, *COSTS}
+    known |= {*AUTOMATIC} if "auto" in known else set()
     said = better or _better(name)
     if isinstance(text, str) and ":" not in text and name not in known and _better(name) is None:
         raise UnknownName("metric", name, {*HIGHER, *LOWER, *known} - {"auto", "none"}, of=option)

@@ -3,89 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from io import StringIO
-from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import nn
 
-from tutti.errors import RunStopped, TuttiError, UnknownName
+from tutti.errors import RunStopped, TuttiError
 from tutti.farm.jobs import FarmJob
-from tutti.records.farm_folder import FarmFolder
-from tutti.records.predictions import Predictions
-from tutti.records.run_folder import PREDICTIONS
 from tutti.run.api import other_floats
 from tutti.run.arguments import as_arguments
 from tutti.studies.arguments import Arguments, StudyOptions
 from tutti.studies.cross_validation.candidates import alternatives, candidates_of, servers_of
-from tutti.studies.cross_validation.display import print_scores, train_shown
-from tutti.studies.cross_validation.scores import FoldScores, best_first
-from tutti.studies.cross_validation.significance import Difference
+from tutti.studies.cross_validation.display import train_shown
 from tutti.studies.cross_validation.splits import splitter_of
-from tutti.studies.cross_validation.study import AUTO, CrossValidation, Findings, job_name, without_groups
+from tutti.studies.cross_validation.study import AUTO, CrossValidated, CrossValidation, without_groups
 from tutti.studies.crossing import refuse_single_run
 from tutti.studies.samples import look_at
 from tutti.studies.score import score_of
 
 Model = str | nn.Module | Callable[..., nn.Module]
 Schedule = str | Callable[..., Any] | None
-
-
-@dataclass(frozen=True)
-class CrossValidated:
-    """The result of `tutti.cross_validate`; printed, it is the table of scores with the comparison in words.
-
-    Attributes:
-        scores: of each candidate that has any, by name, such as "lenet/cosine": those of its folds, their
-            mean and deviation, and the confusion of classes.
-        comparison: of each two candidates, in words: `sentence`.
-        failed: the jobs that have failed, with why.
-        folder: of the farm, which has all runs and the tables.
-    """
-
-    scores: dict[str, FoldScores]
-    comparison: list[Difference] = field(repr=False)
-    failed: dict[str, str]
-    folder: Path
-    _findings: Findings = field(repr=False)
-
-    @property
-    def best(self) -> str:
-        """The candidate with the best mean, of those with a score of each fold if there are any.
-
-        The comparison says whether the difference is significant.
-        """
-        return best_first(self.scores)[0]
-
-    def predictions(self, name: str) -> Predictions:
-        """Return the predictions of a candidate for all samples that were held out, in their order.
-
-        With repeats there is one for each time that a sample was held out.
-
-        Args:
-            name: of the candidate.
-
-        Raises:
-            UnknownName: it has none.
-        """
-        if name not in self.scores:
-            raise UnknownName("candidate", name, self.scores)
-        folder = FarmFolder.open(self.folder)
-        jobs = [folder.job(job_name(name, fold)) for fold in range(len(self.scores[name].folds))]
-        found = [Predictions.read(job / PREDICTIONS) for job in jobs if (job / PREDICTIONS).is_file()]
-        rows, outputs, targets = (
-            np.concatenate([getattr(one, part) for one in found]) for part in ("rows", "outputs", "targets")
-        )
-        order = np.argsort(rows, kind="stable")
-        return Predictions(rows[order], outputs[order], targets[order])
-
-    def __str__(self) -> str:
-        text = StringIO()
-        print_scores(self._findings, text)
-        return text.getvalue().rstrip()
 
 
 @as_arguments()
@@ -164,7 +102,7 @@ def cross_validate(
     if not result.scores:
         job, why = next(iter(result.failed.items()))
         raise TuttiError(f"no fold has come to its end: {job} failed: {why}; see {folder.job(job)}")
-    return CrossValidated(result.scores, result.differences, result.failed, folder.path, result)
+    return result
 
 
 def _named(given: object) -> list[tuple[str | None, object]]:

@@ -15,10 +15,8 @@ from tutti.studies.cross_validation.scores import best_first
 from tutti.studies.cross_validation.study import (
     COMPARISON,
     SCORES,
+    CrossValidated,
     CrossValidation,
-    Findings,
-    findings_of,
-    write_findings,
 )
 from tutti.studies.farms import Blocks, farm_shown, print_times
 from tutti.tables import TextTable
@@ -42,19 +40,19 @@ def print_jobs(question: CrossValidation, splits: Sequence[Split], stream: IO[st
 
 def train_shown(
     question: CrossValidation, folder: FarmFolder, blocks: Blocks, stream: IO[str]
-) -> tuple[FarmOutcome, Findings]:
+) -> tuple[FarmOutcome, CrossValidated]:
     """Train all folds, show how that goes and what came out, and write the tables."""
     with farm_shown(folder, known_jobs(folder), stream) as hear:
         outcome = question.train(folder, blocks, hear)
-    found = findings_of(folder)
-    write_findings(folder, found)
+    found = CrossValidated.read(folder)
+    found.write_tables()
     print_findings(found, folder, stream)
     print_times(outcome, stream)
     print(f"scores: {folder.path / SCORES}, comparison: {folder.path / COMPARISON}", file=stream)
     return outcome, found
 
 
-def print_scores(found: Findings, stream: IO[str]) -> None:
+def print_scores(found: CrossValidated, stream: IO[str]) -> None:
     """Print the scores, and which differences are significant."""
     heads, rows = score_rows(found)
     table = TextTable(heads)
@@ -62,17 +60,17 @@ def print_scores(found: Findings, stream: IO[str]) -> None:
         table.add_row(*row)
     if rows:
         console_on(stream).print(table)
-    shown = found.differences
+    shown = found.comparison
     if len(shown) > MANY:
         best = best_first(found.scores)[0]
         shown = [one for one in shown if best in (one.first, one.second)]
     for one in shown:
         print(printable(one.sentence), file=stream)
-    if len(shown) < len(found.differences):
-        print(f"{len(found.differences) - len(shown)} further comparisons are in {COMPARISON}", file=stream)
+    if len(shown) < len(found.comparison):
+        print(f"{len(found.comparison) - len(shown)} further comparisons are in {COMPARISON}", file=stream)
 
 
-def print_findings(found: Findings, folder: FarmFolder, stream: IO[str]) -> None:
+def print_findings(found: CrossValidated, folder: FarmFolder, stream: IO[str]) -> None:
     """Print the scores, which differences are significant, and which jobs have failed, and why."""
     print_scores(found, stream)
     alike: dict[tuple[str, str], list[str]] = {}
@@ -84,7 +82,7 @@ def print_findings(found: Findings, folder: FarmFolder, stream: IO[str]) -> None
         print(f"{count} of {printable(candidate)} failed: {printable(why)}; see {where}", file=stream)
 
 
-def score_rows(found: Findings) -> tuple[list[str], list[list[str]]]:
+def score_rows(found: CrossValidated) -> tuple[list[str], list[list[str]]]:
     """Return the heads and the rows of the table of scores, the best candidate first."""
     names = best_first(found.scores)
     metric = str(found.scores[names[0]].score) if names else ""

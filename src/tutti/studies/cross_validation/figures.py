@@ -17,13 +17,13 @@ from tutti.reports.figures.base import BAR, WIDTH, Data, amount, chart, coloured
 from tutti.reports.figures.classes import confusion_cells, confusion_pair
 from tutti.reports.page import Drawn
 from tutti.studies.cross_validation.scores import best_first
-from tutti.studies.cross_validation.study import Findings
+from tutti.studies.cross_validation.study import CrossValidated
 
 SAMPLES: Final = 600
 """The points of a line: of more samples some are left out."""
 
 
-def figures_of(folder: FarmFolder, found: Findings) -> list[Drawn]:
+def figures_of(folder: FarmFolder, found: CrossValidated) -> list[Drawn]:
     """Draw all figures for which there is something to draw.
 
     Args:
@@ -46,7 +46,6 @@ def figures_of(folder: FarmFolder, found: Findings) -> list[Drawn]:
     if busy:
         drawn.append(Drawn("cores", "How busy the cores were", _lines(busy, "busy", "busy, %", "core")))
     if any(one.confusion for one in found.scores.values()):
-        drawn.append(Drawn("classes", "Accuracy of each class", _classes(found, names)))
         drawn.append(Drawn("confusion", "What was taken for what", _confusion(found, names)))
     return drawn
 
@@ -72,7 +71,7 @@ def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
             }
 
 
-def _folds(found: Findings, names: list[str]) -> Any:
+def _folds(found: CrossValidated, names: list[str]) -> Any:
     """A dot for each fold, and a line for the mean."""
     score = found.scores[names[0]].score
     form = ".2%" if score.is_share else ".4g"
@@ -160,29 +159,7 @@ def _busy(folder: FarmFolder, work: Data) -> Data:
     return rows
 
 
-def _classes(found: Findings, names: list[str]) -> Any:
-    rows: Data = [
-        {
-            "candidate": name,
-            "class": found.labels[at] if at < len(found.labels) else str(at),
-            "accuracy": share,
-        }
-        for name in names
-        for at, share in enumerate(found.scores[name].class_accuracy())
-    ]
-    return chart(
-        rows,
-        "bar",
-        coloured("candidate", names, rows),
-        wide=True,
-        x=alt.X("class:O", sort=None, axis=alt.Axis(labelAngle=0)),
-        xOffset=alt.XOffset("candidate:N", sort=None),
-        y=alt.Y("accuracy:Q", axis=alt.Axis(format="%")),
-        tooltip=["candidate:N", "class:O", number("accuracy", "accuracy", ".2%")],
-    ).add_params(pick("candidate"))
-
-
-def _confusion(found: Findings, names: list[str]) -> Any:
+def _confusion(found: CrossValidated, names: list[str]) -> Any:
     """Two matrices: of the best candidate, and of the last."""
     cells = [confusion_cells(name, found.labels, found.scores[name].confusion or []) for name in names]
     order = dict.fromkeys(label for _, labels in cells for label in labels)

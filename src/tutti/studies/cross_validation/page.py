@@ -7,10 +7,10 @@ from pathlib import Path
 from tutti.records.farm_folder import FarmFolder
 from tutti.reports.page import PAGE, drawing, write_page
 from tutti.studies.cross_validation.display import score_rows
-from tutti.studies.cross_validation.study import Findings
+from tutti.studies.cross_validation.study import CrossValidated
 
 
-def write_cv_page(folder: FarmFolder, found: Findings, page: Path | None = None) -> Path:
+def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None = None) -> Path:
     """Write the page of a cross-validation and return it, with its figures beside it.
 
     Args:
@@ -37,7 +37,7 @@ def write_cv_page(folder: FarmFolder, found: Findings, page: Path | None = None)
             }
         ],
         "note": f"{found.left} jobs are yet to be done: 'tutti cv --resume' goes on." if found.left else "",
-        "lists": {"Comparison": [one.sentence for one in found.differences]},
+        "lists": {"Comparison": [one.sentence for one in found.comparison]},
         "failures": list(found.failed.items()),
     }
     return write_page(page or folder.path / PAGE, words, figures_of(folder, found))

@@ -8,26 +8,30 @@ FARM/scores.csv, compare.csv             what came out
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
-from tutti.errors import BadData, BadRunFolder
+from tutti.errors import BadData, BadRunFolder, UnknownName
 from tutti.farm.coordinator import FarmOutcome, Listener
-from tutti.farm.jobs import FarmJob
+from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.json_lines import Json
 from tutti.records.npz import read_npz
-from tutti.records.run import Summary
-from tutti.records.run_folder import RunFolder, folder_name
+from tutti.records.predictions import Predictions
+from tutti.records.run import EpochRecord, Summary
+from tutti.records.run_folder import PREDICTIONS, RunFolder, folder_name
 from tutti.records.splits import Split, write_splits
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.candidates import servers_of
-from tutti.studies.cross_validation.jobs import FoldJobs
-from tutti.studies.cross_validation.scores import FoldScores, write_scores
+from tutti.studies.cross_validation.scores import FoldScores, best_first, write_scores
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
 from tutti.studies.farms import FOLDER, Blocks, keep_data
 from tutti.studies.score import Score, score_by_metrics
@@ -138,55 +142,137 @@ class CrossValidation:
         return blocks.work(folder, FoldJobs(jobs), count, servers_of(self.candidates), listener)
 
 
+class FoldJobs:
+    """The jobs of all folds of all candidates: first one of each, then the longest, by what those have taken.
+
+    Args:
+        candidates: the jobs of each, by name.
+    """
+
+    def __init__(self, candidates: Mapping[str, Sequence[FarmJob]]) -> None:
+        self._waiting = {name: deque(jobs) for name, jobs in candidates.items()}
+        self._candidate = {job.name: name for name, jobs in candidates.items() for job in jobs}
+        self._first = deque(self._waiting)
+        self._seconds: dict[str, list[float]] = {name: [] for name in candidates}
+
+    def next(self) -> FarmJob | None:
+        """Return the first fold of the next candidate; of what is left then the longest."""
+        if self._first:
+            return self._waiting[self._first.popleft()].popleft()
+        left = [name for name, jobs in self._waiting.items() if jobs]
+        if not left:
+            return None
+        return self._waiting[max(left, key=self._expected)].popleft()
+
+    def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
+        """Let the job go on."""
+        return False
+
+    def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
+        """Note how long it has taken."""
+        if outcome.state is JobState.FINISHED and outcome.summary is not None:
+            self._seconds[self._candidate[job.name]].append(outcome.summary.seconds)
+
+    def _expected(self, name: str) -> float:
+        """The seconds of a job of a candidate; of one whose first fold still runs, more than any."""
+        known = self._seconds[name]
+        return mean(known) if known else float("inf")
+
+
 def job_name(candidate: str, fold: int) -> str:
     """Name the job of a fold, counted from 0."""
     return f"{candidate}/fold-{fold}"
 
 
 @dataclass(frozen=True)
-class Findings:
-    """The findings of a cross-validation, as far as its jobs have come.
+class CrossValidated:
+    """The result of `tutti.cross_validate`; printed, it is the table of scores with the comparison in words.
 
     Attributes:
-        scores: of each candidate that has any.
-        differences: between each two of these.
-        labels: the classes' names; empty when unknown.
+        scores: of each candidate that has any, by name, such as "lenet/cosine": those of its folds, their
+            mean and deviation, and the confusion of classes.
+        comparison: of each two candidates, in words: `sentence`.
         failed: the jobs that have failed, with why in one line.
+        folder: of the farm, which has all runs and the tables.
+        labels: the classes' names; empty when unknown.
         left: how many jobs are yet to be done.
     """
 
     scores: dict[str, FoldScores]
-    differences: list[Difference]
-    labels: tuple[str, ...]
+    comparison: list[Difference] = field(repr=False)
     failed: dict[str, str]
-    left: int
+    folder: Path
+    labels: tuple[str, ...] = field(default=(), repr=False)
+    left: int = 0
 
+    @classmethod
+    def read(cls, folder: FarmFolder) -> CrossValidated:
+        """Read the result from the folder of a farm, as far as its jobs have come.
 
-def findings_of(folder: FarmFolder) -> Findings:
-    """Read the findings from the folder alone.
+        Raises:
+            BadRunFolder: it is the folder of no cross-validation, or a file in it is damaged.
+        """
+        question = question_of(folder)
+        failed, left = dict[str, str](), 0
+        runs = dict[str, list[Summary | None]]()
+        for name in question["candidates"]:
+            runs[name] = []
+            for fold in range(len(question["ratios"])):
+                job = job_name(name, fold)
+                state = folder.state(job)
+                finished = state is JobState.FINISHED
+                runs[name].append(RunFolder(folder.job(job)).read(Summary) if finished else None)
+                if state is JobState.FAILED:
+                    failed[job] = (folder.error(job) or "").strip().rpartition("\n")[2]
+                elif not finished:
+                    left += 1
+        known = [one.validation for found in runs.values() for one in found if one and one.validation]
+        score = score_by_metrics(known) if question["score"] == AUTO else Score.read(question["score"])
+        scores = {name: FoldScores.of(score, found) for name, found in runs.items() if any(found)}
+        comparison = compare(scores, question["ratios"])
+        return cls(scores, comparison, failed, folder.path, tuple(question["labels"]), left)
 
-    Raises:
-        BadRunFolder: it is the folder of no cross-validation, or a file in it is damaged.
-    """
-    question = question_of(folder)
-    failed, left = dict[str, str](), 0
-    runs = dict[str, list[Summary | None]]()
-    for name in question["candidates"]:
-        runs[name] = []
-        for fold in range(len(question["ratios"])):
-            job = job_name(name, fold)
-            state = folder.state(job)
-            finished = state is JobState.FINISHED
-            runs[name].append(RunFolder(folder.job(job)).read(Summary) if finished else None)
-            if state is JobState.FAILED:
-                failed[job] = (folder.error(job) or "").strip().rpartition("\n")[2]
-            elif not finished:
-                left += 1
-    known = [one.validation for found in runs.values() for one in found if one and one.validation]
-    score = score_by_metrics(known) if question["score"] == AUTO else Score.read(question["score"])
-    scores = {name: FoldScores.of(score, found) for name, found in runs.items() if any(found)}
-    differences = compare(scores, question["ratios"])
-    return Findings(scores, differences, tuple(question["labels"]), failed, left)
+    @property
+    def best(self) -> str:
+        """The candidate with the best mean, of those with a score of each fold if there are any.
+
+        The comparison says whether the difference is significant.
+        """
+        return best_first(self.scores)[0]
+
+    def predictions(self, name: str) -> Predictions:
+        """Return the predictions of a candidate for all samples that were held out, in their order.
+
+        With repeats there is one for each time that a sample was held out.
+
+        Args:
+            name: of the candidate.
+
+        Raises:
+            UnknownName: it has none.
+        """
+        if name not in self.scores:
+            raise UnknownName("candidate", name, self.scores)
+        folder = FarmFolder.open(self.folder)
+        jobs = [folder.job(job_name(name, fold)) for fold in range(len(self.scores[name].folds))]
+        found = [Predictions.read(job / PREDICTIONS) for job in jobs if (job / PREDICTIONS).is_file()]
+        rows, outputs, targets = (
+            np.concatenate([getattr(one, part) for one in found]) for part in ("rows", "outputs", "targets")
+        )
+        order = np.argsort(rows, kind="stable")
+        return Predictions(rows[order], outputs[order], targets[order])
+
+    def __str__(self) -> str:
+        from tutti.studies.cross_validation.display import print_scores
+
+        text = StringIO()
+        print_scores(self, text)
+        return text.getvalue().rstrip()
+
+    def write_tables(self) -> None:
+        """Write the tables of scores and of differences."""
+        write_scores(self.folder / SCORES, self.scores, self.labels)
+        write_comparison(self.folder / COMPARISON, self.comparison)
 
 
 def question_of(folder: FarmFolder) -> Json:
@@ -197,12 +283,6 @@ def question_of(folder: FarmFolder) -> Json:
             "'tutti cv' wrote"
         )
     return folder.plan.question
-
-
-def write_findings(folder: FarmFolder, found: Findings) -> None:
-    """Write the tables of scores and of differences."""
-    write_scores(folder.path / SCORES, found.scores, found.labels)
-    write_comparison(folder.path / COMPARISON, found.differences)
 
 
 def without_groups(config: TrainConfig, groups: object) -> TrainConfig:

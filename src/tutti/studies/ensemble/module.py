@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tutti.data.parts import Part
-from tutti.errors import BadOption
 from tutti.records.ensemble import EnsembleRecord
 from tutti.records.output_kinds import Kind
 from tutti.records.run_folder import WEIGHTS
@@ -48,13 +47,7 @@ class Ensemble(Predictor):
 
     @override
     def given(self, part: Part) -> Part:
-        found = [cast("TrainedModel", member).given(part) for member in self.members]
-        if len({repr(getattr(one.stored_inputs, "beside", None)) for one in found}) > 1:
-            raise BadOption(
-                "some networks of the ensemble take the lengths of sequences, and others a mask; combine "
-                "those of one model"
-            )
-        return found[0]
+        return cast("TrainedModel", self.members[0]).given(part)
 
     @override
     def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:

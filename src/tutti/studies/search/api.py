@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -13,37 +12,12 @@ from torch import nn
 from tutti.errors import BadOption, RunStopped, TuttiError
 from tutti.run.api import other_floats
 from tutti.run.arguments import as_arguments
-from tutti.run.config import TrainConfig
 from tutti.studies.arguments import Arguments, StudyOptions
 from tutti.studies.samples import look_at
 from tutti.studies.score import scores_of
 
 if TYPE_CHECKING:
-    from optuna import Study
-
-
-@dataclass(frozen=True)
-class Found:
-    """The result of `tutti.tune`.
-
-    Attributes:
-        best: the options of the best trial, such as {"lr": 0.01, "model.hidden": [64]}; with several
-            objectives those of the best trial by the first one.
-        values: the objectives of that trial, by name.
-        config: the configuration that trains it alone.
-        trials: all trials, each with "trial" (its number), "state", its objectives and its options.
-        importance: the share of each option in how good a trial is; empty: too few trials to tell.
-        folder: of the farm, which has all runs.
-        study: Optuna's.
-    """
-
-    best: dict[str, Any]
-    values: dict[str, float]
-    config: TrainConfig = field(repr=False)
-    trials: list[dict[str, Any]] = field(repr=False)
-    importance: dict[str, float]
-    folder: Path
-    study: Study = field(repr=False)
+    from tutti.studies.search.study import Tuned
 
 
 @as_arguments()
@@ -60,7 +34,7 @@ def tune(
     stratified: bool = False,
     schedule: str | Callable[..., Any] | None = None,
     **options: Unpack[StudyOptions],
-) -> Found:
+) -> Tuned:
     """Search for the best options of a training run, several trials at a time.
 
     With one block the same seed makes the same trials. Needs Optuna: pip install 'tutti[tune]'.
@@ -124,20 +98,11 @@ def tune(
     samples = look_at(search.at_ends(), given.blocks.block, given.contents)
     folder = search.begin(samples, given.out, given.resume)
     with given.stream() as stream:
-        tuned = tune_shown(search, folder, trials, given.blocks, stream)
-    if tuned.outcome is not None and tuned.outcome.stopped is not None:
+        found = tune_shown(search, folder, trials, given.blocks, stream)
+    if found.outcome is not None and found.outcome.stopped is not None:
         where = f"resume=True and out={str(folder.path)!r}"
-        raise RunStopped(f"the search was stopped: {tuned.outcome.stopped}; go on with it by {where}")
-    if not tuned.best:
-        number, why = next(iter(tuned.failed().items()))
+        raise RunStopped(f"the search was stopped: {found.outcome.stopped}; go on with it by {where}")
+    if not found.front:
+        number, why = next(iter(found.failed.items()))
         raise TuttiError(f"no trial has come to its end: trial {number} failed: {why}; see {folder.path}")
-    first = tuned.best[0]
-    return Found(
-        tuned.options(first),
-        dict(zip(map(str, scores), first.values, strict=True)),
-        tuned.config(first),
-        tuned.table(),
-        tuned.importance(),
-        folder.path,
-        tuned.study,
-    )
+    return found

@@ -59,27 +59,27 @@ def print_findings(
         stream: where to.
         command: spells the command that trains a configuration; None: there is none to be shown.
     """
-    best, rows = found.best, found.table()
+    best, rows = found.front, found.trials
     counted = Counter("failed" if row["state"] == "fail" else row["state"] for row in rows)
     print(f"trials: {', '.join(f'{count} {state}' for state, count in sorted(counted.items()))}", file=stream)
-    for number, why in [*found.failed().items()][:SHOWN]:
+    for number, why in [*found.failed.items()][:SHOWN]:
         print(f"trial {number} failed: {printable(why)}", file=stream)
     if len(best) > 1:
         console_on(stream).print(_front(found))
     if best:
         print(f"best: trial {best[0].number}, {values_text(found, best[0])}", file=stream)
-        for name, value in found.options(best[0]).items():
+        for name, value in found.best.items():
             print(f"  {printable(name)}: {printable(str(value))}", file=stream)
     if best and command is not None:
-        print(f"to train it alone: {printable(command(found.config(best[0])))}", file=stream)
-    shares = ", ".join(f"{printable(name)} {share:.0%}" for name, share in found.importance().items())
+        print(f"to train it alone: {printable(command(found.config))}", file=stream)
+    shares = ", ".join(f"{printable(name)} {share:.0%}" for name, share in found.importance.items())
     if shares:
         print(f"importance: {shares}", file=stream)
-    trained, whole = found.epochs()
+    trained, whole = found.epochs
     if found.search.pruner != "none" and whole:
-        print(f"epochs: {trained:.0f} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
+        print(f"epochs: {trained} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
     print_times(found.outcome, stream)
-    print(f"study: {printable(str(found.folder.path / JOURNAL))}, trials: {found.write_table()}", file=stream)
+    print(f"study: {printable(str(found.folder / JOURNAL))}, trials: {found.write_table()}", file=stream)
 
 
 def values_text(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:
@@ -93,8 +93,8 @@ def _front(found: Tuned) -> TextTable:
     names, scores = list(found.search.space.distributions), found.search.scores
     heads = ("trial", *(score.name for score in scores), *names)
     table = TextTable(heads, drop=names[::-1], title="best trials")
-    for trial in found.best:
+    for trial in found.front:
         figures = [score.text(value) for score, value in zip(scores, trial.values, strict=True)]
-        options = found.options(trial)
+        options = found.search.space.options(trial.params)
         table.add_row(str(trial.number), *figures, *(str(options[name]) for name in names))
     return table

@@ -23,7 +23,7 @@ _GOLDEN: Final = (math.sqrt(5) - 1) / 2
 
 def figures_of(found: Tuned) -> list[Drawn]:
     """Draw all figures for which there is something to draw."""
-    rows = [row for row in found.table() if row["state"] in STATES]
+    rows = [row for row in found.trials if row["state"] in STATES]
     if not rows:
         return []
     scores, names = found.search.scores, list(found.search.space.distributions)
@@ -43,7 +43,7 @@ def figures_of(found: Tuned) -> list[Drawn]:
     if len(scores) > 1:
         drawn.append(Drawn("front", "The objectives against each other", _front(found, data)))
     drawn.append(Drawn("history", "The trials, and the best so far", _history(found, data)))
-    shares = found.importance()
+    shares = found.importance
     if shares:
         drawn.append(Drawn("importance", "What has mattered", _importance(shares)))
     drawn.append(Drawn("slices", "Each option", _slices(found, data, plain)))
@@ -145,7 +145,7 @@ def _beside(found: Tuned, name: str) -> dict[str, Any]:
 def _front(found: Tuned, data: Data) -> Any:
     """Return the first two objectives; a line joins the trials of the Pareto front."""
     second = found.search.scores[1]
-    best = {trial.number for trial in found.best}
+    best = {trial.number for trial in found.front}
     x = alt.X(f"{second.name}:Q", title=second.name, scale=alt.Scale(zero=False))
     line = alt.Chart(table([row for row in data if row["trial"] in best])).mark_line(
         color="#f58518", interpolate="step-after", point=True

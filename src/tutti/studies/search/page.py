@@ -23,7 +23,7 @@ def write_tune_page(found: Tuned, page: Path | None = None) -> Path:
     """
     with drawing():
         from tutti.studies.search.figures import figures_of
-    search, best = found.search, found.best
+    search, best = found.search, found.front
     verdict = f"Trial {best[0].number} is the best: {values_text(found, best[0])}" if best else ""
     words = {
         "title": f"Search for {search.config.model} on {search.config.data}",
@@ -32,17 +32,17 @@ def write_tune_page(found: Tuned, page: Path | None = None) -> Path:
         "tables": [{"title": "All trials", "rows": _rows(found)}],
         "note": f"Sampler {search.sampler}, pruner {search.pruner}, seed {search.config.seed}.",
         "lists": {},
-        "failures": [(f"trial {number}", why) for number, why in found.failed().items()],
+        "failures": [(f"trial {number}", why) for number, why in found.failed.items()],
     }
-    return write_page(page or found.folder.path / PAGE, words, figures_of(found))
+    return write_page(page or found.folder / PAGE, words, figures_of(found))
 
 
 def _rows(found: Tuned) -> list[dict[str, Any]]:
     """Return the rows of the table of all trials, the best first."""
-    best, scores = {trial.number for trial in found.best}, found.search.scores
+    best, scores = {trial.number for trial in found.front}, found.search.scores
     first = str(scores[0])
     rows = sorted(
-        found.table(),
+        found.trials,
         key=lambda row: (row[first] is None, (row[first] or 0) * (-1 if scores[0].higher else 1)),
     )
     shown = []

@@ -45,6 +45,9 @@ TRIALS: Final = "trials.csv"
 IN_SPACE: Final = "space."
 """Begins the name of an option that is searched, in the plan of a farm."""
 
+FEW: Final = 4
+"""Of fewer different results the importance of options cannot be told."""
+
 EPOCHS: Final = 20
 """The epochs of a run that is given neither epochs nor steps."""
 
@@ -216,86 +219,99 @@ def _in_folder(search: Search, folder: FarmFolder) -> Search:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A search, as far as it has come.
+    """The result of `tutti.tune`.
 
     Attributes:
-        search: its question.
-        folder: of the farm.
+        search: the question.
+        folder: of the farm, which has all runs.
         study: Optuna's.
         outcome: how the work on it has ended; None: it is read from its folder.
     """
 
-    search: Search
-    folder: FarmFolder
-    study: optuna.Study
-    outcome: FarmOutcome | None = None
+    search: Search = field(repr=False)
+    folder: Path
+    study: optuna.Study = field(repr=False)
+    outcome: FarmOutcome | None = field(default=None, repr=False)
 
     @property
-    def best(self) -> list[optuna.trial.FrozenTrial]:
+    def best(self) -> dict[str, Any]:
+        """The options of the best trial, such as {"lr": 0.01, "model.hidden": [64]}.
+
+        With several objectives the best trial is the one that is best by the first of them.
+        """
+        return self.search.space.options(self.front[0].params)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The objectives of the best trial, by name."""
+        return dict(zip(map(str, self.search.scores), self.front[0].values, strict=True))
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration that trains the best trial alone."""
+        return self.search.config_of(self.best)
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """All trials, each with "trial" (its number), "state", its objectives and its options."""
+        scores = [str(one) for one in self.search.scores]
+        options = [(trial, self.search.space.options(trial.params)) for trial in self._trials]
+        return [
+            {
+                "trial": trial.number,
+                "state": trial.state.name.lower(),
+                **dict(zip(scores, trial.values or [None] * len(scores), strict=True)),
+                **{name: chosen[name] for name in self.search.space.distributions},
+            }
+            for trial, chosen in options
+        ]
+
+    @property
+    def importance(self) -> dict[str, float]:
+        """The share of each option in how good a trial is; 1 in all; empty with too few trials."""
+        values = {tuple(one.values) for one in self._trials if one.state is COMPLETE}
+        return dict(optuna.importance.get_param_importances(self.study)) if len(values) >= FEW else {}
+
+    @property
+    def front(self) -> list[optuna.trial.FrozenTrial]:
         """The best trial, if any has come to its end; with several objectives the trials on the Pareto front.
 
         They are in the order of the first objective.
         """
-        if not any(trial.state is COMPLETE for trial in self.study.get_trials(deepcopy=False)):
+        if not any(trial.state is COMPLETE for trial in self._trials):
             return []
         if len(self.search.scores) == 1:
             return [self.study.best_trial]
         higher = self.search.scores[0].higher
         return sorted(self.study.best_trials, key=lambda one: one.values[0], reverse=higher)
 
-    def options(self, trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
-        """Return the options of a trial."""
-        return self.search.space.options(trial.params)
-
-    def config(self, trial: optuna.trial.FrozenTrial) -> TrainConfig:
-        """Return the configuration that trains a trial alone."""
-        return self.search.config_of(self.options(trial))
-
+    @property
     def failed(self) -> dict[int, str]:
-        """Return why trials have failed, by number."""
+        """Why trials have failed, by number."""
         found = {}
-        for trial in self.study.get_trials(deepcopy=False):
-            if trial.state is not optuna.trial.TrialState.FAIL:
-                continue
-            errors = [self.folder.error(job) for job in self.search.job_names(trial.number)]
-            said = next((error for error in errors if error), "its objective is not a finite number")
-            found[trial.number] = said.strip().splitlines()[-1]
+        for trial in self._trials:
+            if trial.state is optuna.trial.TrialState.FAIL:
+                names = self.search.job_names(trial.number)
+                errors = [FarmFolder(self.folder).error(job) for job in names]
+                said = next((error for error in errors if error), "its objective is not a finite number")
+                found[trial.number] = said.strip().splitlines()[-1]
         return found
 
-    def epochs(self) -> tuple[float, int]:
-        """Return how many epochs were trained, and how many there were if no trial was ended."""
-        trials = [one for one in self.study.get_trials(deepcopy=False) if one.state in (COMPLETE, PRUNED)]
+    @property
+    def epochs(self) -> tuple[int, int]:
+        """The number of epochs that were trained, and how many there were if no trial was ended."""
+        trials = [one for one in self._trials if one.state in (COMPLETE, PRUNED)]
         whole = self.search.span * self.search.folds
         trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
         return sum(trained), whole * len(trials)
 
-    def importance(self) -> dict[str, float]:
-        """Return the share of each parameter in how good a trial is.
-
-        Returns:
-            Shares that add up to 1; nothing if there are too few trials to tell.
-        """
-        values = {tuple(one.values) for one in self.study.get_trials(deepcopy=False) if one.state is COMPLETE}
-        if len(values) < 4:
-            return {}
-        return dict(optuna.importance.get_param_importances(self.study))
-
-    def table(self) -> list[dict[str, Any]]:
-        """Return all trials, each with its number, its state, its objectives and its options."""
-        scores = [str(one) for one in self.search.scores]
-        return [
-            {
-                "trial": trial.number,
-                "state": trial.state.name.lower(),
-                **dict(zip(scores, trial.values or [None] * len(scores), strict=True)),
-                **{name: self.options(trial)[name] for name in self.search.space.distributions},
-            }
-            for trial in self.study.get_trials(deepcopy=False)
-        ]
+    @property
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
 
     def write_table(self) -> Path:
         """Write all trials as CSV, and return the path."""
-        rows, path = self.table(), self.folder.path / TRIALS
+        rows, path = self.trials, self.folder / TRIALS
         write_table(path, [[*(rows[0] if rows else ["trial"])], *([*row.values()] for row in rows)])
         return path
 
@@ -317,7 +333,7 @@ def tune(
         lambda job: RunFolder(folder.job(job)).history().records,
     )
     outcome = blocks.work(folder, source, search.at_a_time(trials), search.servers, listener)
-    return Tuned(search, folder, study, outcome)
+    return Tuned(search, folder.path, study, outcome)
 
 
 def read_search(folder: FarmFolder) -> Tuned:
@@ -331,4 +347,4 @@ def read_search(folder: FarmFolder) -> Tuned:
     if not (folder.path / JOURNAL).is_file():
         raise BadRunFolder(f"{folder.path} has no {JOURNAL} yet")
     search = _in_folder(Search.from_json(folder.plan.question), folder)
-    return Tuned(search, folder, open_study(folder.path, search.scores))
+    return Tuned(search, folder.path, open_study(folder.path, search.scores))
