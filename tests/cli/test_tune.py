@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,21 +35,26 @@ def trials(folder: Path) -> list[tuple[object, ...]]:
     return [(one.number, one.params, one.state, one.values, one.intermediate_values) for one in study.trials]
 
 
-@pytest.fixture(scope="module")
-def no_page() -> Iterator[None]:
+def _leave_out_page(patch: pytest.MonkeyPatch) -> None:
     """A page takes seconds: one test makes it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune_page, "write_tune_page", lambda found: found.folder / "report.html")
-        yield
+    patch.setattr(tune_page, "write_tune_page", lambda found: found.folder / "report.html")
+
+
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    _leave_out_page(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def whole(no_page: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("search") / "whole"
-    assert main([*WORDS, "--blocks", "1", "--out", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        _leave_out_page(patch)
+        assert main([*WORDS, "--blocks", "1", "--out", str(folder)]) == 0
     return folder
 
 
+@pytest.mark.usefixtures("no_page")
 def test_what_is_printed_and_written(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--out", str(whole), "--resume"]) == 0
     said = capsys.readouterr().out
@@ -84,6 +88,7 @@ def test_the_page_can_be_made_again_from_the_folder(
     assert "model.hidden" in page
 
 
+@pytest.mark.usefixtures("no_page")
 def test_killed_and_resumed_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     words = ["trial-0001/fold-0 finished; ", *WORDS, "--blocks", "1", "--out", str(folder), "--resume"]
@@ -94,6 +99,7 @@ def test_killed_and_resumed_it_finds_the_same(whole: Path, tmp_path: Path) -> No
     assert trials(folder) == trials(whole)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_search_goes_on_with_more_trials_but_not_with_another_question(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
