@@ -62,7 +62,8 @@ def test_a_search_from_python(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"space": {"lrr": "0.1..0.2"}}, "did you mean 'space.lr'"),
+        ({"space": {"lrr": "0.1..0.2"}}, "did you mean 'lr'"),
+        ({"space": {"model.hiden": [1, 2]}}, "did you mean 'hidden'"),
         ({"epoch": 3}, "unknown argument 'epoch'"),
         ({"objective": "own.py:hits"}, "objective does not say .* own.py:hits:higher or own.py:hits:lower"),
         ({"objective": ["loss", "loss:higher"]}, "each once"),

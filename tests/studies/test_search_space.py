@@ -68,9 +68,8 @@ def test_a_file(tmp_path: Path) -> None:
         ({"lr": "-1..1"}, "finite number above 0"),
         ({"seed": "1..8"}, "give --seed once"),
         ({"data.path": ["a", "b"]}, "one data set"),
-        ({"lrr": "1..8"}, "did you mean 'space.lr'"),
+        ({"lrr": "1..8"}, "did you mean 'lr'"),
         ({"modle.hidden": [1, 2]}, "unknown option"),
-        ({"model.hiden": [1, 2]}, "did you mean 'hidden'"),
         ({"precision": ["fp32", "fp31"]}, "did you mean 'fp32'"),
     ],
 )

@@ -19,7 +19,6 @@ from tutti.registry import part
 from tutti.run.config import Options
 from tutti.studies.cross_validation.candidates import (
     NONE,
-    NOT_SWEPT,
     alternatives,
     candidates_of,
     servers_of,
@@ -27,7 +26,7 @@ from tutti.studies.cross_validation.candidates import (
 from tutti.studies.cross_validation.display import print_jobs, train_shown
 from tutti.studies.cross_validation.page import write_cv_page
 from tutti.studies.cross_validation.study import AUTO, CrossValidation, without_groups
-from tutti.studies.crossing import refuse_single_run
+from tutti.studies.crossing import SHARED, refuse_single_run
 from tutti.studies.farms import Blocks
 from tutti.studies.score import score_of
 
@@ -75,7 +74,7 @@ class CvCommand(Command):
         parser.option("--score", scores, "NAME", AUTO)
         define_farm(parser, "farms/DATE-MODELS-DATA")
         parser.option("--dry-run", "look at the data, print the runs and end")
-        parser.config_options(leave_out=[*({*NOT_SWEPT} - {"data", "data_options", "seed"}), "schedule"])
+        parser.config_options(leave_out=[*({*SHARED} - {"data", "data_options", "seed"}), "schedule"])
         parser.fields.append("schedule_options")
         parser.dotted.append("schedule_options")
 

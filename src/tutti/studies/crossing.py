@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from tutti.errors import BadOption
@@ -40,6 +41,20 @@ def refuse_single_run(config: TrainConfig, *further: str) -> None:
     for name in (*OF_SINGLE_RUNS, *further):
         if getattr(config, name) != getattr(TrainConfig, name):
             raise BadOption(f"{flag(name)} is for a single run: {SHARED[name]}")
+
+
+def refuse_shared(name: str, option: str, further: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Refuse an option, such as "lr" or "model.hidden", that differs between no two runs of a study.
+
+    Args:
+        name: of the option.
+        option: what gave it, for the message.
+        further: others than `SHARED`, and what to do instead.
+    """
+    part, dot, _ = name.partition(".")
+    why = {**SHARED, **further}.get(f"{part}_options" if dot else part)
+    if why is not None:
+        raise BadOption(f"{option} {name}: {why}")
 
 
 def crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

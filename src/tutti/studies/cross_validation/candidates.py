@@ -15,13 +15,13 @@ from tutti.farm.jobs import FarmJob
 from tutti.load_object import names_object
 from tutti.run.config import OBJECT
 from tutti.run.pickled import Pickled
-from tutti.studies.crossing import SHARED, crossed, with_options
+from tutti.studies.crossing import crossed, refuse_shared, with_options
 
 NONE: Final = "none"
 """The name of no schedule."""
 
-NOT_SWEPT: Final = {**SHARED, "model": "name several models", "schedule": "name several schedules"}
-"""Options that are the same for all candidates, and what to do instead."""
+NAMED: Final = {"model": "name several models", "schedule": "name several schedules"}
+"""Options that are not swept, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ def candidates_of(
     for name, values in sweep.items():
         if isinstance(values, str) or not len(values):
             raise BadOption(f"--sweep {name} is {values!r}; give a list of at least one value")
-        part, dot, _ = name.partition(".")
-        if (f"{part}_options" if dot else name) in NOT_SWEPT:
-            raise BadOption(f"--sweep {name}: {NOT_SWEPT[part]}")
+        refuse_shared(name, "--sweep", NAMED)
     found = {}
     for model, schedule, swept in itertools.product(models, schedules, crossed(sweep)):
         common = {**base.config.as_json(), **model.values, **schedule.values}

@@ -26,11 +26,10 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from tutti.errors import BadOption, UnknownName
-from tutti.models import MODELS
+from tutti.errors import BadOption
 from tutti.records.json_lines import Json, to_json
 from tutti.run.config import TrainConfig, type_name
-from tutti.studies.crossing import SHARED, with_options
+from tutti.studies.crossing import refuse_shared, with_options
 
 FORMS: Final = "give log:1e-4..1e-1, 0.1..0.9, 16..256, or values with commas, such as 64,128,256"
 
@@ -83,7 +82,7 @@ class Space:
     def check(self, base: TrainConfig) -> None:
         """Refuse a space with a value that cannot be used, where all trials share the options of `base`."""
         for name in self.distributions:
-            _check_name(name, base, self.distributions)
+            refuse_shared(name, "--space")
             for value in self.ends(name):
                 with_options(base.as_json(), {name: value})
 
@@ -146,19 +145,3 @@ def _distribution(name: str, given: object) -> BaseDistribution:
         return FloatDistribution(float(low), float(high), log=log)
     except (TypeError, ValueError) as error:
         raise BadOption(f"space.{name} is {given!r}: {error}; {FORMS}") from error
-
-
-def _check_name(name: str, base: TrainConfig, searched: Mapping[str, object]) -> None:
-    parts = {f.name.removesuffix("_options") for f in fields(base) if type_name(f) == "Options"}
-    known = [f.name for f in fields(base) if type_name(f) != "Options" and f.name not in SHARED]
-    own, dot, key = name.partition(".")
-    field = f"{own}_options" if dot else own
-    if field in SHARED:
-        raise BadOption(f"space.{name}: {SHARED[field]}")
-    if own not in (parts if dot else known):
-        of_parts = [f"{part}.{key or 'KEY'}" for part in sorted(parts) if f"{part}_options" not in SHARED]
-        raise UnknownName("option", f"space.{name}", [f"space.{one}" for one in [*known, *of_parts]])
-    if dot and own == "model" and "model" not in searched and base.model in MODELS:
-        options = MODELS.options(base.model)
-        if key not in options:
-            raise UnknownName("option", key, options, of=f"model '{base.model}'")
