@@ -1,14 +1,9 @@
-"""torch.distributed over tutti, over Gloo, and over MPI by hand: 2 ranks on one host, or two hosts.
+"""torch.distributed over tutti, over Gloo, and over MPI by hand: 2 ranks on one host.
 
     python benchmarks/backend.py [--rounds 7] [--launches 5] [--parts collectives,ddp,fsdp,lightning]
-    python benchmarks/backend.py --parts hosts        # as root
 
 "collectives": `all_reduce` of a float32 vector in place, all sides in the same two processes, in turn,
 `rounds` times, medians. "MPI_Allreduce" is mpi4py's on the same memory, with no torch in between.
-
-"hosts": the same between two hosts, made of network namespaces that a veth pair joins, with 1 and with 2
-ranks each, and over a link of 1 Gbit/s; the ranks of a host share one core. "flat" is tutti as if every rank
-had a host of its own.
 
 The others: ordinary programs (benchmarks/programs), started by torchrun `launches` times with either backend,
 in turn, medians of their samples/s. The name of the backend is all that differs.
@@ -29,20 +24,12 @@ from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 RANKS = 2
 SIZES = [1 << power for power in range(10, 27, 2)]
 """Bytes: 1 KiB to 64 MiB."""
 
-HOSTS_SIZES = [1 << power for power in range(10, 25, 2)]
-"""Bytes: 1 KiB to 16 MiB."""
-
-HOSTS_LINKS = [(1, None), (2, None), (2, "1gbit")]
-"""How many ranks each host has, and what the link carries; None: all it can."""
-
 SIDES = ("tutti", "gloo", "MPI_Allreduce")
-HOSTS_SIDES = ("tutti", "flat", "gloo", "MPI_Allreduce")
 TURN_S = 0.1
 """About how long a side is measured at a time."""
 
@@ -69,9 +56,6 @@ def main() -> None:
     print(describe_machine())
     if "collectives" in parts:
         report_collectives(measure_collectives(args.rounds), args.rounds)
-    if "hosts" in parts:
-        for local_size, rate in HOSTS_LINKS:
-            report_hosts(measure_hosts(local_size, rate, args.rounds), local_size, rate, args.rounds)
     for part in parts:
         if part in PROGRAMS:
             report_program(part, measure_program(PROGRAMS[part][0], args.launches), args.launches)
@@ -101,44 +85,6 @@ def measure_collectives(rounds: int) -> dict[str, dict[int, float]]:
 
 
 _RANK = "import backend, sys; backend.work(sys.argv[1], int(sys.argv[2]))"
-_HOSTS_RANK = "import backend, sys; backend.work_on_hosts(sys.argv[1], int(sys.argv[2]))"
-
-
-def measure_hosts(local_size: int, rate: str | None, rounds: int) -> dict[str, dict[int, float]]:
-    """As `measure_collectives`, with so many ranks on each of two hosts."""
-    folder = Path(__file__).parent
-    sys.path.insert(0, str(folder.parent / "tests"))
-    from cluster.hosts import Hosts, why_not
-
-    if reason := why_not():
-        raise SystemExit(reason)
-    with tempfile.NamedTemporaryFile("r") as found, Hosts(["a", "b"], rate) as hosts:
-        there = ["env", f"PYTHONPATH={os.pathsep.join([str(folder), *sys.path])}", "OMP_NUM_THREADS=1"]
-        program = [*there, "MASTER_ADDR=a", sys.executable, "-c", _HOSTS_RANK, found.name, str(rounds)]
-        done = hosts.mpirun({"a": local_size, "b": local_size}, program)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return {side: {int(n): s for n, s in times.items()} for side, times in json.load(found).items()}
-
-
-def work_on_hosts(path: str, rounds: int) -> None:
-    """As `work`, on ranks of several hosts."""
-    from mpi4py import MPI
-
-    # Each host has one of this machine's cores.
-    own = sorted(os.sched_getaffinity(0))[ord(socket.gethostname()) - ord("a")]
-    os.sched_setaffinity(0, {own})
-    rank = MPI.COMM_WORLD.Get_rank()
-    import torch.distributed as dist
-
-    import tutti  # noqa: F401
-    from tutti.torch_backend import group as tutti_group
-
-    dist.init_process_group("gloo")
-    groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
-    tutti_group.host_key = lambda: f"host{rank}"
-    groups["flat"] = dist.new_group(backend="tutti")
-    time_sides(path, rounds, groups, HOSTS_SIZES)
 
 
 def meeting_point() -> dict[str, str]:
@@ -158,36 +104,28 @@ def work(path: str, rounds: int) -> None:
 
     world = MPI.COMM_WORLD
     os.environ |= {"RANK": str(world.Get_rank()), "WORLD_SIZE": str(world.Get_size())}
+    import torch
     import torch.distributed as dist
 
     import tutti  # noqa: F401
 
     dist.init_process_group("gloo")
-    time_sides(path, rounds, {backend: dist.new_group(backend=backend) for backend in BACKENDS}, SIZES)
-
-
-def time_sides(path: str, rounds: int, groups: dict[str, Any], sizes: list[int]) -> None:
-    """Time the groups, and MPI by hand; then end."""
-    import torch
-    import torch.distributed as dist
-    from mpi4py import MPI
-
+    groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
     torch.set_num_threads(1)
-    world, sides = MPI.COMM_WORLD, [*groups, "MPI_Allreduce"]
-    found: dict[str, dict[int, float]] = {side: {} for side in sides}
-    for size in sizes:
+    found: dict[str, dict[int, float]] = {side: {} for side in SIDES}
+    for size in SIZES:
         vector = torch.zeros(size // 4)
         calls: dict[str, Callable[[], object]] = {
             side: partial(dist.all_reduce, vector, group=group) for side, group in groups.items()
         }
         calls["MPI_Allreduce"] = partial(world.Allreduce, MPI.IN_PLACE, vector.numpy())
         counts = {side: world.bcast(_count(call)) for side, call in calls.items()}
-        times: dict[str, list[float]] = {side: [] for side in sides}
+        times: dict[str, list[float]] = {side: [] for side in SIDES}
         for turn in range(rounds):
-            for place in range(len(sides)):
-                side = sides[(turn + place) % len(sides)]
+            for place in range(len(SIDES)):
+                side = SIDES[(turn + place) % len(SIDES)]
                 times[side].append(_time(calls[side], counts[side], world.Barrier))
-        for side in sides:
+        for side in SIDES:
             found[side][size] = median(times[side])
     if world.Get_rank() == 0:
         Path(path).write_text(json.dumps(found))
@@ -230,20 +168,6 @@ def report_collectives(times: dict[str, dict[int, float]], rounds: int) -> None:
     print(table(["bytes", *SIDES, "gloo / tutti", "MPI_Allreduce / tutti"], rows))
     mean = prod(ratios["gloo"]) ** (1 / len(SIZES))
     print(f"\nGeometric mean of gloo / tutti: {verdict(mean, 4)}")
-
-
-def report_hosts(times: dict[str, dict[int, float]], local_size: int, rate: str | None, rounds: int) -> None:
-    from measure import table
-
-    hosts = f"2 hosts with {local_size} rank{'s' if local_size > 1 else ''} each"
-    link = f", {rate} between them" if rate else ""
-    print(f"\nall_reduce of a float32 vector, microseconds, {hosts}{link}, median of {rounds}\n")
-    rows = []
-    for size in HOSTS_SIZES:
-        ours = times["tutti"][size]
-        ratios = [f"{times[side][size] / ours:.2f}" for side in HOSTS_SIDES[1:]]
-        rows.append([_bytes(size), *(f"{1e6 * times[side][size]:,.0f}" for side in HOSTS_SIDES), *ratios])
-    print(table(["bytes", *HOSTS_SIDES, *(f"{side} / tutti" for side in HOSTS_SIDES[1:])], rows))
 
 
 def verdict(ratio: float, wanted: float) -> str:

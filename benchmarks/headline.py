@@ -1,13 +1,11 @@
 """`tutti train MODEL --data D --plan auto` against the plain PyTorch script that a careful user writes.
 
-    python benchmarks/headline.py [--tasks lenet,cnn,resnet18] [--repeats 1]     time to the same accuracy
-    python benchmarks/headline.py --tasks lenet,cnn:150,resnet18:6 [--rounds 3]  ... or speed of some updates
+    python benchmarks/headline.py [--tasks lenet,cnn] [--repeats 1]
 
 Both sides train the same model on the same samples with the same batch size, optimizer and one-cycle
 schedule, evaluate the test part after each epoch, and end when it is classified well enough. "whole" is the
 time of the process, from its start to its end, with all that tutti measures before it trains; "training" is
-from the first update on, evaluation included. A task with a number, such as cnn:150, makes only so many
-updates, and compares samples/s; then tutti measures once, and the other runs repeat its choice by --config.
+from the first update on, evaluation included.
 
 The script (programs/careful_training.py) runs on all threads in fp32. Its DataLoader feeds single samples in
 the process or in two workers, or whole batches: each is tried before, and the fastest is taken. The sides
@@ -74,35 +72,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", default=",".join(TASKS), help="comma-separated; TASK:N makes N updates")
+    parser.add_argument("--tasks", default="lenet,cnn", help="of: " + ", ".join(TASKS))
     parser.add_argument("--repeats", type=int, default=1, help="runs of a side to the accuracy (1)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of a side of some updates (3)")
     args = parser.parse_args()
     print(describe_machine(), flush=True)
-    whole, limited = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for word in args.tasks.split(","):
-            name, _, updates = word.partition(":")
-            if updates:
-                limited.append(speeds(name, int(updates), args.rounds, Path(folder)))
-            else:
-                whole.append(times(name, args.repeats, Path(folder)))
-    if whole:
-        print("\ntime to the accuracy, in seconds, medians\n")
-        heads = [
-            "task",
-            "accuracy",
-            "tutti",
-            "script",
-            "whole",
-            "tutti training",
-            "script training",
-            "training",
-        ]
-        print(table([*heads, "wanted", "reached"], whole))
-    if limited:
-        print("\nsamples/s of some updates, without start, plan and evaluation, medians\n")
-        print(table(["task", "updates", "tutti", "script", "ratio", "wanted"], limited))
+        rows = [times(name, args.repeats, Path(folder)) for name in args.tasks.split(",")]
+    print("\ntime to the accuracy, in seconds, medians\n")
+    heads = ["task", "accuracy", "tutti", "script", "whole", "tutti training", "script training", "training"]
+    print(table([*heads, "wanted", "reached"], rows))
 
 
 def times(name: str, repeats: int, folder: Path) -> list[str]:
@@ -130,68 +108,43 @@ def times(name: str, repeats: int, folder: Path) -> list[str]:
     ]
 
 
-def speeds(name: str, updates: int, rounds: int, folder: Path) -> list[str]:
-    """Make so many updates on both sides, in turn; what is planned, and the way to feed, are found before."""
-    task, file = TASKS[name], arrays(TASKS[name].data, folder, evaluated=False)
-    feeding = best_feeding(task, file)
-    planned = folder / f"{name}-planned"
-    run_tutti(task, file, planned, updates)
-    sides: dict[str, list[Run]] = {"tutti": [], "script": []}
-    for turn in range(rounds):
-        sides["tutti"].append(run_tutti(task, file, folder / f"{name}-{turn}", updates, planned))
-        sides["script"].append(run_script(task, file, feeding, updates))
-        show(name, {side: runs[-1] for side, runs in sides.items()})
-    tutti, script = (median(run.rate for run in runs) for runs in sides.values())
-    return [name, str(updates), f"{tutti:,.0f}", f"{script:,.0f}", f"{tutti / script:.2f}", f"{task.wanted}"]
-
-
-def arrays(data: str, folder: Path, evaluated: bool = True) -> Path:
+def arrays(data: str, folder: Path) -> Path:
     """Write a data set as arrays for both sides: its test part as what is evaluated after each epoch."""
     import numpy as np
 
     from tutti.comm.virtual.world import VirtualWorld
     from tutti.data import open_data
 
-    file = folder / f"{data}{'' if evaluated else '-alone'}.npz"
+    file = folder / f"{data}.npz"
     if not file.exists():
         (found,) = VirtualWorld(ranks=1).run(lambda comm: open_data(data, comm, 0.0, 0))
-        parts = {"train": found.train} | ({"val": found.test} if evaluated else {})
+        parts = {"train": found.train, "val": found.test}
         values = {f"x_{name}": part.inputs.numpy() for name, part in parts.items()}
         values |= {f"y_{name}": part.targets.numpy() for name, part in parts.items()}
         np.savez(file, **values)
     return file
 
 
-def run_tutti(
-    task: Task, file: Path, out: Path, updates: int | None = None, planned: Path | None = None
-) -> Run:
-    """Train by the command line, with a plan, or as `planned` was."""
-    command = [sys.executable, "-m", "tutti", "train"]
-    if planned is None:
-        command += [task.model, "--data", str(file), "--plan", "auto", "--optimizer", task.optimizer]
-        command += ["--budget", str(task.budget_s)]
-        command += ["--batch-size", str(task.batch_size), "--lr", str(task.lr), "--schedule", "one_cycle"]
-        command += ["--optimizer.momentum", "0.9"] if task.optimizer == "sgd" else []
-        command += ["--augment", "crop,flip"] if task.augmented else []
-        limited = ["--steps", str(updates), "--validation", "0"]
-        until = ["--epochs", str(task.epochs), "--monitor", "val_accuracy", "--target", str(task.target)]
-        command += until if updates is None else limited
-    else:
-        command += ["--config", str(planned)]
+def run_tutti(task: Task, file: Path, out: Path) -> Run:
+    """Train by the command line, with a plan."""
+    command = [sys.executable, "-m", "tutti", "train", task.model, "--data", str(file), "--plan", "auto"]
+    command += ["--budget", str(task.budget_s), "--optimizer", task.optimizer, "--schedule", "one_cycle"]
+    command += ["--batch-size", str(task.batch_size), "--lr", str(task.lr), "--out", str(out)]
+    command += ["--optimizer.momentum", "0.9"] if task.optimizer == "sgd" else []
+    command += ["--augment", "crop,flip"] if task.augmented else []
+    command += ["--epochs", str(task.epochs), "--monitor", "val_accuracy", "--target", str(task.target)]
     began = perf_counter()
-    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     whole_s = perf_counter() - began
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    for line in done.stdout.splitlines():
-        if line.startswith("plan: ") and planned is None:
-            print(f"  {line}", flush=True)
+    plan = [line for line in done.stdout.splitlines() if line.startswith("plan: ")]
+    print(*plan, sep="\n", flush=True)
     history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     samples = sum(one["train"]["samples"] for one in history)
     trained_s = sum(one["train"]["samples"] / one["samples_per_s"] for one in history)
     total_s = sum(one["seconds"]["total"] for one in history)
-    accuracy = None if updates else history[-1]["validation"]["metrics"]["accuracy"]
-    return Run(whole_s, total_s, samples / trained_s, accuracy)
+    return Run(whole_s, total_s, samples / trained_s, history[-1]["validation"]["metrics"]["accuracy"])
 
 
 def run_script(task: Task, file: Path, feeding: str, updates: int | None = None) -> Run:

@@ -44,7 +44,7 @@ def judge(model: str, budget_s: float, truth_s: float) -> list[str]:
     """Plan, measure everything, and compare."""
     from tutti.run.config import TrainConfig
     from tutti.studies.autotune.plan import plan
-    from tutti.studies.autotune.race import gap, leader
+    from tutti.studies.autotune.race import leader, ratio
 
     data = f"{Path(__file__).resolve()}:{MODELS[model]}"
     config = TrainConfig(model=model, data=data, batch_size=BATCH, validation=0.0)
@@ -56,8 +56,8 @@ def judge(model: str, budget_s: float, truth_s: float) -> list[str]:
         print(one.why()[0], flush=True)
     best = leader(truth.ways)
     (pick,) = [way for way in truth.ways if way.candidate == found.pick.candidate]
-    ratio = gap(pick, best).ratio
-    verdict = "reached" if ratio >= WANTED else "MISSED"
+    of_best = ratio(pick, best)
+    verdict = "reached" if of_best >= WANTED else "MISSED"
     if any(way.rate is None for way in truth.ways):
         verdict = "INCOMPLETE: raise --truth"
     speeds = [f"{way.rate:,.0f}" for way in (pick, best)]
@@ -67,7 +67,7 @@ def judge(model: str, budget_s: float, truth_s: float) -> list[str]:
         describe(pick),
         describe(best),
         *speeds,
-        f"{ratio:.3f}",
+        f"{of_best:.3f}",
         verdict,
         f"{found.seconds:.0f}",
     ]

@@ -34,6 +34,8 @@ OPTIONS = {"channels": [16, 32]}
 NAME = "cnn with 16 and 32 channels"
 """Half as wide as the built-in model by default: it reaches the goal no later, in half the time."""
 SOLO, DDP, IN_STEP, CEILING = "1 process, 1 thread", "DDP + Gloo", "in step", "ceiling"
+SIDES = {"1 thread": SOLO, "DDP + Gloo": DDP, "in step": IN_STEP, "ceiling": CEILING}
+"""The sides of step.py that are measured here too, with their names."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,6 @@ def main() -> None:
     parser.add_argument("--strategies", default=several, help="comma-separated, of: " + several)
     parser.add_argument("--epochs", type=int, default=4, help="of the second table; 0 leaves it out")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--batches", type=int, default=40, help="steps of a turn in the first table")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side in the first table")
     parser.add_argument("--ranks", default="2")
@@ -96,7 +97,7 @@ def show_speeds(args: argparse.Namespace, names: Sequence[str]) -> None:
         share, beyond = rate[side] / rate[CEILING], 1e3 * (steps[side] - steps[CEILING])
         cells = [f"{rate[side]:,.0f}", f"{share:.3f}", f"{beyond:.3f}"]
         rows.append([side, *cells, *(_number(stale.get(key)) for key in ("mean", "p99"))])
-    print(f"\n{NAME}, {args.precision}, {ROUND} samples a round, median of {args.rounds}\n")
+    print(f"\n{NAME}, fp32, {ROUND} samples a round, median of {args.rounds}\n")
     print(table(["side", "samples/s", "/ceiling", "exchange ms", "staleness mean", "p99"], rows))
 
 
@@ -113,7 +114,7 @@ def show_learning(args: argparse.Namespace, names: Sequence[str]) -> None:
         average = f"{100 * mean(run['accuracy'] for run in runs):.2f}"
         rows.append([side, seconds, updates, average, each])
         print(f"measured {side}: {each}", file=sys.stderr)
-    print(f"\n{NAME} on {DATA}, {args.precision}, {args.epochs} epochs, {args.seeds} seeds\n")
+    print(f"\n{NAME} on {DATA}, fp32, {args.epochs} epochs, {args.seeds} seeds\n")
     print(table(["side", f"s to {GOAL:.0%}", "updates to it", "accuracy %", "each seed"], rows))
 
 
@@ -128,7 +129,7 @@ def _on_ranks(what: str, args: argparse.Namespace, names: Sequence[str], **rest:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    given = {"names": list(names), "precision": args.precision, "port": port, **rest}
+    given = {"names": list(names), "port": port, **rest}
     given |= {"batches": args.batches, "rounds": args.rounds, "epochs": args.epochs}
     return start(f"strategies:{what}", json.dumps(given).encode(), place_ranks(args.ranks, None))
 
@@ -157,7 +158,6 @@ def _learn(side: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:
         optimizer_options=recipe.optimizer_options,
         lr=recipe.lr,
         epochs=args.epochs,
-        precision=args.precision,
         seed=seed,
         quiet=True,
     )
@@ -182,23 +182,21 @@ def speeds(comm, payload: bytes) -> dict[str, Any]:
     """Time every side in turn; seconds of a round, and staleness."""
     import torch.distributed as dist
 
+    from step import MAKERS, time_steps
+
     given = json.loads(payload)
     _join_gloo(comm, given["port"])
-    sides: dict[str, _Side] = {
-        SOLO: _solo(comm, given),
-        DDP: _ddp(comm, given),
-        IN_STEP: _passes(comm, given, barrier=True),
-        CEILING: _passes(comm, given, barrier=False),
-    }
-    sides |= {name: _by_strategy(comm, name, given) for name in given["names"]}
+    sides = {SIDES[name]: make(comm, "small cnn") for name, make in MAKERS.items() if name in SIDES}
+    workers = {name: _worker(comm, name) for name in given["names"]}
+    sides |= {name: train for name, (train, _) in workers.items()}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(given["rounds"]):
         order = [*sides][turn % len(sides) :] + [*sides][: turn % len(sides)]
         for side in order:
-            seconds[side].append(_time(comm, sides[side].train, given["batches"]))
-    staleness = {name: _staleness(comm, side) for name, side in sides.items()}
-    for side in sides.values():
-        side.end()
+            seconds[side].append(time_steps(comm, sides[side], given["batches"]))
+    staleness = {name: _staleness(comm, worker) for name, (_, worker) in workers.items()}
+    for _, worker in workers.values():
+        worker.finish()
     dist.destroy_process_group()
     return {"seconds": seconds, "staleness": staleness}
 
@@ -211,120 +209,35 @@ def _join_gloo(comm, port: int) -> None:
     )
 
 
-def _time(comm, train: Callable[[int], None], count: int) -> float:
-    train(max(2, count // 20))
-    comm.barrier()
-    began = perf_counter()
-    train(count)
-    comm.barrier()
-    return (perf_counter() - began) / count
-
-
-@dataclass
-class _Side:
-    """Something that trains for so many steps, and may have counted its exchanges."""
-
-    train: Callable[[int], None]
-    worker: Any = None
-
-    def end(self) -> None:
-        if self.worker is not None:
-            self.worker.finish()
-
-
-def _staleness(comm, side: _Side) -> dict[str, float]:
-    found = [] if side.worker is None else side.worker.traffic.take().staleness.elements()
-    stale = sorted(n for part in comm.all_gather_objects(list(found)) for n in part)
+def _staleness(comm, worker: Any) -> dict[str, float]:
+    found = list(worker.traffic.take().staleness.elements())
+    stale = sorted(n for part in comm.all_gather_objects(found) for n in part)
     return {"mean": mean(stale), "p99": stale[int(0.99 * (len(stale) - 1))]} if stale else {}
 
 
-def _forward_backward(samples: int, precision: str):
-    """The model, and a function that adds the gradient of one batch, times `share`."""
+def _worker(comm, name: str) -> tuple[Callable[[int], None], Any]:
+    """A function that makes so many steps of a strategy, and its worker."""
     import torch
 
-    from tutti import models
-    from tutti.training.precision import Arithmetic
-
-    arithmetic = Arithmetic(precision)
-    torch.manual_seed(0)
-    module = arithmetic.prepare(models.build(MODEL, (1, 28, 28), 10, OPTIONS))
-    inputs, targets = torch.randn(samples, 1, 28, 28), torch.randint(10, (samples,))
-    loss = torch.nn.CrossEntropyLoss()
-
-    def run(share: float = 1.0, forward: Any = module) -> None:
-        (loss(arithmetic.forward(forward, inputs), targets) * share).backward()
-
-    return module, run
-
-
-def _solo(comm, given: dict[str, Any]) -> _Side:
-    """Rank 0 computes alone, with one thread; the others sleep at the barrier that follows."""
-    import torch
-
-    module, run = _forward_backward(ROUND, given["precision"])
-    optimizer = torch.optim.Adam(module.parameters(), fused=True)
-
-    def train(count: int) -> None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        for _ in range(0 if comm.rank else count):
-            run()
-            optimizer.step()
-            optimizer.zero_grad()
-        torch.set_num_threads(threads)
-
-    return _Side(train)
-
-
-def _ddp(comm, given: dict[str, Any]) -> _Side:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    module, run = _forward_backward(ROUND // comm.size, given["precision"])
-    wrapped = DistributedDataParallel(module)
-    optimizer = torch.optim.Adam(wrapped.parameters(), fused=True)
-
-    def train(count: int) -> None:
-        for _ in range(count):
-            run(forward=wrapped)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return _Side(train)
-
-
-def _passes(comm, given: dict[str, Any], *, barrier: bool) -> _Side:
-    """Forward and backward, and nothing else, but a barrier where it is wanted."""
-    _, run = _forward_backward(ROUND // comm.size, given["precision"])
-
-    def train(count: int) -> None:
-        for _ in range(count):
-            run()
-            if barrier:
-                comm.barrier()
-
-    return _Side(train)
-
-
-def _by_strategy(comm, name: str, given: dict[str, Any]) -> _Side:
+    from step import make_model
     from tutti import optim, strategies
     from tutti.strategies.base import Pace
 
     recipe = RECIPES.get(name, Recipe())
     strategy = strategies.named(name)(**recipe.options)
-    module, run = _forward_backward(ROUND // comm.size, given["precision"])
+    module, inputs, targets = make_model("small cnn", ROUND // comm.size)
     replica = strategies.place(module, comm, strategy.home)
     # A learning rate of next to nothing: the same batch again and again must not lead anywhere.
     optimizer = optim.build(recipe.optimizer, [*module.parameters()], 1e-9, recipe.optimizer_options)
     worker = strategy.worker(replica, comm, optimizer, strategies.Clip())
-    share = 1 / comm.size if strategy.pace is Pace.TOGETHER else 1.0
+    loss, share = torch.nn.CrossEntropyLoss(), 1 / comm.size if strategy.pace is Pace.TOGETHER else 1.0
 
     def train(count: int) -> None:
         for _ in range(count):
-            run(share)
+            (loss(module(inputs), targets) * share).backward()
             worker.step()
 
-    return _Side(train, worker)
+    return train, worker
 
 
 def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
@@ -340,7 +253,7 @@ def learn_by_ddp(comm, payload: bytes) -> dict[str, Any]:
 
     given = json.loads(payload)
     _join_gloo(comm, given["port"])
-    data, arithmetic = open_data(DATA, comm, seed=given["seed"]), Arithmetic(given["precision"])
+    data, arithmetic = open_data(DATA, comm, seed=given["seed"]), Arithmetic("fp32")
     torch.manual_seed(given["seed"])
     module = arithmetic.prepare(models.build(MODEL, data.shape, data.classes, OPTIONS))
     wrapped = DistributedDataParallel(module)

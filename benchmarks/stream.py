@@ -1,19 +1,16 @@
 """Training from files that memory does not hold: samples per second, and the memory that it takes.
 
-    python benchmarks/stream.py [--quick] [--folder F] [--gigabytes 4] [--models lenet,cnn] [--peers P] ...
+    python benchmarks/stream.py [--quick] [--folder F] [--gigabytes 4] [--models lenet,cnn] ...
 
 All sides train the same model with batches of 128 on two cores:
 
     tutti, streaming       from the files in F, which are written there if it is not there yet
     tutti, from memory     the same program; as many samples as memory should hold, in one file
     DataLoader             a plain program on all threads; 2 workers, memory-mapped NPY files, shuffle=True
-    webdataset             the same with tars of the samples that are in memory, and a buffer of 10,000; only
-                           with P, a folder in which `pip install --target P webdataset` has put it
 
-Before each measurement the files are dropped from the cache of the operating system. Memory is looked at
-for a hundredth of the time: what the processes hold themselves (anonymous and shared memory, PSS), and how
-much of the data is in the cache of the operating system (cachestat). Starting is not part of the speed: it
-counts from the first batch, of tutti from the first update, waiting for its first window included.
+Before each measurement the files are dropped from the cache of the operating system. Memory is what the
+processes hold themselves (anonymous and shared memory, PSS). Starting does not count: the speed is from
+the first batch on, of tutti from the first update, waiting for its first window included.
 
 With --quick the whole table takes less than four minutes on two idle cores: of 2 GB, and two fifths of the
 updates.
@@ -22,16 +19,11 @@ updates.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import io
 import json
-import mmap
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +38,7 @@ from measure import describe_machine, table
 
 BATCH = 128
 SMALL = 100_000
-"""Samples that are trained on from memory, and written into tars."""
+"""Samples that are trained on from memory."""
 
 STEPS = {"lenet": 1400, "cnn": 300}
 """About ten seconds each on two cores."""
@@ -58,10 +50,6 @@ GIGABYTES, QUICK_GIGABYTES = 4.0, 2.0
 """Of files that are written, without and with --quick."""
 
 SHARD = (1 << 30) // 784
-PER_TAR = 10_000
-CACHESTAT = 451
-"""The number of the system call, the same on all processors."""
-
 PROGRAM = Path(__file__).parent / "programs" / "stream_by_loader.py"
 
 
@@ -72,12 +60,10 @@ class Measured:
     Attributes:
         rate: samples per second.
         own: the most bytes that its processes held themselves.
-        cached: the most bytes of the data that were in the cache of the operating system.
     """
 
     rate: float
     own: int
-    cached: int
 
 
 def write_shards(folder: Path, samples: int, each: int = SHARD) -> None:
@@ -99,22 +85,12 @@ def write_shards(folder: Path, samples: int, each: int = SHARD) -> None:
 
 
 def write_small(large: Path, folder: Path) -> None:
-    """Write the first samples as one pair of NPY files, and as tars."""
+    """Write the first samples as one pair of NPY files."""
     folder.mkdir(parents=True)
     first = sorted(large.glob("x_train*.npy"))[0], sorted(large.glob("y_train*.npy"))[0]
     inputs, targets = (np.load(path, mmap_mode="r")[:SMALL] for path in first)
     np.save(folder / "x_train.npy", inputs)
     np.save(folder / "y_train.npy", targets)
-    for start in range(0, len(inputs), PER_TAR):
-        with tarfile.open(folder / f"{start // PER_TAR:05}.tar", "w") as tar:
-            for number in range(start, min(start + PER_TAR, len(inputs))):
-                for ending, content in (
-                    ("x", inputs[number].tobytes()),
-                    ("cls", str(targets[number]).encode()),
-                ):
-                    about = tarfile.TarInfo(f"{number:08}.{ending}")
-                    about.size = len(content)
-                    tar.addfile(about, io.BytesIO(content))
 
 
 def drop(folder: Path) -> None:
@@ -124,22 +100,6 @@ def drop(folder: Path) -> None:
         os.fsync(file)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(file)
-
-
-def cached_bytes(folder: Path) -> int:
-    """Return how much of a folder's files is in the cache of the operating system (Linux 6.5)."""
-    libc, found = ctypes.CDLL(None, use_errno=True), 0
-    for path in folder.iterdir():
-        whole, counts = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
-        file = os.open(path, os.O_RDONLY)
-        code = libc.syscall(ctypes.c_long(CACHESTAT), file, whole, counts, 0)
-        os.close(file)
-        if code:
-            raise SystemExit(
-                f"the cache cannot be looked at ({os.strerror(ctypes.get_errno())}): needs Linux 6.5"
-            )
-        found += counts[0] * mmap.PAGESIZE
-    return found
 
 
 def own_bytes(process: psutil.Process) -> int:
@@ -155,32 +115,21 @@ def own_bytes(process: psutil.Process) -> int:
     return found
 
 
-def watched(command: list[str], data: Path, environment: dict[str, str]) -> tuple[str, int, int]:
-    """Run a command; returns what it prints, and the most memory of both kinds."""
+def watched(command: list[str], data: Path) -> tuple[str, int]:
+    """Run a command; returns what it prints, and the most memory that its processes hold themselves."""
     drop(data)
+    most = 0
     with tempfile.TemporaryFile("w+") as said:
-        job = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=os.environ | environment)
-        over, most = threading.Event(), [0, 0]
+        job = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         process = psutil.Process(job.pid)
-
-        def look() -> None:
-            pause = 0.5
-            while not over.wait(pause):
-                began = time.perf_counter()
-                most[:] = max(most[0], own_bytes(process)), max(most[1], cached_bytes(data))
-                # Of 50 GB there are twelve million pages: looking at them is not to slow the training.
-                pause = max(0.5, 100 * (time.perf_counter() - began))
-
-        watch = threading.Thread(target=look)
-        watch.start()
-        code = job.wait()
-        over.set()
-        watch.join()
+        while job.poll() is None:
+            most = max(most, own_bytes(process))
+            time.sleep(0.5)
         said.seek(0)
         text = said.read()
-    if code:
-        raise SystemExit(f"{' '.join(command)} ended with {code}:\n{text}")
-    return text, most[0], most[1]
+    if job.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {job.returncode}:\n{text}")
+    return text, most
 
 
 def by_tutti(model: str, folder: Path, steps: int, *options: str) -> Measured:
@@ -188,7 +137,7 @@ def by_tutti(model: str, folder: Path, steps: int, *options: str) -> Measured:
         command = [sys.executable, "-m", "tutti", "train", model, "--data", str(folder), "-n", "2"]
         command += ["--batch-size", str(BATCH), "--steps", str(steps), "--validation", "0"]
         command += ["--out", f"{place}/run", *options]
-        text, own, cached = watched(command, folder, {})
+        text, own = watched(command, folder)
         records = [json.loads(line) for line in Path(place, "run/history.jsonl").read_text().splitlines()]
     if "streaming" in text:
         print(
@@ -197,14 +146,13 @@ def by_tutti(model: str, folder: Path, steps: int, *options: str) -> Measured:
         )
     seen = sum(record["train"]["samples"] for record in records)
     seconds = sum(record["train"]["samples"] / record["samples_per_s"] for record in records)
-    return Measured(seen / seconds, own, cached)
+    return Measured(seen / seconds, own)
 
 
-def by_loader(kind: str, model: str, folder: Path, steps: int, peers: str = "") -> Measured:
-    command = [sys.executable, str(PROGRAM), kind, model, str(folder), str(BATCH), str(steps), "2"]
-    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), peers]))
-    text, own, cached = watched(command, folder, {"PYTHONPATH": paths})
-    return Measured(float(text.split()[-1]), own, cached)
+def by_loader(model: str, folder: Path, steps: int) -> Measured:
+    command = [sys.executable, str(PROGRAM), model, str(folder), str(BATCH), str(steps), "2"]
+    text, own = watched(command, folder)
+    return Measured(float(text.split()[-1]), own)
 
 
 def main() -> None:
@@ -219,7 +167,6 @@ def main() -> None:
     arguments.add_argument("--models", default="lenet,cnn", help="to train (lenet,cnn)")
     arguments.add_argument("--rounds", type=int, default=1, help="measurements of each side (1)")
     arguments.add_argument("--buffer", default="128", help="MB, of tutti's streaming (128)")
-    arguments.add_argument("--peers", default="", help="folder in which webdataset is installed")
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as place:
         large = options.folder or Path(place, "large")
@@ -244,10 +191,8 @@ def measure(large: Path, small: Path, options: argparse.Namespace) -> None:
         sides: dict[str, Callable[[], Measured]] = {
             "tutti, streaming": streaming,
             "tutti, from memory": partial(by_tutti, model, small, steps, "--data.stream", "false"),
-            "DataLoader": partial(by_loader, "mapped", model, large, steps // 10),
+            "DataLoader": partial(by_loader, model, large, steps // 10),
         }
-        if options.peers:
-            sides["webdataset"] = partial(by_loader, "webdataset", model, small, steps, options.peers)
         found: dict[str, list[Measured]] = {name: [] for name in sides}
         for _ in range(options.rounds):
             for name, side in sides.items():
@@ -256,13 +201,9 @@ def measure(large: Path, small: Path, options: argparse.Namespace) -> None:
         stream = median(one.rate for one in found["tutti, streaming"])
         for name, measured in found.items():
             rate = median(one.rate for one in measured)
-            own, cached = (
-                max(values) / 1e6 for values in zip(*((m.own, m.cached) for m in measured), strict=True)
-            )
-            rows.append(
-                [model, name, f"{rate:,.0f}", f"{stream / rate:.2f}x", f"{own:,.0f}", f"{cached:,.0f}"]
-            )
-    heads = ["model", "side", "samples/s", "streaming / side", "processes, MB", "data in the cache, MB"]
+            own = max(one.own for one in measured) / 1e6
+            rows.append([model, name, f"{rate:,.0f}", f"{stream / rate:.2f}x", f"{own:,.0f}"])
+    heads = ["model", "side", "samples/s", "streaming / side", "processes, MB"]
     print()
     print(table(heads, rows))
 

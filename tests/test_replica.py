@@ -257,27 +257,6 @@ def test_beside_scattered_gradients_those_that_autograd_made_anew_are_scaled() -
     assert module[1].weight.grad.as_subclass(Tensor).tolist() == [[1.0, 1.0], [4.0, 4.0], [4.0, 4.0]]
 
 
-def test_gradients_lie_in_the_vector_while_they_are_lent() -> None:
-    module = mlp()
-    (flat,) = (replica := Replica(module)).flats
-    flat.grads.fill_(9.0)
-    own, *others = module.parameters()
-    before = torch.full((5, 7), 3.0)
-    own.grad = before
-    for other in others:
-        other.grad = None
-    with replica.lent_gradients():
-        assert own.grad is not None
-        assert own.grad.data_ptr() == flat.grads.data_ptr()
-        assert bool((own.grad == 3.0).all())
-        assert not any(other.grad is not None for other in others)
-        assert not any(flat.grads[span].any() for span in flat.spans[1:])
-        own.grad += 1.0
-    assert own.grad is before
-    assert not any(other.grad is not None for other in others)
-    assert bool((flat.grads[flat.spans[0]] == 4.0).all())
-
-
 def test_the_module_can_look_at_other_weights_and_back_again() -> None:
     module = mlp()
     replica = Replica(module)

@@ -17,23 +17,7 @@ from functools import cache
 from typing import Final
 
 GREEK: Final = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "eta",
-        "theta",
-        "kappa",
-        "lambda",
-        "mu",
-        "pi",
-        "rho",
-        "sigma",
-        "tau",
-        "xi",
-    ]
+    "alpha beta gamma delta epsilon eta theta kappa lambda mu pi rho sigma tau xi".split()  # noqa: SIM905
 )
 _ASSIGNED: Final = re.compile(r"^([A-Za-z]\w*'?(?:, [A-Za-z]\w*'?)*) = ")
 _CALLED: Final = re.compile(r"^\w+\([^)]*\),?$")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any
 
 from tutti.cli.commands import COMMANDS
 from tutti.registry import Registry
 from tutti.strategies import Strategy
-
-_HEADINGS: Final = {"positional arguments": "Arguments", "options": "Options"}
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -35,34 +32,11 @@ def overview() -> str:
 
 
 def command_page(name: str) -> str:
-    """The page of one command."""
+    """The page of one command: its help."""
     command = COMMANDS[name]()
-    parser = command.parser()
-    parser.write_help()
-    parts = [f"# tutti {name}\n", str(parser.description or "") + "\n"]
-    parts += [f"```text\n{command.example}\n```\n"]
-    for group in parser._action_groups:
-        rows = list(_rows(parser, group._group_actions))
-        if rows:
-            title = str(group.title or "Options")
-            parts.append(f"## {_HEADINGS.get(title, title[0].upper() + title[1:])}\n")
-            parts += [group.description + "\n"] if group.description else []
-            parts += [f"{shown}\n: {meaning}\n" for shown, meaning in rows]
-    return "\n".join(parts)
-
-
-def _rows(parser: argparse.ArgumentParser, actions: Iterable[argparse.Action]) -> Iterator[tuple[str, str]]:
-    formatter = parser._get_formatter()
-    for action in actions:
-        if action.help is argparse.SUPPRESS or "--help" in action.option_strings:
-            continue
-        if action.option_strings:
-            value = "" if action.nargs == 0 else formatter._format_args(action, (action.dest or "").upper())
-            shown = ", ".join(action.option_strings) + (f" {value}" if value else "")
-        else:
-            shown = str(action.metavar or action.dest)
-        meaning = (action.help or "").replace("%%", "%").replace("<", "&lt;").replace("*", "\\*")
-        yield f"`{shown}`", meaning
+    return (
+        f"# tutti {name}\n\n```text\n{command.example}\n```\n\n```text\n{command.parser().format_help()}```\n"
+    )
 
 
 def strategy_options(kind: type[Strategy]) -> str:

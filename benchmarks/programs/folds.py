@@ -1,7 +1,7 @@
 """A cross-validation by hand, one fold after the other: python folds.py QUESTION THREADS
 
-QUESTION is a `Question` in JSON. The other programs of folds train by the same `train`, or by Lightning what
-is the same; each prints as JSON when its jobs began and ended, and the accuracy of each of them.
+QUESTION is a `Question` in JSON. folds_with_joblib.py trains by the same `train`. Both print as JSON when
+each job began and ended, and its accuracy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -126,10 +126,6 @@ def train(question: Question, job: Job, images: np.ndarray, labels: np.ndarray, 
 
 def read_question(path: str) -> Question:
     return Question(**json.loads(Path(path).read_text()))
-
-
-def write_question(question: Question, path: Path) -> None:
-    path.write_text(json.dumps(asdict(question)))
 
 
 def tell(done: list[Done]) -> None:

@@ -30,12 +30,11 @@ if TYPE_CHECKING:  # `as`: these names are public
     from tutti.errors import TuttiError as TuttiError
     from tutti.errors import UnknownName as UnknownName
     from tutti.errors import UserError as UserError
+    from tutti.own_loop.distribute import average_buffers as average_buffers
     from tutti.own_loop.distribute import checkpoints as checkpoints
     from tutti.own_loop.distribute import distribute as distribute
-    from tutti.own_loop.distribute import finish as finish
     from tutti.own_loop.distribute import init as init
     from tutti.own_loop.distribute import mean as mean
-    from tutti.own_loop.distribute import settled as settled
     from tutti.own_loop.distribute import shard as shard
     from tutti.own_loop.distribute import total as total
     from tutti.records.run import EpochRecord as EpochRecord
@@ -64,7 +63,7 @@ if TYPE_CHECKING:  # `as`: these names are public
     from tutti.strategies import Sync as Sync
     from tutti.strategies import Worker as Worker
     from tutti.studies.cross_validation.api import cross_validate as cross_validate
-    from tutti.studies.cross_validation.study import CrossValidated as CrossValidated
+    from tutti.studies.cross_validation.result import CrossValidated as CrossValidated
     from tutti.studies.ensemble.module import load_ensemble as load_ensemble
     from tutti.studies.search.api import tune as tune
     from tutti.studies.search.study import Tuned as Tuned
@@ -77,7 +76,7 @@ _HOMES: Final = {
     "comm.base": "Communicator",
     "errors": "BadData BadModel BadOption BadRunFolder NotFinite "
     "PeerLost RankFailed TuttiError UnknownName UserError",
-    "own_loop.distribute": "checkpoints distribute finish init mean settled shard total",
+    "own_loop.distribute": "average_buffers checkpoints distribute init mean shard total",
     "records.run": "EpochRecord Evaluation Summary",
     "run.api": "Result train",
     "run.config": "TrainConfig",
@@ -86,7 +85,7 @@ _HOMES: Final = {
     "strategies": "ADPSGD EASGD GEM Clip DiLoCo Downpour EASGDSync Gossip "
     "Hogwild Lazy Local ParamServer Solo Strategy Sync Worker",
     "studies.cross_validation.api": "cross_validate",
-    "studies.cross_validation.study": "CrossValidated",
+    "studies.cross_validation.result": "CrossValidated",
     "studies.ensemble.module": "load_ensemble",
     "studies.search.api": "tune",
     "studies.search.study": "Tuned",

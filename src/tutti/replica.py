@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, cast
@@ -197,7 +196,6 @@ class Replica:
         gradients: those of all trainable parameters.
         scattered: the names and trainable parameters that stay where they are, because they are no plain
             tensors in this process's memory: torch.distributed's DTensors.
-        in_own_loop: whether a loop of the user's trains it, which may look at all of torch's objects.
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
             Those that share memory with each other are left where they are, and listed as they are.
 
@@ -209,7 +207,7 @@ class Replica:
     def __init__(
         self, module: nn.Module, memory: ReplicaMemory = ReplicaMemory(), frozen: bool = False
     ) -> None:
-        self.module, self.in_own_loop = module, False
+        self.module = module
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             _refuse_unusable(name, tensor)
         named = [
@@ -255,26 +253,6 @@ class Replica:
                         "before that"
                     )
                 _attach_gradient(parameter, grad)
-
-    @contextmanager
-    def lent_gradients(self) -> Iterator[None]:
-        """Inside, the parameters' gradients are in the vector of gradients, zero where there are none.
-
-        Outside, they are whatever they were before: tensors that autograd made, or None.
-
-        Raises:
-            BadModel: a parameter is no longer in the vector of weights.
-        """
-        own = [(parameter, parameter.grad) for flat in self.flats for parameter in flat.parameters]
-        self.attach()
-        for parameter, gradient in own:
-            if gradient is None:
-                parameter.grad = None
-        try:
-            yield
-        finally:
-            for parameter, gradient in own:
-                parameter.grad = gradient
 
     def look_at(self, weights: Iterable[Tensor]) -> None:
         """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated.

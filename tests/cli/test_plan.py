@@ -30,7 +30,7 @@ def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: 
     assert found["command"] == lines[-1]
     assert lines[-1].startswith("tutti train mlp --model.hidden 16 -n 2 --threads 1 --batch-size ")
     assert {one["batch_size"] for one in found["candidates"]} == {16, 64}
-    assert {"samples_per_s", "turns", "fate"} <= found["candidates"][0].keys()
+    assert {"samples_per_s", "turns", "remark"} <= found["candidates"][0].keys()
 
 
 @pytest.mark.serial
@@ -38,7 +38,7 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    chosen = ["--plan", "auto", "--precision", "auto", "--budget", "0.5"]
+    chosen = ["--plan", "auto", "--budget", "0.5"]
     assert main(["train", *SMALL, "--epochs", "1", "-n", "1", *chosen, "--out", "a"]) == 0
     planned = capsys.readouterr().out
     assert planned.startswith("plan: measuring for at most 0.5 s once the ranks have started\nplan: ")

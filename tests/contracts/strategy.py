@@ -423,57 +423,6 @@ def _distances(module: torch.nn.Module, value: float) -> list[float]:
     return [float((parameter.detach() - value).abs().max()) for parameter in module.parameters()]
 
 
-def check_weights_loaded_from_outside_are_gone_on_from(strategy: type[Strategy], known: Setting) -> None:
-    """Wherever the strategy keeps weights of its own, they give way; also while others are evaluated."""
-
-    def steps(comm: Communicator, inside: bool) -> list[float]:
-        module, (training, _) = tiny(), clouds()
-        options = brisk(strategy, known)
-        optimizer = sgd(list(module.parameters()))
-        if comm.servers is not None and comm.servers.serving:
-            options.serve(comm.servers, Replica(module), optimizer, Clip())
-            return []
-        replica = place(module, comm, options.home)
-        worker = options.worker(replica, comm, optimizer, Clip())
-
-        def step(number: int) -> None:
-            inputs, targets = training.take(torch.arange(8) + 8 * comm.rank)
-            torch.nn.functional.cross_entropy(module(inputs), targets).backward()
-            comm.compute(1e-3 * (1 + comm.rank + number % 2))
-            worker.step()
-
-        for number in range(5):
-            step(number)
-        comm.barrier()  # nobody reads weights any more that all of a host see
-        if inside:
-            worker.settle()
-        assert not torch.equal(replica.flats[0].weights, torch.full_like(replica.flats[0].weights, 0.25))
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.fill_(0.25)
-        worker.adopt()
-        if inside:
-            worker.resume()
-        optimizer.param_groups[0]["lr"] = 0.0
-        found = []
-        for number in range(5):
-            found += _distances(module, 0.25)
-            step(number)
-        comm.barrier()
-        worker.settle()
-        found += _distances(module, 0.25)
-        worker.resume()
-        worker.finish()
-        comm.barrier()
-        return [*found, *_distances(module, 0.25)]
-
-    one = brisk(strategy, known)
-    for inside in (False, True):
-        for hosts in (1, 2) if on_several_hosts(one) else (1,):
-            for found in world(one, 4, hosts).run(steps, inside):
-                assert not found or max(found) < 1e-7, (inside, hosts, found)
-
-
 def check_a_lost_peer_is_lost_everywhere(strategy: type[Strategy], known: Setting) -> None:
     """Whichever operation a rank dies in, all others learn of it; none hangs (that would be a deadlock)."""
     one = brisk(strategy, known)

@@ -20,7 +20,7 @@ import tutti
 from tests.docs.programs import DOCS, blocks_of
 from tutti.cli.command import Command
 from tutti.cli.commands import COMMANDS
-from tutti.cli.options import config_from, without_auto
+from tutti.cli.options import config_from
 from tutti.run.api import TrainOptions
 from tutti.run.config import Options, TrainConfig
 from tutti.strategies import STRATEGIES
@@ -122,7 +122,7 @@ def test_a_command_is_parsed_and_its_configuration_has_no_wrong_value(
     assert COMMANDS[name]()(rest) == 0
     for given, options in seen:
         if name in ("train", "plan", "verify", "layouts"):
-            config_from(without_auto(given)[0] if name in ("train", "plan") else given, options)
+            config_from(given, options)
 
 
 def slugs(text: str) -> set[str]:

@@ -42,11 +42,10 @@ WAYS: dict[str, Run] = {
     "tensor": {"parallel": "tensor"},
     "pipeline": {"parallel": "pipeline"},
     "sharded": {"parallel": "sharded"},
-    "zbv": {"parallel": "pipeline", "parallel_options": {"schedule": "zbv"}},
 }
 """On two ranks."""
 
-TEAMS: dict[str, Run] = {f"teams, {way}": {"parallel": f"data=2,{way}=2"} for way in ("tensor", "sharded")}
+TEAMS: dict[str, Run] = {"teams, sharded": {"parallel": "data=2,sharded=2"}}
 """On four ranks."""
 
 Start = tuple[Run, str, Resume | None]
@@ -88,8 +87,7 @@ def cases(ranks: int) -> dict[str, Run]:
     if ranks == 4:
         return {name: MODEL | way for name, way in TEAMS.items()}
     found = {name: MODEL | way for name, way in WAYS.items()}
-    for name, other in {"dropped": DROPPED, "tied": TIED}.items():
-        found |= {f"{name}, {way}": other | WAYS[way] for way in ("tensor", "pipeline", "sharded")}
+    found |= {"dropped, pipeline": DROPPED | WAYS["pipeline"], "tied, sharded": TIED | WAYS["sharded"]}
     found["factored, tensor"] = FACTORED | WAYS["tensor"]
     unused: Run = {"model": "tests.model_parallel.models:ResidualNet", "model_options": {}, "lr": 0.01}
     return found | {"unused, pipeline": MODEL | unused | WAYS["pipeline"]}

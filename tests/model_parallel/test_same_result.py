@@ -75,7 +75,6 @@ BY_THREE: dict[str, Run] = {
 
 BY_FOUR: dict[str, Run] = {
     **{way: LENET | CLIPPED | {"parallel": f"data=2,{way}=2"} for way in ("tensor", "sharded", "pipeline")},
-    "zbv": DEEP | {"parallel": "data=2,pipeline=2", "parallel_options": {"schedule": "zbv"}},
     # A normalisation is whole on every rank of a team, and must count once.
     "norm": own("layer_normalised") | CLIPPED | {"parallel": "data=2,tensor=2"},
     "ring": LENET

@@ -1,11 +1,8 @@
-"""Tensor parallelism: layers are cut over the ranks, and activations stay cut while they can."""
+"""Tensor parallelism: layers are cut over the ranks."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
-import torch
 from torch import nn
 
 from tests.model_parallel.models import grouped
@@ -22,35 +19,6 @@ def test_every_rank_has_its_share_of_the_weights_alone() -> None:
         return [len(parameter) for parameter in module.parameters()]
 
     assert VirtualWorld(3).run(program) == [[3, 3, 2, 2], [2, 2, 1, 1], [2, 2, 1, 1]]
-
-
-def widths(module: nn.Sequential) -> list[list[int]]:
-    """How wide the inputs of the second layer are, on each of 3 ranks."""
-
-    def program(comm: Communicator) -> list[int]:
-        layers, seen = copy.deepcopy(module), list[int]()
-        split(layers, comm)
-        forward = layers[1].forward
-        layers[1].forward = lambda inputs: seen.append(inputs.shape[1]) or forward(inputs)
-        layers(torch.ones(2, 3))
-        return seen
-
-    return VirtualWorld(3).run(program)
-
-
-def test_between_layers_a_rank_has_its_own_channels_alone() -> None:
-    assert widths(nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 4))) == [[3], [2], [2]]
-
-
-@pytest.mark.parametrize("second", [nn.LayerNorm(7), nn.Softmax(1)])
-def test_what_mixes_channels_gets_all_of_them(second: nn.Module) -> None:
-    assert widths(nn.Sequential(nn.Linear(3, 7), second, nn.Linear(7, 4))) == [[7], [7], [7]]
-
-
-def test_whoever_looks_on_with_a_hook_sees_all_channels() -> None:
-    module = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 4))
-    module[1].register_forward_hook(lambda *_: None)
-    assert widths(module) == [[7], [7], [7]]
 
 
 @pytest.mark.parametrize(

@@ -199,22 +199,6 @@ def test_a_rate_that_has_changed_takes_effect(made: type[Optimizer]) -> None:
     assert torch.equal(replica.flats[0].weights, before)
 
 
-@pytest.mark.parametrize("which", ["all", "half", "other gradients", "no own loop"])
-def test_the_users_optimizer_itself_steps_where_its_own_loop_moves_all(which: str) -> None:
-    replica = Replica(mlp())
-    (flat,) = replica.flats
-    replica.in_own_loop = which != "no own loop"
-    optimizer = adam_over(flat)
-    slices = [slice(0, 64)] if which == "half" else whole(replica)
-    grads = [torch.ones_like(flat.grads)] if which == "other gradients" else None
-    sharded = ShardedOptimizer(optimizer, replica, slices, grads)
-    before = flat.weights.clone()
-    flat.grads.fill_(1.0)
-    sharded.step()
-    assert bool(optimizer.state) == (which == "all") == sharded.joint
-    assert not torch.equal(flat.weights, before)
-
-
 @pytest.mark.parametrize("when", ["pre", "post"])
 def test_step_hooks_are_refused(when: str) -> None:
     replica = Replica(mlp())

@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from tutti import errors
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop
-from tutti.strategies import Strategy
+from tutti.own_loop.stepper import OwnLoop
 
 Outcome: TypeAlias = Any
 """Tensors, numbers and text, in dicts and lists."""
@@ -83,17 +82,16 @@ class Plain(_Watched):
 class Distributed(_Watched):
     """The lines, on one of the ranks of a communicator."""
 
-    def __init__(self, comm: Communicator, strategy: Strategy | None = None) -> None:
+    def __init__(self, comm: Communicator) -> None:
         super().__init__()
         distribute._loop = OwnLoop(comm)
         self.rank = comm.rank
-        self.strategy = strategy
 
     def distribute(
         self, model: nn.Module, optimizer: Optimizer, reduction: str | None = None
     ) -> tuple[nn.Module, Optimizer]:
         self.watch(model)
-        return distribute.distribute(model, optimizer, self.strategy, reduction=reduction)
+        return distribute.distribute(model, optimizer, reduction)
 
     def shard(self, batches: Iterable[Any]) -> Iterable[Any]:
         return distribute.shard(batches)
@@ -123,13 +121,13 @@ def run_plain(loop: Loop) -> Outcome:
     return outcome
 
 
-def run_rank(comm: Communicator, loop: Loop, strategy: Strategy | None = None) -> Outcome:
+def run_rank(comm: Communicator, loop: Loop) -> Outcome:
     """What `loop` ends with on this rank, or how it was refused.
 
     Raises:
         Exception: whatever `loop` raised, if that is no error of tutti's before the first update.
     """
-    job = Distributed(comm, strategy)
+    job = Distributed(comm)
     try:
         return _plain(loop(job))
     except errors.TuttiError as error:

@@ -15,17 +15,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tests.own_loop.loops.base import children_allowed
-from tests.own_loop.worlds import Worlds, job
+from tests.own_loop.worlds import Worlds
 from tests.preloaded import interpreter
-from tutti import strategies
 from tutti.cli.main import main
-from tutti.comm.base import Communicator
-from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
 
@@ -116,90 +112,18 @@ def test_the_gan_draws_the_same_on_one_rank_and_on_two(
     assert alone.std() > 1
 
 
-def test_the_strategy_decides_how_many_ranks_there_may_be(worlds: Worlds) -> None:
-    def work() -> None:
-        distribute.distribute(*make(), strategies.Solo())
-
-    with pytest.raises(BadOption, match=r"runs on 1 worker, not 2; use -n 1 or strategy sync"):
-        worlds.each(2, work)
-
-
-class Restless(Adam):
-    """An optimizer that keeps more from its second step on."""
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        for state in self.state.values():
-            if state["step"] > 1:
-                state["late"] = 1
-        return loss
-
-
-@pytest.mark.parametrize(
-    ("strategy", "kind", "remedy"),
-    [
-        (strategies.Lazy(threshold=0.1), Adam, "or threshold=0"),
-        (strategies.Downpour(), Restless, "strategy downpour side worker"),
-    ],
-    ids=["threshold", "in a step"],
-)
-def test_refusals_of_a_strategy_tell_what_to_write_in_a_loop(
-    worlds: Worlds, strategy: strategies.Strategy, kind: type[Adam], remedy: str
-) -> None:
-    def work() -> None:
-        model = nn.Linear(2, 1)
-        model, optimizer = distribute.distribute(model, kind(model.parameters()), strategy)
-        for _ in range(3):
-            model(torch.ones(2, 2)).sum().backward()
-            optimizer.step()
-
-    with pytest.raises(BadOption, match=remedy):
-        worlds.each(2, work)
-
-
-def test_a_centre_is_refused_on_several_hosts_with_what_a_loop_can_have_instead() -> None:
-    def work(comm: Communicator) -> None:
-        with job(comm):
-            distribute.distribute(*make(), "easgd")
-
-    with pytest.raises(BadOption, match=r"the ranks are on 2.*such as tutti.Sync\(\)") as caught:
-        VirtualWorld(2, ranks_per_host=1).run(work)
-    assert "--servers" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((nn.Linear, None), "the model is the class Linear; give an object"),
         ((nn.Linear(2, 1), None), "the optimizer is None"),
-        (
-            (*make()[:2], strategies.Sync),
-            r"the strategy is the class Sync; give an object, such as tutti.Sync",
-        ),
+        ((*make(), "max"), "reduction is 'max'"),
+        ((nn.Linear(2, 1), make()[1]), "no parameter of this model"),
     ],
 )
 def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         distribute.distribute(*arguments)
-
-
-@pytest.mark.parametrize("limit", ["x", -1.0, 0, float("nan"), True])
-def test_limits_that_clip_nothing_are_refused(limit: Any) -> None:
-    for name in ("clip_norm", "clip_value"):
-        model = nn.Linear(2, 1)
-        with pytest.raises(BadOption, match=f"{name} is {limit!r}"):
-            tutti.distribute(model, SGD(model.parameters(), lr=0.1), **{name: limit})
-
-
-def test_passes_that_a_strategy_gathers_are_left_to_the_loop() -> None:
-    model = nn.Linear(2, 1)
-    with pytest.raises(BadOption, match="every"):
-        tutti.distribute(model, SGD(model.parameters(), lr=0.1), strategies.Sync(every=2))
-
-
-def test_an_optimizer_of_another_model_is_refused() -> None:
-    with pytest.raises(BadOption, match="no parameter of this model"):
-        tutti.distribute(nn.Linear(2, 1), SGD(nn.Linear(2, 1).parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize(
@@ -217,29 +141,3 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 def test_what_is_no_batches_and_no_figure_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(BadOption):
         call()
-
-
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("fused", [False, True])
-def test_limits_are_those_of_gradients_that_a_scaler_has_scaled(
-    worlds: Worlds, size: int, fused: bool
-) -> None:
-    def work(of: Callable[..., Any], own: bool) -> list[Tensor]:
-        model, _ = make()
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
-        if not own:
-            distribute.distribute(model, optimizer, clip_norm=0.05)
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-        for number, (inputs, targets) in enumerate(of(DataLoader(SAMPLES, 6))):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(inputs.double()), targets)
-            scaler.scale(loss * float("inf") if number == 1 else loss).backward()
-            if own:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            scaler.step(optimizer)
-            scaler.update()
-        return [parameter.detach().clone() for parameter in model.parameters()]
-
-    for weights in worlds.each(size, work, distribute.shard, False):
-        torch.testing.assert_close(weights, work(iter, True), rtol=1e-10, atol=1e-12)

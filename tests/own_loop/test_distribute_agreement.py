@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.own_loop.worlds import Worlds
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
-from tutti.strategies import Sync
 
 INPUTS = torch.randn(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -26,19 +26,6 @@ def make(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def vector(model: nn.Module) -> Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-
-def test_adasum_takes_each_ranks_mean_over_its_own_samples(worlds: Worlds) -> None:
-    """Gradients of one weight are parallel: Adasum's combination is the mean of the ranks' own means."""
-
-    def work() -> float:
-        model = nn.Linear(1, 1, bias=False)
-        distribute.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), Sync(reduce="adasum"))
-        (inputs,) = next(iter(distribute.shard([(torch.tensor([[1.0], [2.0], [6.0]]),)])))
-        model(inputs).mean().backward()
-        return float(model.weight.grad.item())
-
-    assert worlds.each(2, work) == [pytest.approx((1.5 + 6) / 2)] * 2
 
 
 def test_the_mean_of_a_figure_counts_samples_and_leaves_out_ranks_without_any(worlds: Worlds) -> None:
@@ -89,11 +76,6 @@ def test_losses_that_are_sums_are_added_up(worlds: Worlds) -> None:
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
-def test_another_reduction_is_refused() -> None:
-    with pytest.raises(BadOption, match="reduction is 'max'"):
-        distribute.distribute(*make(), reduction="max")
-
-
 @pytest.mark.parametrize("kind", [float, torch.tensor])
 def test_learning_rates_that_differ_are_refused_with_both_values(
     worlds: Worlds, kind: Callable[[float], Any]
@@ -104,7 +86,7 @@ def test_learning_rates_that_differ_are_refused_with_both_values(
         model(INPUTS).sum().backward()
         optimizer.step()
 
-    with pytest.raises(BadOption, match=r"'lr' of param group 0 is 0.125 on rank 0 and 0.25 on rank 1"):
+    with pytest.raises(BadOption, match=r"in the options: .*0.125.*0.25"):
         worlds.each(2, work)
 
 
@@ -157,72 +139,36 @@ def test_state_that_only_one_rank_has_loaded_is_refused(worlds: Worlds) -> None:
             model(INPUTS).sum().backward()
             optimizer.step()
             if distribute.init().rank == 1:
-                optimizer.load_state_dict(optimizer.state_dict())
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
-    with pytest.raises(BadOption, match=r"loaded or changed on some ranks .* \[0, 1\]"):
+    with pytest.raises(BadOption, match=r"loaded or changed its state: by rank, \[0, 1\]"):
         worlds.each(2, work)
 
 
-def test_a_rank_that_leaves_a_batch_out_takes_part_in_the_others_gradient(worlds: Worlds) -> None:
-    def work() -> Tensor:
-        model, optimizer = distribute.distribute(*make())
-        if distribute.init().rank == 0:
-            model(INPUTS).sum().backward()
-        optimizer.step()
-        return vector(model)
-
-    model, optimizer = make()
-    (model(INPUTS).sum() / 2).backward()
-    optimizer.step()
-    for found in worlds.each(2, work):
-        torch.testing.assert_close(found, vector(model), rtol=0, atol=1e-12)
-
-
-def test_the_state_of_a_divided_optimizer_is_its_readers_copy(worlds: Worlds) -> None:
-    """Each rank halves the momentum: it is halved once."""
+def test_the_state_of_a_divided_optimizer_may_be_replaced_and_not_changed_in_place(worlds: Worlds) -> None:
+    """The ranks have it in one memory: each that halves it in place would halve it again."""
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
         for _ in range(3):
             optimizer.zero_grad()
-            model(INPUTS).sum().backward()
+            model(INPUTS).square().mean().backward()
             optimizer.step()
             for entries in optimizer.state.values():
-                entries["momentum_buffer"].mul_(0.5)
+                entries["momentum_buffer"] = entries["momentum_buffer"] * 0.5
         return vector(model)
+
+    def in_place() -> None:
+        model, optimizer = distribute.distribute(*make())
+        for _ in range(2):
+            model(INPUTS).square().mean().backward()
+            optimizer.step()
+            optimizer.state[next(model.parameters())]["momentum_buffer"].mul_(0.5)
 
     wanted = train(*make())
     for found in worlds.each(2, lambda: train(*distribute.distribute(*make()))):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("passes", [(1, 2), (3, 2)])
-def test_ranks_that_step_after_different_numbers_of_passes_are_refused(
-    worlds: Worlds, passes: tuple[int, int]
-) -> None:
-    def work() -> None:
-        model, optimizer = distribute.distribute(*make())
-        for _ in range(passes[distribute.init().rank]):
-            optimizer.zero_grad()
-            model(INPUTS).mean().backward()
-        optimizer.step()
-
-    with pytest.raises(BadOption, match=rf"passes: by rank, \[{passes[0]}, {passes[1]}\]"):
-        worlds.each(2, work)
-
-
-def test_a_rank_may_leave_out_all_passes_before_a_step(worlds: Worlds) -> None:
-    def work() -> Tensor:
-        model, optimizer = distribute.distribute(*make())
-        if distribute.init().rank:
-            for _ in range(2):
-                model(INPUTS).mean().backward()
-        optimizer.step()
-        return vector(model)
-
-    before = vector(make()[0])
-    first, second = worlds.each(2, work)
-    assert not torch.equal(first, before)
-    assert torch.equal(first, second)
+    with pytest.raises(BadOption, match="changed in place"):
+        worlds.each(2, in_place)
 
 
 def test_a_hook_on_a_parameter_sees_the_gradient_of_its_rank(worlds: Worlds) -> None:

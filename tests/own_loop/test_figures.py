@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.stepper import OwnLoop
 
 VALUES = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0], dtype=torch.float64)
 """In batches of 4 the last has one sample, of which rank 0 alone has a part."""

@@ -1,4 +1,4 @@
-"""Each loop ends as with plain torch on one process, on one, two and three ranks."""
+"""Each loop ends on three ranks as with plain torch on one process, or is refused."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ import warnings
 
 import pytest
 
-from tests.own_loop.jobs import Outcome, Refused, differences, run_plain
-from tests.own_loop.known import REFUSED, REFUSED_BY_MESSAGES, REFUSED_LATER
+from tests.own_loop.jobs import Refused, differences, run_plain
 from tests.own_loop.loops import LOOPS
 from tests.own_loop.worlds import Worlds
 from tutti.errors import BadOption
-from tutti.strategies import Strategy, Sync
 
-_plain: dict[str, Outcome] = {}
+REFUSED = (
+    "backward_with_create_graph",
+    "an_embedding_with_a_largest_norm",
+    "weights_that_are_assigned",
+    "batches_of_graphs",
+    "batches_that_another_thread_fetches",
+    "one_backward_of_all_batches",
+    "a_loader_inside_another",
+    "steps_inside_the_backward_pass",
+)
+"""Loops that are refused before the first update."""
 
-
-def plain(name: str) -> Outcome:
-    if name not in _plain:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _plain[name] = run_plain(LOOPS[name])
-    return _plain[name]
-
-
-@pytest.mark.parametrize(("name", "size"), [(name, size) for name in LOOPS for size in (1, 3)])
-def test_loop_ends_as_with_plain_torch(worlds: Worlds, name: str, size: int) -> None:
-    _compare(worlds, name, size, Sync())
+REFUSED_LATER = (
+    "a_layer_that_is_replaced",
+    "a_layer_that_is_added",
+    "one_backward_of_two_uneven_loaders",
+    "the_next_batch_is_fetched_ahead",
+)
+"""Loops that are refused after updates that were right."""
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_loop_ends_as_with_plain_torch_where_gradients_go_round_a_ring(worlds: Worlds, name: str) -> None:
-    """This is the only one on two ranks: they share batches out as three do, and gradients another way."""
-    _compare(worlds, name, 2, Sync(collective="ring"), name in REFUSED_BY_MESSAGES)
-
-
-def _compare(worlds: Worlds, name: str, size: int, strategy: Strategy, refused: bool = False) -> None:
-    wanted = plain(name)
-    for rank, found in enumerate(worlds.run(LOOPS[name], size, strategy)):
-        if size in REFUSED_LATER.get(name, ()):
+def test_loop_ends_as_with_plain_torch(worlds: Worlds, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = run_plain(LOOPS[name])
+    for rank, found in enumerate(worlds.run(LOOPS[name], 3)):
+        if name in REFUSED_LATER:
             assert isinstance(found, BadOption)
             continue
         if isinstance(found, BaseException):
             raise found
-        if refused or size in REFUSED.get(name, ()):
+        if name in REFUSED:
             assert isinstance(found, Refused)
             assert found.kind == "BadOption"
         else:

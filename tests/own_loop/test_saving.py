@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop
-from tutti.strategies import STRATEGIES
+from tutti.own_loop.stepper import OwnLoop
 
 SLACK = 300
 """Bytes that names in a file may differ by; the model has 80,000."""
@@ -62,23 +61,20 @@ def sizes(model: nn.Module) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def _sizes(comm: Communicator, strategy: str) -> dict[str, tuple[int, int, int]]:
+def _sizes(comm: Communicator) -> dict[str, tuple[int, int, int]]:
     distribute._loop = OwnLoop(comm)
     model = made()
-    model, optimizer = distribute.distribute(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), STRATEGIES[strategy]()
-    )
+    model, optimizer = distribute.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     step(model, optimizer)
-    distribute.finish(model)
     return sizes(model)
 
 
-@pytest.mark.parametrize(("size", "strategy"), [(1, "sync"), (2, "sync"), (1, "easgd"), (2, "easgd_sync")])
-def test_files_and_copies_are_as_large_as_with_plain_torch(worlds: Worlds, size: int, strategy: str) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_files_and_copies_are_as_large_as_with_plain_torch(worlds: Worlds, size: int) -> None:
     model = made()
     step(model, torch.optim.SGD(model.parameters(), lr=0.1))
     wanted = sizes(model)
-    for found in worlds.call(lambda comm: _sizes(comm, strategy), size):
+    for found in worlds.call(_sizes, size):
         for name, lengths in found.items():
             for seen, length in zip(lengths, wanted[name], strict=True):
                 assert abs(seen - length) < SLACK, (name, lengths, wanted[name])

@@ -18,38 +18,8 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop
+from tutti.own_loop.stepper import OwnLoop
 from tutti.own_loop.sums import is_sum
-
-
-def _train(comm: Communicator | None, count: int, batch_size: int) -> list[dict[str, Tensor]]:
-    first, second = net(), net(4)
-    optimizers = [sgd(first), sgd(second)]
-    loader = DataLoader(samples(count), batch_size)
-    if comm is not None:
-        distribute._loop = OwnLoop(comm)
-        distribute.distribute(first, optimizers[0])
-        distribute.distribute(second, optimizers[1], reduction="sum")
-    for inputs, targets in loader if comm is None else distribute.shard(loader):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        mean = fit(first, inputs, targets)
-        total = F.cross_entropy(second(inputs), targets, reduction="sum")
-        (mean + total).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    return weights(first, second)
-
-
-@pytest.mark.parametrize(
-    ("count", "batch_size"), [(8, 4), (11, 4), (9, 4)], ids=["even", "uneven", "one left"]
-)
-def test_a_sum_beside_a_mean_is_that_of_the_whole_batch(worlds: Worlds, count: int, batch_size: int) -> None:
-    wanted = _train(None, count, batch_size)
-    for found in worlds.call(lambda comm: _train(comm, count, batch_size), 2):
-        assert differences(found, wanted) == []
-    assert differences(weights(net(), net(4)), wanted)
-
 
 OWN = 5
 LABELS = torch.arange(OWN) % 3
@@ -152,35 +122,3 @@ def test_a_mean_of_batches_that_ranks_share_differently_is_refused(worlds: World
     for told in worlds.outcomes(lambda comm: _search(comm, 11), 2):
         assert isinstance(told, BadOption)
         assert "[3, 4]" in str(told)
-
-
-def _clip_in_a_closure(comm: Communicator | None, name: str, limit: float) -> list[dict[str, Tensor]]:
-    model = net()
-    optimizer = sgd(model)
-    loader: Iterable[list[Tensor]] = DataLoader(samples(11), 4)
-    if comm is not None:
-        distribute._loop = OwnLoop(comm)
-        distribute.distribute(model, optimizer, **{name: limit})  # type: ignore[arg-type]
-        loader = distribute.shard(loader)
-    for inputs, targets in loader:
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> float:
-            optimizer.zero_grad()
-            loss = fit(model, inputs, targets)
-            loss.backward()
-            if comm is None and name == "clip_norm":
-                assert nn.utils.clip_grad_norm_(model.parameters(), limit) > 2 * limit
-            elif comm is None:
-                assert any(bool((p.grad.abs() > 2 * limit).any()) for p in model.parameters())
-                nn.utils.clip_grad_value_(model.parameters(), limit)
-            return loss.item()
-
-        optimizer.step(closure)
-    return weights(model)
-
-
-@pytest.mark.parametrize(("name", "limit"), [("clip_norm", 0.05), ("clip_value", 0.02)])
-def test_the_gradient_of_a_closure_is_clipped(worlds: Worlds, name: str, limit: float) -> None:
-    wanted = _clip_in_a_closure(None, name, limit)
-    for found in worlds.call(lambda comm: _clip_in_a_closure(comm, name, limit), 2):
-        assert differences(found, wanted) == []

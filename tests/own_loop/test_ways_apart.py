@@ -16,16 +16,15 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, PeerLost
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop
-from tutti.strategies import Downpour, Local, ParamServer, Strategy, Sync
+from tutti.own_loop.stepper import OwnLoop
 
 Loop = Callable[[Communicator, nn.Module, torch.optim.Optimizer], None]
 
 
-def begin(comm: Communicator, strategy: Strategy | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
+def begin(comm: Communicator) -> tuple[nn.Module, torch.optim.Optimizer]:
     distribute._loop = OwnLoop(comm)
     model = net()
-    return distribute.distribute(model, sgd(model), strategy)
+    return distribute.distribute(model, sgd(model))
 
 
 def train(
@@ -41,10 +40,10 @@ def train(
             optimizer.step()
 
 
-def refusal(comm: Communicator, way: Loop, strategy: Strategy | None = None) -> str:
+def refusal(comm: Communicator, way: Loop) -> str:
     """What a rank is told that goes its way."""
     try:
-        way(comm, *begin(comm, strategy))
+        way(comm, *begin(comm))
     except BadOption as error:
         return str(error)
     finally:
@@ -57,15 +56,9 @@ def averages_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.
     distribute.mean(1.0)
 
 
-def finishes_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    distribute.finish(model)
-
-
 def evaluates_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    with distribute.settled(model):
-        pass
+    distribute.average_buffers(model)
 
 
 def loads_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -93,8 +86,7 @@ def begins_again_early(comm: Communicator, model: nn.Module, optimizer: torch.op
     ("way", "place"),
     [
         (averages_early, r"tutti.mean\(\)"),
-        (finishes_early, r"tutti.finish\(\)"),
-        (evaluates_early, r"tutti.settled\(\)"),
+        (evaluates_early, r"tutti.average_buffers\(\)"),
         (loads_early, r"tutti.shard\(\)"),
         (distributes_early, r"tutti.distribute\(\)"),
         (leaves_a_batch_out, r"backward\(\)"),
@@ -109,66 +101,8 @@ def test_all_ranks_are_told_who_is_where(worlds: Worlds, way: Loop, place: str) 
     assert re.search(rf"rank 1 is in {place} \([\w.]+, line \d+, training batch \d\)", told[0])
 
 
-@pytest.mark.parametrize(
-    ("way", "place"),
-    [
-        (averages_early, r"tutti.mean\(\)"),
-        (finishes_early, r"tutti.finish\(\)"),
-        (evaluates_early, r"tutti.settled\(\)"),
-        (loads_early, r"tutti.shard\(\)"),
-        (leaves_a_batch_out, r"optimizer.step\(\)"),
-    ],
-)
-def test_workers_of_a_parameter_server_that_wait_for_each_other_are_told_so(
-    worlds: Worlds, way: Loop, place: str
-) -> None:
-    told = worlds.call(partial(refusal, way=way, strategy=ParamServer()), 2)
-    assert told[0] == told[1]
-    assert "after 3 steps: " in told[0]
-    assert re.search(r"rank 0 is in optimizer.step\(\) \([\w.]+, line \d+, training batch 4\)", told[0])
-    assert re.search(rf"rank 1 is in {place} \([\w.]+, line \d+, training batch \d\)", told[0])
-
-
-def step_in_another_order(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    other = net(4)
-    _, last = distribute.distribute(other, sgd(other), ParamServer())
-    inputs, targets = next(iter(distribute.shard(list(batches()))))
-    (fit(model, inputs, targets) + fit(other, inputs, targets)).backward()
-    for each in (optimizer, last) if comm.rank else (last, optimizer):
-        each.step()
-
-
-def test_workers_of_a_parameter_server_that_step_other_optimizers_are_told_so(worlds: Worlds) -> None:
-    for told in worlds.call(partial(refusal, way=step_in_another_order, strategy=ParamServer()), 2):
-        assert "[1, 0]" in told
-
-
-def test_ranks_at_the_same_place_are_named_together(worlds: Worlds) -> None:
-    told = worlds.call(partial(refusal, way=averages_early), 3)
-    assert re.search(r"rank 0 is in backward.*; ranks 1 and 2 are in tutti.mean", told[2])
-
-
-@pytest.mark.parametrize(
-    ("way", "place"), [(loads_early, "shard"), (evaluates_early, "settled"), (finishes_early, "finish")]
-)
-def test_workers_that_average_their_weights_are_told_so_at_the_next_exchange(
-    worlds: Worlds, way: Loop, place: str
-) -> None:
-    """Rank 0 has not left the loop when it waits for rank 1's weights, which is elsewhere."""
-    told = worlds.outcomes(partial(refusal, way=way, strategy=Local(every=5)), 2)
-    lines = [
-        re.search(r"rank (\d) is in ([\w.]+)\(\) \(\w+\.py, line \d+\) after (\d) steps", str(one))
-        for one in told
-    ]
-    first, second = (line and line.groups() for line in lines)
-    # The first message for the other's next samples is as good as one for its weights.
-    assert first in [("0", "optimizer.step", "4"), ("0", "tutti.shard", "5")]
-    assert second == ("1", f"tutti.{place}", "3")
-    assert all("tutti.mean(loss)" in str(one) for one in told)
-
-
-def _leave(comm: Communicator, strategy: Strategy) -> None:
-    model, optimizer = begin(comm, strategy)
+def _leave(comm: Communicator) -> None:
+    model, optimizer = begin(comm)
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
     if comm.rank == 1:
         comm.close()
@@ -176,25 +110,14 @@ def _leave(comm: Communicator, strategy: Strategy) -> None:
         train(comm, model, optimizer, 5)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "steps", "place", "must"),
-    [
-        (Sync(), 3, r"backward\(\)", "make the same steps"),
-        (Local(every=4), 3, r"optimizer.step\(\)", "make the same steps"),
-        (Downpour(), 5, r"tutti.shard\(\)", r"begin the same epochs over shard\(\)"),
-    ],
-)
-def test_whoever_waits_for_a_rank_that_left_is_told_where_that_was(
-    strategy: Strategy, steps: int, place: str, must: str
-) -> None:
+def test_a_rank_that_waits_for_one_that_left_is_told_where_that_was() -> None:
     with World(2) as world:
-        world.start(_leave, strategy)
+        world.start(_leave)
         world.outcome(1, timeout_s=40)
         told = world.outcome(0, timeout_s=40)
     assert isinstance(told, PeerLost)
     assert told.ranks == [1]
-    here = rf"rank 0 is in {place} \([\w.]+, line \d+\) after {steps} steps of its own"
-    assert re.search(f"{here}, and every rank must {must}", told.why)
+    assert re.search(r"rank 0 is in backward\(\) \([\w.]+, line \d+\) after 3 steps", told.why)
 
 
 def _look_alone(comm: Communicator) -> int:

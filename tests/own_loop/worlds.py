@@ -14,8 +14,7 @@ from tests.comm.ranks import World
 from tests.own_loop.jobs import Loop, Outcome, run_rank
 from tutti.comm.base import Communicator
 from tutti.own_loop import distribute
-from tutti.own_loop.loop import OwnLoop
-from tutti.strategies import Strategy
+from tutti.own_loop.stepper import OwnLoop
 
 ANSWER_S = 40.0
 """How long a small program may take; one that hangs takes longer."""
@@ -30,9 +29,9 @@ class Worlds:
     def __init__(self) -> None:
         self._worlds: dict[int, World] = {}
 
-    def run(self, loop: Loop, size: int, strategy: Strategy | None = None) -> list[Outcome]:
+    def run(self, loop: Loop, size: int) -> list[Outcome]:
         """What `loop` ends with on each rank, as `outcomes` has it."""
-        return self.outcomes(partial(run_rank, loop=loop, strategy=strategy), size)
+        return self.outcomes(partial(run_rank, loop=loop), size)
 
     def call(self, function: Callable[[Communicator], Outcome], size: int) -> list[Outcome]:
         """What `function` returns on each rank.

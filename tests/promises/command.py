@@ -18,6 +18,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from tests.preloaded import command, interpreter
+
 LIMIT_S = 200.0
 """Each takes a few seconds on a quiet machine, and up to a hundred where ten others want each core."""
 
@@ -29,6 +31,13 @@ MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 """What the Open MPI of pip needs where ranks outnumber cores."""
+
+
+FORKED: dict[str, Callable[[], list[str]]] = {
+    "tutti": command,
+    "python": lambda: interpreter(starts_ranks=True),
+}
+"""By the first word of a line, what is started in its place."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,16 @@ class Done:
 
 @contextmanager
 def started(line: str, folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command in a folder; whatever is left of it at the end is killed."""
+    """Start a command in a folder; whatever is left of it at the end is killed.
+
+    Python has torch imported already, but under launchers that are not tutti's, and where a line begins with
+    "real": importing it is most of the time of a short command.
+    """
     words = shlex.split(line)
+    if words[0] in FORKED:
+        words[:1] = FORKED[words[0]]()
+    elif words[0] == "real":
+        del words[0]
     if words[0] == "mpirun":
         words[1:1] = ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
     settings = {**os.environ, **MPI, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **environment}

@@ -48,7 +48,7 @@ def apart(found, expected):
 def test_one_command_trains_alone_or_in_parallel_and_times_each_stage(tmp_path: Path) -> None:
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
-        run(f"tutti train mlp -n {ranks} --epochs 2 --out {folder}", tmp_path)
+        run(f"real tutti train mlp -n {ranks} --epochs 2 --out {folder}", tmp_path)
         found = summary(folder)
         assert (found["world"]["ranks"], found["steps"], found["test"]["samples"]) == (ranks, 82, 359)
         for epoch in history(folder):

@@ -26,7 +26,7 @@ RECORD = EpochRecord(
     1, 8, True, Evaluation(10, 0.5), None, {"validation": 0.0, "total": 1.0}, 10.0, 0.1, "now"
 )
 FACTS = StrategyFacts("abreast", "--strategy.every 32")
-PIPELINE = PipelineRecord("gpipe", 1, [0], [["0"]], [0.5], [PipelineSpan(0, 0, FORWARD, 0, 0.0, 0.001)])
+PIPELINE = PipelineRecord("gpipe", 1, [["0"]], [0.5], [PipelineSpan(0, FORWARD, 0, 0.0, 0.001)])
 TRAINED_ON = TrainedOn("digits", 3, ("a", "b", "c"), (1, 8, 8), (0.3,), (0.2,))
 
 

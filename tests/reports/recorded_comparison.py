@@ -31,10 +31,10 @@ PIPELINE = PipelineRecord(
     layers=[["0"], ["1"]],
     idle=[0.5, 0.25],
     spans=[
-        PipelineSpan(0, 0, FORWARD, 0, 0.0, 0.001),
-        PipelineSpan(1, 1, FORWARD, 0, 0.001, 0.002),
-        PipelineSpan(1, 1, BACKWARD, 0, 0.002, 0.004),
-        PipelineSpan(0, 0, BACKWARD, 0, 0.004, 0.006),
+        PipelineSpan(0, FORWARD, 0, 0.0, 0.001),
+        PipelineSpan(1, FORWARD, 0, 0.001, 0.002),
+        PipelineSpan(1, BACKWARD, 0, 0.002, 0.004),
+        PipelineSpan(0, BACKWARD, 0, 0.004, 0.006),
     ],
 )
 

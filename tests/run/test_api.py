@@ -6,7 +6,6 @@ import json
 import random
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import tutti
 from tests.preloaded import interpreter
 from tutti.cli.main import main
 from tutti.errors import BadModel, UserError
-from tutti.run.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -296,23 +294,6 @@ def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(
 def test_arguments_of_another_kind_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(arguments)).removesuffix("s")):
         tutti.train("mlp", workers=1, steps=1, **{"quiet": True, **arguments})
-
-
-def test_what_is_auto_is_measured_first_and_the_result_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def measured(config: TrainConfig, names: set[str], *rest: Any) -> TrainConfig:
-        asked.append((names, config.batch_size, [*rest[1]], rest[2]))
-        return replace(config, precision="bf16", batch_size=64)
-
-    monkeypatch.setattr("tutti.studies.autotune.plan.measured", measured)
-    result = tutti.train(net(), DATA, precision="auto", **ONE)
-    assert asked == [({"precision"}, 32, ["model", "data"], True)]
-    assert (result.config.precision, result.config.batch_size, result.config.layout) == (
-        "bf16",
-        64,
-        "contiguous",
-    )
 
 
 def test_state_that_is_no_tensor_is_refused_before_anything_is_trained(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import UnknownName
 from tutti.run.arguments import as_arguments, in_python
 
 
@@ -29,11 +29,3 @@ def test_errors_keep_their_class_and_what_they_carry() -> None:
     with pytest.raises(UnknownName, match="unknown value 'of' of cuda_graph") as caught, as_arguments():
         raise UnknownName("value", "of", ("auto", "on", "off"), of="--cuda-graph")
     assert caught.value.name == "of"
-
-
-def test_a_loop_of_one_s_own_keeps_the_options_of_its_launcher() -> None:
-    with (
-        pytest.raises(BadOption, match=r"-n 1 or every=2"),
-        as_arguments(of_loop=True),
-    ):
-        raise BadOption("'-n 1' or --strategy.every 2")

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from tests.strategies.alone import LENGTH, SPEEDS, Point, Setting, assert_close, gradient, run, sgd, start
-from tutti.comm.base import Communicator
+from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, gradient, run, sgd, start
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.strategies import Clip, Lazy
-from tutti.strategies.placement import place
+from tutti.strategies import Lazy
 
 LR = 0.1
 UNBOUND = 1000
@@ -139,24 +137,6 @@ def test_one_worker_that_sends_all_trains_as_plain_sgd_does() -> None:
         weights = weights - LR * velocity
     setting = Setting(Lazy(slack=0, threshold=0.0), sgd(LR, momentum=0.9), speeds=SPEEDS[:1])
     assert_close(run(setting)[0].final, weights)
-
-
-@pytest.mark.parametrize("what", ["weights", "state"])
-def test_whoever_waits_for_a_worker_that_loads_something_goes_on(what: str) -> None:
-    def train(comm: Communicator) -> int:
-        module, strategy = Point(), Lazy(slack=0)
-        replica = place(module, comm, strategy.home)
-        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
-        for _ in range(1 + comm.rank):
-            worker.step()
-        if what == "weights":
-            worker.adopt()
-        else:
-            worker.adopt(optimizer=True)
-        worker.finish()
-        return worker.traffic.exchanges
-
-    assert VirtualWorld(2).run(train) == [1, 2]
 
 
 def test_a_threshold_needs_sgd() -> None:

@@ -188,26 +188,3 @@ def test_a_late_worker_needs_nobody_who_waits_for_it_elsewhere() -> None:
         return worker.traffic.dropped
 
     assert VirtualWorld(3).run(train) == [0, 0, 12]
-
-
-def test_the_centre_goes_on_from_the_state_that_the_loop_has_loaded() -> None:
-    def train(comm: Communicator) -> Tensor:
-        module, strategy = Point(), ParamServer()
-        optimizer = sgd(1.0, momentum=0.5)(module)
-        replica = place(module, comm, strategy.home)
-        replica.in_own_loop = True
-        worker = strategy.worker(replica, comm, optimizer, Clip())
-        replica.flats[0].grads.fill_(0.5)
-        worker.step()
-        loaded = {n: {"momentum_buffer": torch.full_like(p, 8.0)} for n, p in enumerate(module.parameters())}
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": loaded, "param_groups": groups})
-        worker.adopt(optimizer=True)
-        replica.flats[0].grads.fill_(0.5)
-        worker.step()
-        worker.finish()
-        comm.barrier()
-        return module().detach().clone()
-
-    for found in VirtualWorld(2).run(train):
-        assert_close(found, start() - 1 - (0.5 * 8 + 1))

@@ -20,7 +20,6 @@ from tutti.comm.base import Communicator, cut
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Sync
-from tutti.strategies.joint_gradients import Incoming
 from tutti.strategies.measurements import Traffic
 from tutti.strategies.placement import place
 
@@ -300,59 +299,6 @@ def test_power_sgd_sends_factors_of_whole_matrices_however_many_ranks_own_them()
     alone, _ = (traffic.bytes_sent for traffic in world((1, 1)).run(after_a_step, strategy, mlp))
     two = [traffic.bytes_sent for traffic in world((2, 2)).run(after_a_step, strategy, mlp)][:2]
     assert sum(two) - 2 * 4 * LENGTH == alone  # what they sum inside the host is counted too
-
-
-@pytest.mark.parametrize(
-    ("strategy", "hosts", "exact"),
-    [
-        (Sync(), (2,), True),
-        (Sync(), (1, 1), True),
-        (Sync(collective="ring"), (2,), True),
-        (Sync(reduce="adasum"), (2,), False),
-        (Sync(compress="int8"), (2,), True),
-        (Sync(compress="int8"), (1, 1), False),
-        (Sync(compress="int8", compress_inside=True), (2,), False),
-    ],
-    ids=str,
-)
-def test_in_a_loop_of_the_users_the_options_act_where_they_do_elsewhere(
-    strategy: Sync, hosts: tuple[int, ...], exact: bool
-) -> None:
-    def program(comm: Communicator) -> list[float]:
-        module = nn.ParameterList([nn.Parameter(torch.zeros(3, dtype=torch.float64))])
-        joint = strategy.joint(place(module, comm, strategy.home), comm)
-        module[0].grad = None
-        own = torch.tensor([[1.0, 2.0, 3.0], [5.0, -8.0, 13.0]], dtype=torch.float64)[comm.rank]
-        joint.incoming[0] = Incoming(own, None)
-        module[0].grad = own.clone()
-        joint.bring([0])
-        comm.barrier()
-        joint.reduce([0])
-        assert module[0].grad is not None
-        return module[0].grad.tolist()
-
-    for found in VirtualWorld(2, hosts).run(program):
-        assert (found == pytest.approx([3.0, -3.0, 8.0], rel=1e-12)) == exact
-
-
-def test_in_a_loop_of_the_users_hosts_compress_the_sums_of_their_ranks() -> None:
-    """8 bits lose nothing of sums whose elements are equally large, and something of what they sum up."""
-
-    def program(comm: Communicator) -> list[float]:
-        module = nn.ParameterList([nn.Parameter(torch.zeros(48, dtype=torch.float64))])
-        joint = Sync(compress="int8").joint(place(module, comm, Sync.home), comm)
-        two = torch.tensor([[4.0, -8.0, 13.0], [-3.0, 7.0, -12.0]], dtype=torch.float64)
-        own = two[comm.rank % 2].repeat(16)
-        joint.incoming[0] = Incoming(own, None)
-        module[0].grad = own.clone()
-        joint.bring([0])
-        comm.barrier()
-        joint.reduce([0])
-        assert module[0].grad is not None
-        return module[0].grad.tolist()
-
-    for found in VirtualWorld(4, (2, 2)).run(program):
-        assert found == pytest.approx([0.5, -0.5, 0.5] * 16, rel=1e-6)
 
 
 # --- what is refused

@@ -21,7 +21,7 @@ from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS, RunFolder, TrainedOn
 from tutti.records.splits import count_splits, read_split
-from tutti.studies.cross_validation.study import CrossValidated
+from tutti.studies.cross_validation.result import CrossValidated
 
 HERE = Path(__file__)
 MODELS = HERE.with_name("cv_models.py")

@@ -18,7 +18,8 @@ from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
 from tutti.records.splits import read_split
 from tutti.run.config import TrainConfig
-from tutti.studies.cross_validation.study import CrossValidated, CrossValidation
+from tutti.studies.cross_validation.result import CrossValidated
+from tutti.studies.cross_validation.study import CrossValidation
 
 DRAW = np.random.default_rng(0)
 INPUTS = DRAW.normal(size=(60, 6)).astype(np.float32)

@@ -12,10 +12,9 @@ import pytest
 from scipy import stats
 
 from tutti.errors import BadData
-from tutti.studies.cross_validation.display import print_scores
+from tutti.studies.cross_validation.result import CrossValidated
 from tutti.studies.cross_validation.scores import FoldScores
 from tutti.studies.cross_validation.significance import compare, corrected_test, holm
-from tutti.studies.cross_validation.study import CrossValidated
 from tutti.studies.score import Score
 
 MOONS = {
@@ -183,6 +182,6 @@ def test_scores_of_other_folds_are_refused():
 def test_of_many_comparisons_those_with_the_best_are_shown():
     stream = io.StringIO()
     many = {**moons(), "again": moons()["linear"]}
-    print_scores(CrossValidated(many, compare(many, [10 / 90] * 100), {}, Path()), stream)
+    CrossValidated(many, compare(many, [10 / 90] * 100), {}, Path()).print_to(stream)
     assert stream.getvalue().count(" told ") + stream.getvalue().count(" is better than ") == 4
     assert stream.getvalue().endswith("\n6 further comparisons are in compare.csv\n")

@@ -18,13 +18,13 @@ from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
-from tutti.studies.autotune import candidates, measure, race
+from tutti.studies.autotune import measure, race
 from tutti.studies.autotune import plan as planning
-from tutti.studies.autotune.candidates import LAYOUTS, Candidate, Choices
-from tutti.studies.autotune.following import Twins
-from tutti.studies.autotune.plan import PlanJob, measured, plan, planned
-from tutti.studies.autotune.race import Contender, Fate, Timing
+from tutti.studies.autotune.candidates import Candidate, Choices
+from tutti.studies.autotune.plan import PlanJob, plan, planned
+from tutti.studies.autotune.race import Entry, Timing
 from tutti.studies.autotune.recommendation import Recommendation
+from tutti.studies.autotune.twins import Twins
 
 MLP = TrainConfig(model="mlp", model_options={"hidden": [16]})
 CNN = TrainConfig(model="cnn", model_options={"channels": [4, 4], "hidden": 8})
@@ -33,9 +33,8 @@ CNN = TrainConfig(model="cnn", model_options={"channels": [4, 4], "hidden": 8})
 @pytest.fixture(autouse=True)
 def short_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """One short turn: virtual clocks stand still while ranks compute, so that no budget is ever used up."""
-    monkeypatch.setattr(race, "MOST_ROUNDS", 1)
-    monkeypatch.setattr(race, "LONGEST_S", 0.02)
-    monkeypatch.setattr(race, "SHORTEST_S", 0.02)
+    monkeypatch.setattr(race, "ROUNDS", 1)
+    monkeypatch.setattr(race, "TURN_S", (0.02, 0.02))
 
 
 class Flattened(nn.Module):
@@ -102,7 +101,7 @@ def test_every_way_is_measured_on_its_ranks() -> None:
         for ranks in (1, 2)
         for layout in ("contiguous", "channels_last")
     }
-    assert all(way.fate in (Fate.RACING, Fate.STOPPED) and way.steps for way in found.ways)
+    assert all(way.steps for way in found.ways)
     assert found.pick.rate
 
 
@@ -132,7 +131,7 @@ def test_a_layout_that_the_model_cannot_take_is_told_and_the_other_is_picked(
 ) -> None:
     monkeypatch.setattr(measure, "prepare_task", with_model(Flattened, measure.prepare_task))
     found = rehearsed(CNN)
-    unfit = [way for way in found.ways if way.fate is Fate.UNFIT]
+    unfit = [way for way in found.ways if way.problem is not None]
     assert [way.candidate.layout for way in unfit] == ["channels_last"] * 2
     assert "view size is not compatible" in str(unfit[0].problem)
     assert found.pick.candidate.layout == "contiguous"
@@ -143,7 +142,7 @@ def test_a_precision_in_which_a_gradient_cannot_be_computed_is_told_and_the_othe
 ) -> None:
     monkeypatch.setattr(measure, "prepare_task", with_model(SingleGradient, measure.prepare_task))
     found = rehearsed(MLP, precisions=("fp64", "fp32"))
-    unfit = [way for way in found.ways if way.fate is Fate.UNFIT]
+    unfit = [way for way in found.ways if way.problem is not None]
     assert [way.candidate.precision for way in unfit] == ["fp64"] * 2
     assert "the model's training step cannot take" in str(unfit[0].problem)
     assert found.pick.candidate.precision == "fp32"
@@ -207,9 +206,7 @@ def caught(
         assert entry == "tutti.studies.autotune.measure:work"
         jobs.append((pickle.loads(payload), chosen))
         turns = [(one, dict.fromkeys(range(1, 6), rate)) for one, rate in ways]
-        return Recommendation(
-            [Contender(one, Fate.RACING, Timing(1, 32, 1.0), rates, 9) for one, rates in turns]
-        )
+        return Recommendation([Entry(one, Timing(1, 32, 1.0), rates, 9) for one, rates in turns])
 
     monkeypatch.setattr("tutti.run.start.start", start)
     monkeypatch.setattr(planning, "allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
@@ -266,7 +263,7 @@ def test_training_takes_what_was_picked_and_keeps_what_was_given(
 ) -> None:
     jobs = caught(monkeypatch, (replace(FAST, batch_size=64), 2.0))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    config = planned(replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"))
+    config = planned(replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"), 20)
     assert (config.workers, config.threads, config.layout, config.lr) == ("2", 2, "channels_last", 0.1)
     assert (jobs[0][0].choices.shapes, jobs[0][0].dared, jobs[0][0].quiet) == (((2, 2),), ("bf16",), True)
     said = capsys.readouterr().out.splitlines()
@@ -280,26 +277,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
     jobs = caught(monkeypatch, (FAST, 1.0))
     (tmp_path / "notes.txt").touch()
     with pytest.raises(BadRunFolder, match="is not empty"):
-        measured(replace(CNN, out=str(tmp_path)), {"layout"})
+        planned(replace(CNN, out=str(tmp_path)), (), 20)
     assert jobs == []
-
-
-def test_what_was_left_to_a_measurement_is_chosen_on_the_ranks_of_any_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = caught(monkeypatch, (replace(FAST, ranks=4, threads=1), 2.0))
-    monkeypatch.setattr("tutti.launch.placement.allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(candidates, "kernels", lambda _: None)
-    config = measured(CNN, {"layout"}, 7.0)
-    ((job, _),) = jobs
-    assert (job.choices.shapes, job.choices.layouts) == (((4, 1),), LAYOUTS)
-    assert job.dared == ()
-    assert config == replace(CNN, layout="channels_last")
-    assert capsys.readouterr().out.startswith("plan: measuring for at most 7 s once the ranks have started\n")
-    measured(CNN, {"precision"}, silent=True)
-    assert (jobs[1][0].dared, jobs[1][0].choices.layouts) == (("bf16",), ("contiguous",))
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -318,23 +297,13 @@ def test_a_faster_precision_is_picked_if_short_trainings_follow(
         asked.append((pair, updates))
         return Twins("bf16", updates, 2.3, (0.5, 0.6, 0.7), (0.5, 0.6, 0.7) if follows else (1.5, 1.6, 1.7))
 
-    monkeypatch.setattr(race, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(race, "ROUNDS", 3)
     monkeypatch.setattr(measure.Rehearsal, "measure", faster)
     monkeypatch.setattr(measure, "short_trainings", trained)
     found = rehearsed(replace(MLP, steps=60), dared=("bf16",), layouts=("contiguous",))
     alone = Candidate(1, len(allowed_cores().physical), "bf16", "contiguous", 32)
     assert asked == [((replace(alone, precision="fp32"), alone), 60)]
     assert found.pick.candidate.precision == ("bf16" if follows else "fp32")
-
-
-def test_training_without_a_choice_is_not_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = caught(monkeypatch)
-    given = replace(CNN, workers="2", threads=1, layout="channels_last")
-    assert planned(given, ("workers", "threads", "layout", "precision")) == given
-    said = capsys.readouterr().out
-    assert (jobs, said) == ([], "plan: 2 ranks x 1 thread: the options leave nothing to choose\n")
 
 
 @pytest.mark.parametrize(

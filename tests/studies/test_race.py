@@ -8,19 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tutti.errors import BadModel
-from tutti.studies.autotune.race import (
-    FEW,
-    LONGEST_S,
-    MOST_ROUNDS,
-    Contender,
-    Fate,
-    Timing,
-    equals,
-    gap,
-    leader,
-    race,
-    stop_behind,
-)
+from tutti.studies.autotune.race import ROUNDS, TURN_S, Entry, Timing, leader, race, ratio, stop_slow, ties
 
 BATCH = 100
 
@@ -53,26 +41,26 @@ class Machine:
         self.now += seconds
         return Timing(steps, steps * BATCH, seconds)
 
-    def race(self, budget_s: float = 50.0, **options: bool) -> dict[str, Contender[str]]:
+    def race(self, budget_s: float = 50.0, **options: bool) -> dict[str, Entry[str]]:
         entries = race(list(self.speeds), self.measure, self.clock, self.now + budget_s, **options)
         return {entry.candidate: entry for entry in entries}
 
 
-def entry(candidate: str, *turns: float, fate: Fate = Fate.RACING) -> Contender[str]:
-    return Contender(candidate, fate, None, dict(enumerate(turns, start=1)))
+def entry(candidate: str, *turns: float) -> Entry[str]:
+    return Entry(candidate, Timing(1, 1, 1 / turns[0]) if turns else None, dict(enumerate(turns, start=1)))
 
 
 def test_the_fastest_leads_and_the_clearly_slower_ones_are_stopped() -> None:
     found = Machine({"slow": 700.0, "fast": 1000.0, "medium": 900.0}).race()
     assert leader(list(found.values())).candidate == "fast"
-    assert [found[name].fate for name in ("slow", "medium")] == [Fate.STOPPED] * 2
+    assert [found[name].stopped for name in ("slow", "medium")] == [True, True]
     assert found["slow"].steps < found["medium"].steps < found["fast"].steps
 
 
 def test_a_hopeless_candidate_gets_a_single_step() -> None:
     machine = Machine({"native": 100.0, "emulated": 10.0})
     found = machine.race()
-    assert (found["emulated"].fate, found["emulated"].steps) == (Fate.STOPPED, 1)
+    assert (found["emulated"].stopped, found["emulated"].steps) == (True, 1)
     assert found["emulated"].rate == pytest.approx(10.0)
 
 
@@ -89,8 +77,9 @@ def test_batches_of_different_size_are_compared_by_sample() -> None:
 
     clock = [0.0]
     small, large = race([64, 512], measure, lambda: clock[0], 60.0)
-    assert (small.fate, large.fate) == (Fate.RACING, Fate.RACING)
-    assert gap(large, small).ratio == pytest.approx(1.0)
+    assert not small.stopped
+    assert not large.stopped
+    assert ratio(large, small) == pytest.approx(1.0)
 
 
 def test_the_race_ends_when_the_best_is_clear() -> None:
@@ -103,7 +92,7 @@ def test_equally_fast_candidates_end_the_race_too() -> None:
     machine = Machine({"a": 1000.0, "b": 1000.0, "c": 995.0})
     found = machine.race(budget_s=1000.0)
     assert machine.now < 60.0
-    assert {one.candidate for one in equals(list(found.values()))} == {"a", "b", "c"}
+    assert {one.candidate for one in ties(list(found.values()))} == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -112,14 +101,14 @@ def test_the_budget_is_kept(noise: float, speed: float) -> None:
     machine = Machine({name: speed + number for number, name in enumerate("abcdefgh")}, 0.1, noise)
     machine.race(budget_s=20.0)
     # A turn that seemed to fit may be slower than the one before it.
-    assert machine.now <= 20.0 + 2 * max(LONGEST_S, BATCH / speed)
+    assert machine.now <= 20.0 + 2 * max(TURN_S[1], BATCH / speed)
 
 
 def test_a_model_too_slow_for_the_budget_is_measured_once_and_the_rest_is_not() -> None:
     machine = Machine({"a": 5.0, "b": 5.0, "c": 5.0})
     found = machine.race(budget_s=25.0)
     assert machine.calls == [("a", 1)]
-    assert [one.fate for one in found.values()] == [Fate.RACING, Fate.WAITING, Fate.WAITING]
+    assert [one.first is None for one in found.values()] == [False, True, True]
     assert leader(list(found.values())).rate == pytest.approx(5.0)
 
 
@@ -137,31 +126,29 @@ def test_the_pick_is_within_five_percent_of_the_best_on_a_noisy_machine(seed: in
     machine = Machine(speeds, cold_s=0.2, noise=0.04, drift=1.05)
     machine.random = random.Random(seed)
     found = list(machine.race(budget_s=40.0).values())
-    assert all(speeds[one.candidate] >= 950.0 for one in equals(found))
+    assert all(speeds[one.candidate] >= 950.0 for one in ties(found))
 
 
 def test_a_machine_that_slows_down_slows_all_alike() -> None:
     found = Machine({"a": 1000.0, "b": 960.0}, drift=2.0).race(budget_s=30.0, exhaustive=True)
-    assert gap(found["b"], found["a"]).ratio == pytest.approx(0.96, abs=0.03)
+    assert ratio(found["b"], found["a"]) == pytest.approx(0.96, abs=0.03)
 
 
 def test_nothing_is_stopped_where_all_are_to_be_measured() -> None:
     machine = Machine({"a": 1000.0, "b": 500.0, "c": 20.0})
     found = machine.race(budget_s=200.0, exhaustive=True)
-    assert {one.fate for one in found.values()} == {Fate.RACING}
-    assert {len(one.turns) for one in found.values()} <= {MOST_ROUNDS, MOST_ROUNDS - 1} or machine.now > 190.0
+    assert not any(one.stopped for one in found.values())
+    assert machine.now > 190.0
 
 
 def test_rounds_begin_with_another_candidate_each_time() -> None:
     machine = Machine({"a": 1000.0, "b": 1000.0})
     machine.race()
-    turns = [name for name, steps in machine.calls if steps not in (1, FEW)]
-    assert turns[:4] == ["b", "a", "a", "b"]
+    assert [name for name, _ in machine.calls][-2 * ROUNDS :][:4] == ["b", "a", "a", "b"]
 
 
 def test_a_candidate_that_does_not_fit_is_told_and_the_others_race() -> None:
     found = Machine({"a": 1000.0, "b": 900.0}, unfit=("a",)).race()
-    assert found["a"].fate is Fate.UNFIT
     assert str(found["a"].problem) == "a does not fit"
     assert leader(list(found.values())).candidate == "b"
 
@@ -171,32 +158,22 @@ def test_when_none_fits_the_first_problem_is_raised() -> None:
         Machine({"a": 1000.0, "b": 900.0}, unfit=("a", "b")).race()
 
 
-def test_a_gap_is_the_median_over_the_rounds_of_both() -> None:
-    found = gap(entry("a", 90.0, 80.0, 99.0, 1.0), entry("b", 100.0, 100.0, 100.0))
-    assert found.ratio == pytest.approx(0.90)
+def test_speeds_are_compared_by_the_median_over_shared_rounds() -> None:
+    assert ratio(entry("a", 90.0, 80.0, 99.0, 1.0), entry("b", 100.0, 100.0, 100.0)) == pytest.approx(0.90)
 
 
-def test_the_noise_of_a_gap_shrinks_with_the_rounds_and_grows_with_the_scatter() -> None:
-    best = entry("best", *[100.0] * 16)
-    once, often = gap(entry("a", 90.0), best), gap(entry("a", *[90.0] * 16), best)
-    scattered = gap(entry("a", *[80.0, 100.0] * 8), best)
-    assert once.noise == 0.5
-    assert often.noise == pytest.approx(0.5 / 16**2)
-    assert scattered.noise == pytest.approx(3.1416 * 0.1 / 4, rel=1e-3)
+@pytest.mark.parametrize(
+    ("rounds", "speed", "stopped"), [(1, 60.0, False), (2, 60.0, True), (4, 96.0, False)]
+)
+def test_the_margin_shrinks_with_the_rounds(rounds: int, speed: float, stopped: bool) -> None:
+    entries = [entry("a", *[100.0] * rounds), entry("b", *[speed] * rounds)]
+    stop_slow(entries, rounds)
+    assert entries[1].stopped is stopped
 
 
-def test_one_bad_turn_does_not_stop_a_candidate() -> None:
-    entries = [entry("a", 100.0), entry("b", 60.0)]
-    stop_behind(entries)
-    assert entries[1].fate is Fate.RACING
-
-
-def test_what_is_as_fast_within_the_noise_counts_as_equal_and_what_lies_beyond_does_not() -> None:
-    best = entry("best", *[100.0] * 6)
-    within = entry("within", 98.0, 102.0, 98.6, 101.0, 94.0, 98.4)
-    beyond = entry("beyond", *[98.5] * 6)
-    far = entry("far", 60.0, 130.0, 80.0, 110.0, 75.0, 90.0)
-    assert [one.candidate for one in equals([best, within, beyond, far])] == ["best", "within"]
+def test_entries_within_two_percent_are_ties() -> None:
+    entries = [entry("best", 100.0), entry("within", 98.5), entry("beyond", 97.0)]
+    assert [one.candidate for one in ties(entries)] == ["best", "within"]
 
 
 def test_rates_and_spreads_are_medians_and_quartiles() -> None:

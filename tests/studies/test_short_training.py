@@ -19,8 +19,8 @@ from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.pickled_arguments import by_name
 from tutti.studies.autotune.candidates import Candidate
-from tutti.studies.autotune.following import Twins
 from tutti.studies.autotune.short_training import short_trainings, some_of
+from tutti.studies.autotune.twins import Twins
 
 FP32 = Candidate(1, 1, "fp32", "contiguous", 32)
 PAIR = FP32, replace(FP32, precision="bf16")

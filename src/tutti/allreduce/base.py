@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tutti.comm.base import Communicator
 from tutti.replica import Flat
 from tutti.state import Values
 
@@ -72,10 +74,6 @@ class GradientReduction(ABC):
             How many bytes this rank has sent.
         """
 
-    def forget(self) -> None:
-        """Drop what is remembered of earlier vectors, as the weights they belonged to have been replaced."""
-        return
-
     def state(self) -> Values:
         """Return what is remembered of earlier vectors; live, and this rank's own."""
         return {}
@@ -83,3 +81,7 @@ class GradientReduction(ABC):
     def load_state(self, values: Values) -> None:
         """Go on from what another one of the same layout has remembered."""
         return
+
+
+MakeReduction = Callable[[Communicator, GradientLayout], GradientReduction]
+"""Makes a reduction of vectors of a layout over the ranks of a communicator."""

@@ -218,10 +218,6 @@ class Compressed(GradientReduction):
         return (self._comm.size - 1) * self._message.shape[1]
 
     @override
-    def forget(self) -> None:
-        self._error.zero_()
-
-    @override
     def state(self) -> Values:
         return {"error": self._error}
 

@@ -103,11 +103,6 @@ class PowerSGD(GradientReduction):
             )
             for layer, (rows, columns, thin), left, right in zip(chosen, sizes, lefts, rights, strict=True)
         ]
-        self.forget()
-
-    @override
-    def forget(self) -> None:
-        self._error.zero_()
         for number, matrix in enumerate(self._matrices):
             columns, thin = matrix.right.shape
             matrix.right.copy_(first_right(columns, thin, self._error.dtype, seed=number))

@@ -84,7 +84,7 @@ class CompareCommand(Command):
         parser.option("--target", target, "X", type=float)
         parser.option(
             "--scaling",
-            "strong: --batch-size samples behind an update for any number of workers; weak: so many of each "
+            "strong: --batch-size samples behind an update for any number of workers; weak: as many of each "
             "worker; or strong,weak",
             "KINDS",
             STRONG,

@@ -25,7 +25,8 @@ from tutti.studies.cross_validation.candidates import (
 )
 from tutti.studies.cross_validation.display import print_jobs, train_shown
 from tutti.studies.cross_validation.page import write_cv_page
-from tutti.studies.cross_validation.study import AUTO, CrossValidation, without_groups
+from tutti.studies.cross_validation.result import AUTO
+from tutti.studies.cross_validation.study import CrossValidation, without_groups
 from tutti.studies.crossing import SHARED, refuse_single_run
 from tutti.studies.farms import Blocks
 from tutti.studies.score import score_of

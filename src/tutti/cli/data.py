@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,8 @@ from tutti.errors import BadOption, UnknownName
 from tutti.records.untrusted import printable
 from tutti.registry import part
 from tutti.run.config import Options
+from tutti.tables import TextTable
+from tutti.terminal import console_on
 
 if TYPE_CHECKING:
     from tutti.data.columns import Stored
@@ -26,7 +29,7 @@ _MOST: Final = 20
 
 @part("data")
 class DataCommand(Command):
-    """Describe a data set, and what would go wrong; or write it anew.
+    """Describe a data set, and what would go wrong; or convert it.
 
     Samples, shapes, classes and their balance, means and deviations, missing values, and samples that are in
     the training part and the test part. 'tutti data convert DATA NEW' writes a data set in another format: a
@@ -97,11 +100,11 @@ def _describe(source: str, options: Options) -> None:
         print(f"{one.name + ':':<12}{one.samples:>12,} samples{repeated}")
     if train.counts:
         names = contents.labels or [str(number) for number in range(len(train.counts))]
-        rows = [[printable(name), *(f"{one.counts[at]:,}" for one in parts)] for at, name in enumerate(names)]
+        rows = [[name, *(f"{one.counts[at]:,}" for one in parts)] for at, name in enumerate(names)]
         _table(["class", *(one.name for one in parts)], rows)
     rows = [
         [
-            printable(one.name),
+            one.name,
             *(f"{x:.4g}" for x in (one.mean, one.deviation, one.least, one.most)),
             f"{one.missing:,}",
         ]
@@ -116,14 +119,10 @@ def _describe(source: str, options: Options) -> None:
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> None:
-    shown = rows[:_MOST]
-    widths = [max(len(row[at]) for row in [heads, *shown]) for at in range(len(heads))]
+    table = TextTable(heads)
+    for row in rows[:_MOST]:
+        table.add_row(*row)
     print()
-    for row in [heads, *shown]:
-        first, *others = (
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join([first, *others]).rstrip())
+    console_on(sys.stdout).print(table)
     if len(rows) > _MOST:
         print(f"... {len(rows) - _MOST:,} more")

@@ -11,7 +11,6 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, config_from
 from tutti.errors import BadOption
-from tutti.launch.cores import allowed_cores
 from tutti.records.ensemble import ENSEMBLE
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
@@ -63,8 +62,7 @@ class EvaluateCommand(Command):
             here["split"] = None
         if other_data and part in (None, "train"):
             here["validation"] = 0.0
-        if not _fits(trained):
-            here |= {"workers": "auto", "threads": None}
+        here |= {"workers": "auto", "threads": None}
         config = config_from({**here, **given}, dotted, trained)
         other = other_data or left
         run_job(EvaluateJob(config, str(run.folder), part, str(run.weights), other, run.notes))
@@ -80,10 +78,3 @@ def _evaluate_ensemble(own: argparse.Namespace, given: dict[str, Any], dotted: d
     trained = TrainConfig.from_json(record.members[0].config)
     config = config_from({**ELSEWHERE, **whole, **given}, dotted, trained)
     run_job(EnsembleJob(config, own.folder, own.part, other, own.trust))
-
-
-def _fits(config: TrainConfig) -> bool:
-    """Tell whether this machine has room for the run's ranks and threads; the figures are then the same."""
-    return (
-        config.workers.isdecimal() and int(config.workers) * (config.threads or 1) <= allowed_cores().usable
-    )

@@ -33,7 +33,7 @@ class LayoutsCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        defaults = {"parallel": "every layout of so many ranks", "lr": "its own"}
+        defaults = {"parallel": "every layout of these ranks", "lr": "its own"}
         parser.model(required=True)
         parser.config_options(only=(*USED, *DOTTED), defaults=defaults)
 

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `tutti`; by default those of this process.
 
     Returns:
-        The exit code: that of `tutti.cli.commands.run`, or 130 interrupted.
+        The exit code of `tutti.cli.commands.run`, or 130 if interrupted.
     """
     try:
         from tutti.cli.commands import run

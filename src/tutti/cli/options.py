@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from typing_extensions import override
 
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import MEASURED, PARTS, Options, TrainConfig, flag, help_of, type_name
+from tutti.run.config import PARTS, Options, TrainConfig, flag, help_of, type_name
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
@@ -25,12 +25,6 @@ TARGET: Final = "accuracy on the validation part, 0 to 1"
 """The text about the option --target."""
 
 _METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER", "weights": "PLACE"}
-
-_AUTO = {
-    "precision": "auto: bf16 if it is faster here and its loss follows that of fp32 in short trainings",
-    "layout": "auto: the faster one here",
-}
-"""The meaning of "auto" for the fields of `MEASURED`."""
 
 _NEGATIVE = re.compile(r"(-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf)$")
 """Values that are no options; argparse itself would take -1e-3 for one."""
@@ -122,7 +116,6 @@ class Parser(argparse.ArgumentParser):
         leave_out: Collection[str] = (),
         only: Collection[str] = (),
         defaults: Mapping[str, str] = MappingProxyType({}),
-        auto: Collection[str] = (),
     ) -> None:
         """Add an option for each field of `TrainConfig` but the model.
 
@@ -130,7 +123,6 @@ class Parser(argparse.ArgumentParser):
             leave_out: fields without an option.
             only: the fields with an option; by default all others.
             defaults: what the help says the default is, where it is not that of `TrainConfig`.
-            auto: the fields that the command can choose by measuring; others refuse that in a sentence.
         """
         kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
         kept = [f for f in kept if f.name in only or not only]
@@ -144,8 +136,8 @@ class Parser(argparse.ArgumentParser):
                 made = self.add_argument(*names, action=BooleanOptionalAction, default=argparse.SUPPRESS)
                 self._unwritten[made] = partial(_help, f)
                 continue
-            choices = [*f.metadata["choices"], *(["auto"] if f.name in auto else [])]
-            shown = f.metadata["choices"] and "{" + ",".join(choices) + "}"
+            choices = f.metadata["choices"]
+            shown = choices and "{" + ",".join(choices) + "}"
             metavar = {"int": "N", "float": "X"}.get(type_name(f), "NAME")
             kind = {"int": int, "float": float}.get(type_name(f), str)
             made = self.add_argument(
@@ -155,7 +147,7 @@ class Parser(argparse.ArgumentParser):
                 default=argparse.SUPPRESS,
                 metavar=shown or _METAVARS.get(f.name, metavar),
             )
-            self._unwritten[made] = partial(_help, f, defaults.get(f.name), f.name in auto)
+            self._unwritten[made] = partial(_help, f, defaults.get(f.name))
         if not self.dotted:
             return
         group = self.add_argument_group(
@@ -179,11 +171,11 @@ def _parsed(kind: Callable[[str], float], words: str, text: str) -> float:
         raise argparse.ArgumentTypeError(f"'{text}' is not {words}") from None
 
 
-def _help(f: Field[Any], default: str | None = None, auto: bool = False) -> str:
+def _help(f: Field[Any], default: str | None = None) -> str:
     text = help_of(f).replace("%", "%%")
     if default is not None or f.default not in (None, MISSING, False):
         text = f"{text} (default: {default or f.default})"
-    return f"{text}; {_AUTO[f.name]}" if auto else text
+    return text
 
 
 def stem_of(field: str) -> str:
@@ -265,12 +257,6 @@ def numbers_of(text: str, flag: str, example: str) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise BadOption(f"{flag} is '{text}'; give whole numbers with commas, such as {example}")
     return [int(word) for word in words]
-
-
-def without_auto(given: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Take out the fields that are left to a measurement; returns the others, and the names of those."""
-    asked = {name for name in MEASURED if given.get(name) == "auto"}
-    return {name: value for name, value in given.items() if name not in asked}, asked
 
 
 def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:

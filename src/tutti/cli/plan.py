@@ -11,11 +11,11 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, command_words, config_from, numbers_of, without_auto, words_of
+from tutti.cli.options import Parser, command_words, config_from, numbers_of, words_of
 from tutti.errors import BadOption
 from tutti.records.json_lines import to_json
 from tutti.registry import part
-from tutti.run.config import MEASURED, OF_LONG_RUNS, Options, flag
+from tutti.run.config import OF_LONG_RUNS, Options, flag
 from tutti.studies.autotune.plan import BUDGET_S, plan
 
 
@@ -49,14 +49,13 @@ class PlanCommand(Command):
             "--exhaustive",
             "measure every combination until the time is up, instead of stopping slow ones early",
         )
-        parser.option("--json", "write all that was measured there", "FILE")
+        parser.option("--json", "write all measurements there", "FILE")
         parallel = ("parallel", "parallel_options", "hosts", "servers", "levels", "server_period")
         left_out = ("validate", *OF_LONG_RUNS, *parallel, "balance", "log", "out")
-        parser.config_options(leave_out=left_out, auto=MEASURED)
+        parser.config_options(leave_out=left_out)
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        given, _ = without_auto(given)
         for one, several in (("precision", own.precisions), ("batch_size", own.batch_sizes)):
             if one in given and several:
                 raise BadOption(f"both {flag(one)} and {flag(one)}s are given; give one of them")

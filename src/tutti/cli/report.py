@@ -85,7 +85,7 @@ def _report_farm(folder: FarmFolder, out: str | None) -> None:
     # With scikit-learn, which other reports do without.
     from tutti.studies.cross_validation.display import print_findings
     from tutti.studies.cross_validation.page import write_cv_page
-    from tutti.studies.cross_validation.study import CrossValidated
+    from tutti.studies.cross_validation.result import CrossValidated
 
     found = CrossValidated.read(folder)
     print_findings(found, folder, sys.stdout)

@@ -18,7 +18,7 @@ from tutti.run.resize import resize
 
 @part("resize")
 class ResizeCommand(Command):
-    """Have a run go on with more or fewer ranks, while it trains.
+    """Change the number of ranks of a run while it trains.
 
     The run has to be on this machine, the first of its --hosts, and to survive lost ranks (--on-failure
     respawn or shrink). It copies its state at the next step, and the new ranks go on from there. With

@@ -35,7 +35,7 @@ class RunsCommand(Command):
     def define(self, parser: Parser) -> None:
         where = f"where to look for run folders (default: {RUNS})"
         parser.add_argument("folder", metavar="FOLDER", nargs="?", default=str(RUNS), help=where)
-        parser.option("--newest", "list only so many", "N", type=int)
+        parser.option("--newest", "list at most this many", "N", type=int)
         parser.option("--json", "print a JSON object a line instead, with all metrics, for other programs")
 
     @override

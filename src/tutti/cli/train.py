@@ -10,13 +10,13 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from, without_auto
+from tutti.cli.options import Parser, config_from
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
 from tutti.reports.advice import where_the_time_went
-from tutti.run.config import BUDGET_S, MEASURED, Options, TrainConfig
+from tutti.run.config import Options, TrainConfig
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run as run_job
 from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
@@ -60,8 +60,7 @@ class TrainCommand(Command):
             "follows that of fp32",
             choices=("auto",),
         )
-        budget = "how long the ranks measure at most, for --plan auto, --precision auto and their like"
-        parser.option("--budget", budget, "SECONDS", BUDGET_S, type=float)
+        parser.option("--budget", "how long --plan auto measures at most", "SECONDS", 20.0, type=float)
         parser.trust_option()
         parser.option(
             "--trace",
@@ -70,41 +69,35 @@ class TrainCommand(Command):
         )
         parser.option(
             "--dry-run",
-            "print the plan, about how much memory it takes, and the configuration with all that was left "
-            "open filled in, and end: no rank is started, nothing is written",
+            "print the plan and the configuration with every default filled in, and end: no rank is started, "
+            "nothing is written",
         )
-        parser.config_options(auto=MEASURED)
+        parser.config_options()
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         began = time.time()
-        given, asked = without_auto(given)
         resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
         if resume is not None:
             config = _resumed(own, resume, given, dotted)
             if resume.goes_on and outcome_again(resume, config) is not None:
                 return 0
-            given, asked = {**given, "precision": config.precision}, set()
+            given = {**given, "precision": config.precision}
         else:
             config = config_of(own, given, dotted)
         if own.dry_run:
-            if own.plan is not None or asked:
-                raise BadOption(
-                    "--dry-run starts no rank, and 'auto' is measured by some; leave one of them out"
-                )
+            if own.plan is not None:
+                raise BadOption("--dry-run starts no rank, and --plan auto does; leave one of them out")
             # It would slow every other start.
             from tutti.studies.dry_run_job import dry_run
 
             dry_run(TrainJob(config, trace=own.trace, resume=resume))
             return 0
-        if own.plan is not None or asked:
-            # It would slow every other start.
-            from tutti.studies.autotune.plan import measured, planned
-
         if own.plan is not None:
+            # It would slow every other start.
+            from tutti.studies.autotune.plan import planned
+
             config = planned(config, given, own.budget)
-        elif asked:
-            config = measured(config, asked, own.budget)
         outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began))
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED

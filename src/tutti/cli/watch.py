@@ -37,14 +37,14 @@ class WatchCommand(Command):
     def define(self, parser: Parser) -> None:
         usual = Limits()
         parser.add_argument(
-            "folder", metavar="RUN", help="the run folder that 'tutti train' writes, or that of a farm"
+            "folder", metavar="RUN", help="the run folder that 'tutti train' writes, or the folder of a farm"
         )
         parser.option(
             "--once", "show how the run is now and end: exit code 0, or 1 if it failed or a rank is lost"
         )
         silent = "name a rank that has given no sign of life, or made no step, for so long; ranks give one "
         parser.option("--silent-after", silent + "each second", "SECONDS", usual.silent_s, type=float)
-        behind = "name a rank that has made so many steps fewer than the others"
+        behind = "name a rank that is this many steps behind the others"
         parser.option("--behind", behind, "STEPS", usual.behind, type=int)
 
     @override

@@ -4,18 +4,12 @@
     rank 1      F0 B0 F1 B1 F2 B2 F3 B3             (1f1b: backward as soon as may be)
 
 What a rank waits at the beginning and at the end of a batch is the bubble. The more microbatches, the smaller
-it is; the schedules differ in how small, and in how many activations a rank keeps. PyTorch's `pipelining` has
-them:
+it is. PyTorch's `pipelining` has the schedules:
 
-    gpipe        all forward passes, then all backward passes: the most memory
-    1f1b         one forward, one backward in turn
-    interleaved  the same with two stages for each rank: half the bubble, twice the messages
-    zero_bubble  gradients of inputs first, those of weights where a rank would wait
-    zbv          that with two stages for each rank, laid out as a V: the first rank has the last stage too
+    gpipe   all forward passes, then all backward passes: the most memory
+    1f1b    one forward, one backward in turn
 
-Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream", section 3; Narayanan et al. 2021, "Efficient
-Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", section 2.2; Qi et al. 2023, "Zero
-Bubble Pipeline Parallelism".
+Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream", section 3.
 """
 
 from __future__ import annotations
@@ -46,7 +40,7 @@ from tutti.model_parallel.base import (
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, held, of_teams, on_meta
-from tutti.model_parallel.schedules import MicrobatchPasses, check_microbatches, in_flight, owners
+from tutti.model_parallel.schedules import MicrobatchPasses, check_microbatches, in_flight
 from tutti.model_parallel.stages import GraphBlock, stages_of
 from tutti.records.pipeline import PipelineRecord, PipelineSpan, since_the_first
 from tutti.training.precision import Arithmetic
@@ -60,14 +54,12 @@ class StageDivision:
     Attributes:
         schedule: its name.
         microbatches: the number that a batch is cut into.
-        owners: the rank of each stage.
-        stages: by number.
+        stages: one for each rank.
         shapes: what goes into each stage, and comes out of the last, for a microbatch: on the meta device.
     """
 
     schedule: str
     microbatches: int
-    owners: list[int]
     stages: list[Stage]
     shapes: list[Tensor]
 
@@ -94,9 +86,8 @@ def divide(layout: Layout, module: nn.Module, workload: Workload) -> StageDivisi
     batch = workload.batch_size // layout.data
     microbatches = check_microbatches(schedule, layout.options.microbatches, layout.team, batch)
     inputs = cast("Tensor", workload.batch(-(-batch // microbatches))[0])
-    ranks = owners(schedule, layout.team)
-    blocks, shapes = stages_of(module, inputs, arithmetic, len(ranks))
-    return StageDivision(schedule, microbatches, ranks, [Stage(one, arithmetic) for one in blocks], shapes)
+    blocks, shapes = stages_of(module, inputs, arithmetic, layout.team)
+    return StageDivision(schedule, microbatches, [Stage(one, arithmetic) for one in blocks], shapes)
 
 
 def need(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
@@ -110,28 +101,22 @@ def _need_of_rank(
     rank: int, division: StageDivision, layout: Layout, workload: Workload, state: float
 ) -> MemoryNeed:
     """Return the need of one backward pass, all other microbatches in flight being kept."""
-    own = {
-        number: cast("Stage", on_meta(division.stages[number]))
-        for number, owner in enumerate(division.owners)
-        if owner == rank
-    }
-    shapes, microbatches, stages = division.shapes, division.microbatches, len(division.stages)
+    stage, shapes, microbatches = on_meta(division.stages[rank]), division.shapes, division.microbatches
+    last = rank == layout.team - 1
     targets = workload.batch(len(shapes[0]))[1].to("meta")
-    flying: list[Tensor] = []
+    flying = in_flight(division.schedule, microbatches, rank, layout.team)
+    kept: list[Tensor] = []
     with PeakMemory() as ledger:
-        for number, stage in own.items():
-            for _ in range(in_flight(division.schedule, microbatches, number, stages)):
-                inputs = torch.empty_like(shapes[number], requires_grad=True) if number else shapes[0]
-                outputs = stage(inputs)
-                flying.append(workload.loss(outputs, targets) if number == stages - 1 else outputs)
-        last = flying.pop()
-        torch.autograd.backward(last, None if stages - 1 in own else torch.empty_like(last))
+        for _ in range(flying):
+            inputs = torch.empty_like(shapes[rank], requires_grad=True) if rank else shapes[0]
+            outputs = stage(inputs)
+            kept.append(workload.loss(outputs, targets) if last else outputs)
+        made = kept.pop()
+        torch.autograd.backward(made, None if last else torch.empty_like(made))
     # Places for what is received: for all microbatches, those of inputs in flight counted above.
-    places = sum(microbatches * shapes[number + 1].nbytes for number in own if number + 1 < stages)
-    for number in own:
-        flown = in_flight(division.schedule, microbatches, number, stages) if number else 0
-        places += (microbatches - flown) * shapes[number].nbytes
-    return of_teams(layout.data, *held(nn.ModuleList(own.values())), state, ledger.peak + places)
+    places = (microbatches - (flying if rank else 0)) * shapes[rank].nbytes
+    places += 0 if last else microbatches * shapes[rank + 1].nbytes
+    return of_teams(layout.data, *held(stage), state, ledger.peak + places)
 
 
 def portion(layout: Layout, comm: Communicator, module: nn.Module, workload: Workload) -> PipelinePortion:
@@ -152,17 +137,16 @@ class PipelinePortion(TeamPortion):
     ) -> None:
         self._division, self._arithmetic = division, workload.arithmetic
         self._names, count = list(module.state_dict()), count_of(module)
-        stages = list(division.stages)
+        stages, shapes = list(division.stages), division.shapes
         self._layers = [list(stage.layers) for stage in stages]
         ranks, group = LayoutRanks.of(comm, layout.team), TeamMesh(comm, layout.team)
-        owners, shapes, team = division.owners, division.shapes, ranks.team
-        own = {number: stages[number] for number, rank in enumerate(owners) if rank == team.rank}
+        own = stages[ranks.team.rank]
         used = {tensor for stage in stages for tensor in (*stage.parameters(), *stage.buffers())}
         named = chain(module.named_parameters(), module.named_buffers())
-        unused = {name: tensor for name, tensor in named if tensor not in used} if 0 in own else {}
-        super().__init__(_Pipe(own, unused, owners, shapes, team), ranks, lambda _: True, group)
+        unused = {name: tensor for name, tensor in named if tensor not in used and not ranks.team.rank}
+        super().__init__(_Pipe(own, unused, shapes, ranks.team), ranks, lambda _: True, group)
         self.parameters = count
-        _give_back(stage for number, stage in enumerate(stages) if number not in own)
+        _give_back(stage for stage in stages if stage is not own)
         division.stages.clear()  # they hold the layers of the other ranks
         self._passes = MicrobatchPasses(division.schedule, own, shapes, group.team.get_group(), workload.loss)
         self.compute = self._compute
@@ -182,8 +166,8 @@ class PipelinePortion(TeamPortion):
         mine, division = (self._passes.idle, self._passes.spans), self._division
         every = cast("list[tuple[float, list[PipelineSpan]]]", self.ranks.team.all_gather_objects(mine))
         spans = since_the_first([span for _, of_rank in every for span in of_rank])
-        idle, owners = [share for share, _ in every], list(division.owners)
-        return PipelineRecord(division.schedule, division.microbatches, owners, self._layers, idle, spans)
+        idle = [share for share, _ in every]
+        return PipelineRecord(division.schedule, division.microbatches, self._layers, idle, spans)
 
     def _compute(self, batch: Batch) -> Computed:
         """Pass a team's batch through the pipeline: equal microbatches, then what is left."""
@@ -203,9 +187,8 @@ class PipelinePortion(TeamPortion):
                 if found is not None:
                     weighted, amount, outputs[part] = found
                     loss, denominator = loss + weighted / batch.share, denominator + amount
-        last = self._division.owners[-1]
         message = torch.cat([outputs.new_tensor([loss, denominator]), outputs.view(-1)])
-        self.ranks.team.broadcast(message, last)
+        self.ranks.team.broadcast(message, self.ranks.team.size - 1)
         seconds = self._passes.done()
         loss, denominator = message[:2].tolist()
         return Computed(loss, message[2:].view(outputs.shape), targets, denominator, seconds)
@@ -226,44 +209,33 @@ class Stage(nn.Module):
         """The outputs of the last block."""
         # Nothing may change in place what another stage has sent: its gradient is sent back.
         given = inputs.clone() if inputs.requires_grad else inputs
-        outputs = self._arithmetic.forward(self._block, given)
-        # Schedules that split the backward pass detach in place what leaves a stage, which no view allows.
-        return outputs.clone() if outputs._is_view() else outputs
+        return self._arithmetic.forward(self._block, given)
 
 
 class _Pipe(nn.Module):
     """The whole model, for evaluation: samples go from stage to stage, and the outputs to all."""
 
     def __init__(
-        self,
-        own: dict[int, Stage],
-        unused: dict[str, Tensor],
-        owners: Sequence[int],
-        shapes: Sequence[Tensor],
-        team: Communicator,
+        self, own: Stage, unused: dict[str, Tensor], shapes: Sequence[Tensor], team: Communicator
     ) -> None:
         super().__init__()
-        for layers in (*(stage.layers for stage in own.values()), unused):
-            for name, layer in layers.items():
-                _assign_attr(layer, self, name)
-        self._own, self._owners, self._shapes, self._team = own, owners, shapes, team
+        for name, layer in (own.layers | unused).items():
+            _assign_attr(layer, self, name)
+        # In a list, so that the layers are registered once, under the model's own names.
+        self._stage, self._shapes, self._team = [own], shapes, team
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs of the whole model, without gradient (collective over the team)."""
-        values, rank = inputs, self._team.rank
+        team, last = self._team, self._team.size - 1
         with torch.no_grad():
-            for number, owner in enumerate(self._owners):
-                before = self._owners[number - 1] if number else owner
-                if before != owner and rank == before:
-                    self._team.send(values.contiguous().view(-1), owner)
-                if before != owner and rank == owner:
-                    values = _sized(self._shapes[number], len(inputs))
-                    self._team.recv(values.view(-1), before)
-                if rank == owner:
-                    values = self._own[number](values)
-            last = self._owners[-1]
-            outputs = values.contiguous() if rank == last else _sized(self._shapes[-1], len(inputs))
-            self._team.broadcast(outputs.view(-1), last)
+            if team.rank:
+                inputs = _sized(self._shapes[team.rank], len(inputs))
+                team.recv(inputs.view(-1), team.rank - 1)
+            outputs = cast("Tensor", self._stage[0](inputs)).contiguous()
+            if team.rank != last:
+                team.send(outputs.view(-1), team.rank + 1)
+                outputs = _sized(self._shapes[-1], len(inputs))
+            team.broadcast(outputs.view(-1), last)
         return outputs
 
 

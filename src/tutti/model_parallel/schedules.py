@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,41 +14,12 @@ from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
 )
 from typing_extensions import override
 
 from tutti.errors import BadOption
-from tutti.records.pipeline import BACKWARD, FORWARD, INPUTS, KINDS, SCHEDULES, WEIGHTS, PipelineSpan
+from tutti.records.pipeline import BACKWARD, FORWARD, KINDS, PipelineSpan
 from tutti.training.losses import Loss
-
-CLASSES: Final[dict[str, type[Any]]] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleInterleavedZeroBubble,
-    "zbv": ScheduleZBVZeroBubble,
-}
-
-
-def owners(schedule: str, ranks: int) -> list[int]:
-    """The rank of each stage: one after the other, again from the first; or, for zbv, back from the last."""
-    once = list(range(ranks))
-    if schedule == "zbv":
-        return [*once, *reversed(once)]
-    return once * SCHEDULES[schedule]
-
-
-def fits(schedule: str, ranks: int, microbatches: int) -> bool:
-    """Return whether a schedule can do with this number of microbatches."""
-    if schedule == "1f1b":
-        return microbatches >= ranks
-    if schedule in ("interleaved", "zero_bubble"):
-        return microbatches % max(1, microbatches // ranks) == 0
-    return True
 
 
 def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int) -> int:
@@ -58,16 +29,16 @@ def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int)
         BadOption: there are too few samples, or the schedule does not allow this number.
     """
     if count is None:
-        return max(1, min(2 * ranks * SCHEDULES[schedule], batch))
+        return max(1, min(2 * ranks, batch))
     if count > batch:
         raise BadOption(
             f"--parallel.microbatches is {count}, but a pipeline gets {batch} samples of a batch; give at "
             f"most {batch}, or a larger --batch-size"
         )
-    if not fits(schedule, ranks, count):
+    if schedule == "1f1b" and count < ranks:
         raise BadOption(
             f"--parallel.microbatches is {count}, which schedule {schedule} cannot do on {ranks} "
-            f"ranks; give a multiple of {ranks}, or use --parallel.schedule gpipe"
+            f"ranks; give at least {ranks}, or use --parallel.schedule gpipe"
         )
     return count
 
@@ -78,22 +49,28 @@ def in_flight(schedule: str, microbatches: int, stage: int, stages: int) -> int:
 
 
 class MicrobatchPasses:
-    """The passes of batches through the stages of a team."""
+    """The passes of batches through the stages of a team.
+
+    Attributes:
+        spans: the work of this rank in the last whole step.
+        idle: the share of its time that it waited there.
+
+    Args:
+        schedule: its name.
+        stage: of this rank.
+        shapes: what goes into each stage, and comes out of the last.
+        group: the ranks of the team.
+        loss: of a microbatch.
+    """
 
     def __init__(
-        self,
-        schedule: str,
-        stages: Mapping[int, nn.Module],
-        shapes: Sequence[Tensor],
-        group: ProcessGroup,
-        loss: Loss,
+        self, schedule: str, stage: nn.Module, shapes: Sequence[Tensor], group: ProcessGroup, loss: Loss
     ) -> None:
-        self._schedule, self._stages, self._shapes = schedule, stages, shapes
+        self._schedule, self._module, self._shapes = schedule, stage, shapes
         self._group, self._loss, self._weight, self._denominator = group, loss, 0.0, 0.0
         self._made: dict[tuple[int, int], Any] = {}
         self._began, self._latest = monotonic(), list[PipelineSpan]()
         self.spans, self.idle = list[PipelineSpan](), 0.0
-        """What this rank did in the last whole step, and the share of its time that it waited there."""
 
     def run(
         self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float
@@ -119,8 +96,8 @@ class MicrobatchPasses:
             self._made = {(microbatches, size): schedule}
         losses: list[Tensor] = []
         self._denominator = 0.0
-        first = (inputs,) if 0 in self._stages else ()
-        last = len(self._shapes) - 2 in self._stages
+        rank, last = self._group.rank(), self._group.rank() == self._group.size() - 1
+        first = () if rank else (inputs,)
         outputs = schedule.step(*first, target=targets if last else None, losses=losses)
         if not last:
             return None
@@ -144,27 +121,20 @@ class MicrobatchPasses:
         return loss * self._weight
 
     def _make(self, microbatches: int, size: int) -> Any:
-        stages = [self._stage(number, size) for number in self._stages]
-        kind = CLASSES[self._schedule]
-        if not fits(self._schedule, self._group.size(), microbatches):
-            # What is left of a batch has too few microbatches for the schedule itself.
-            kind = ScheduleGPipe if len(stages) == 1 else ScheduleLoopedBFS
-        single = kind in (ScheduleGPipe, Schedule1F1B)
-        return kind(stages[0] if single else stages, microbatches, loss_fn=self._weighted, scale_grads=False)
-
-    def _stage(self, number: int, size: int) -> PipelineStage:
-        before, after = (self._example(at, size) for at in (number, number + 1))
+        rank, ranks = self._group.rank(), self._group.size()
         stage = _TimedStage(
-            self._stages[number],
-            number,
-            len(self._shapes) - 1,
+            self._module,
+            rank,
+            ranks,
             torch.device("cpu"),
-            input_args=before,
-            output_args=after,
+            input_args=self._example(rank, size),
+            output_args=self._example(rank + 1, size),
             group=self._group,
         )
         stage.spans = self._latest
-        return stage
+        # What is left of a batch may have fewer microbatches than 1f1b needs.
+        kind = ScheduleGPipe if self._schedule == "gpipe" or microbatches < ranks else Schedule1F1B
+        return kind(stage, microbatches, loss_fn=self._weighted, scale_grads=False)
 
     def _example(self, edge: int, size: int) -> Tensor:
         """An example of the tensor between two stages. All but the inputs of the model have a gradient."""
@@ -181,9 +151,7 @@ class _TimedStage(PipelineStage):
     def _noted(self, kind: str, microbatch: int) -> Iterator[None]:
         start = monotonic()
         yield
-        self.spans.append(
-            PipelineSpan(self.group_rank, self.stage_index, kind, microbatch, start, monotonic())
-        )
+        self.spans.append(PipelineSpan(self.group_rank, kind, microbatch, start, monotonic()))
 
     @override
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **more: Any) -> Any:
@@ -191,13 +159,6 @@ class _TimedStage(PipelineStage):
             return super().forward_one_chunk(fwd_chunk_id, *args, **more)
 
     @override
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        with self._noted(BACKWARD if full_backward else INPUTS, bwd_chunk_id):
-            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-
-    @override
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        with self._noted(WEIGHTS, bwd_chunk_id):
-            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **more: Any) -> None:
+        with self._noted(BACKWARD, bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, *args, **more)

@@ -92,9 +92,7 @@ class ShardedOptimizer:
     read again at every step, so that a learning-rate scheduler attached to it takes effect. State that it has
     already is carried over.
 
-    If this rank's slices cover the whole model, the user's optimizer itself is stepped in two cases: in a
-    loop of the user's, where its state and hooks are looked for, and for an optimizer that may combine
-    parameters.
+    An optimizer that may combine parameters is stepped itself where this rank's slices cover the whole model.
 
     Args:
         optimizer: the user's optimizer, over parameters of the replica.
@@ -130,7 +128,7 @@ class ShardedOptimizer:
             for vector, flat in zip(vectors, replica.flats, strict=True)
         )
         self._optimizer, self._replica = optimizer, replica
-        self.joint = whole and own_grads and (replica.in_own_loop or not is_parameterwise(optimizer))
+        self.joint = whole and own_grads and not is_parameterwise(optimizer)
         if not self.joint:
             check_hooks(optimizer)
         check_parameters(optimizer, replica)

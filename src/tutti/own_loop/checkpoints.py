@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -20,14 +20,13 @@ from tutti.checkpoint.sharing import for_all
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, TuttiError
 from tutti.object_state import as_values, from_values, load_state_of, state_of
 from tutti.optim.state import options_of
-from tutti.own_loop.loop import OpenIteration, OwnLoop, Stepper
+from tutti.own_loop.loop import OpenIteration
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart
-from tutti.own_loop.steppers import WorkerStepper, names_in, own_parameters
+from tutti.own_loop.stepper import OwnLoop, Stepper, names_in, own_parameters
 from tutti.records.folder_lock import FolderLock
 from tutti.run.restore import load_model
 from tutti.state import Saved, State, Values, found_under, name_of, put_under, whole_piece
-from tutti.strategies.base import Pace
 from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
 from tutti.training.module_state import (
@@ -46,13 +45,11 @@ class RankReport:
     """Message of a rank to the others before a checkpoint.
 
     Attributes:
-        refusal: why nothing can be saved now; None: it can.
-        step: how many steps were done, as the program counts.
-        stepped: in each iteration that is under way, the innermost last, how many batches it has trained on.
+        step: the number of steps that were made, as the program counts.
+        stepped: for each iteration that is under way, the innermost last, the batches it has trained on.
         random: a checksum of each kind of random numbers.
     """
 
-    refusal: str | None
     step: int
     stepped: list[int]
     random: dict[str, int]
@@ -107,17 +104,21 @@ class Checkpoints:
             BadOption: there are gradients that no step has used yet; or `step` or a value cannot be saved.
         """
         loop, comm = self._loop, self._loop.comm
-        for stepper in loop.steppers:
-            stepper.settle(Purpose.SAVE)
-        try:
-            loop.exchange.meetings.come(Purpose.SAVE)
-            with loop.exchange.meetings.explaining(Purpose.SAVE):
-                reports = cast("list[RankReport]", comm.all_gather_objects(self._report(step)))
-                _refuse(reports, loop.pace)
-                return self._saver.save(step, self._state(values, reports), {"step": step}, score, wait)
-        finally:
-            for stepper in loop.steppers:
-                stepper.resume()
+        if not isinstance(step, int) or step < 0:
+            raise BadOption(f"save() is given step {step!r}; give the number of steps that were made, from 0")
+        if self._steppers != loop.steppers or any(one.start is None for one in self._trained()):
+            raise BadOption(
+                "tutti.checkpoints() was called before distribute(), or inside of a loop over tutti.shard(); "
+                "call it between them"
+            )
+        loop.exchange.meetings.come(Purpose.SAVE)
+        reports = cast("list[RankReport]", comm.all_gather_objects(self._report(step)))
+        if any((one.step, len(one.stepped)) != (step, len(reports[0].stepped)) for one in reports):
+            raise BadOption(
+                f"save() is given different steps, by rank {[one.step for one in reports]}, or is called in "
+                "different numbers of loops over tutti.shard(); call it at the same place on all ranks"
+            )
+        return self._saver.save(step, self._state(values, reports), {"step": step}, score, wait)
 
     def restore(self) -> int:
         """Go on from the newest checkpoint that is whole, if there is one (collective).
@@ -140,15 +141,14 @@ class Checkpoints:
                 "it before the loop"
             )
         loop.exchange.meetings.come(Purpose.RESTORE)
-        with loop.exchange.meetings.explaining(Purpose.RESTORE):
-            found = self._find() if comm.rank == 0 else None
-            there = comm.broadcast_object(found if isinstance(found, TuttiError) else found is not None)
-            if isinstance(there, TuttiError):
-                raise there
-            if not there:
-                return 0
-            checkpoint = for_all(comm, found if isinstance(found, Checkpoint) else None)
-            return self._load(checkpoint, checkpoint.saved(comm.rank, comm.size))
+        found = self._find() if comm.rank == 0 else None
+        there = comm.broadcast_object(found if isinstance(found, TuttiError) else found is not None)
+        if isinstance(there, TuttiError):
+            raise there
+        if not there:
+            return 0
+        checkpoint = for_all(comm, found if isinstance(found, Checkpoint) else None)
+        return self._load(checkpoint, checkpoint.saved(comm.rank, comm.size))
 
     def close(self) -> None:
         """Wait for the last checkpoint, and leave the folder; this is done anyway when the program ends."""
@@ -160,7 +160,7 @@ class Checkpoints:
                 self._lock.__exit__()
 
     def _take_lock(self) -> TuttiError | None:
-        """Keep other programs from writing to the folder; returns why it cannot be had."""
+        """Keep other programs from writing to the folder; return why that failed."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self._folder)
@@ -174,7 +174,7 @@ class Checkpoints:
         return None
 
     def _find(self) -> Checkpoint | TuttiError | None:
-        """Find the newest checkpoint; of those that are damaged a warning tells."""
+        """Find the newest checkpoint; warn of damaged ones."""
         try:
             found, passed_over = newest(self._folder)
         except BadCheckpoint as error:
@@ -182,40 +182,26 @@ class Checkpoints:
         for sentence in passed_over:
             warn_on_stderr(sentence)
         if found is None and passed_over:
-            return BadCheckpoint(
-                f"{self._folder} has no checkpoint that is whole; begin anew in another folder"
-            )
+            return BadCheckpoint(f"{self._folder} has no checkpoint that is whole; begin in another folder")
         return found
 
     def _report(self, step: int) -> RankReport:
         """Return what the other ranks must know before a checkpoint."""
         random = {kind: crc32(repr(_plain(state)).encode()) for kind, state in random_state().items()}
-        return RankReport(self._refusal(step), step, [one.stepped for one in self._trained()], random)
+        return RankReport(step, [one.stepped for one in self._trained()], random)
 
     def _trained(self) -> list[OpenIteration]:
         """Return the iterations to train that are under way."""
         return [one for one in self._loop.open if one.trained]
 
-    def _refusal(self, step: int) -> str | None:
-        """Return why nothing can be saved now."""
-        loop = self._loop
-        if not isinstance(step, int) or step < 0:
-            return f"save() is given step {step!r}; give the number of steps that were made, from 0"
-        if self._steppers != loop.steppers:
-            return "distribute() was called after tutti.checkpoints(); call it before"
-        if any(one.start is None for one in self._trained()):
-            return "tutti.checkpoints() was called inside of a loop over tutti.shard(); call it before"
-        return None
-
     def _state(self, values: Mapping[str, Any], reports: list[RankReport]) -> State:
         """Return all that must be known to go on from here (collective)."""
         comm = self._loop.comm
         alike = [k for k, check in reports[0].random.items() if all(r.random[k] == check for r in reports)]
-        count = min if self._loop.pace is Pace.TOGETHER else sum
         iterations = list[Values]()
         for number, one in enumerate(self._trained()):
             assert one.start is not None, "an iteration without one is refused"
-            trained = count([report.stepped[number] for report in reports])
+            trained = min(report.stepped[number] for report in reports)
             iterations.append(asdict(replace(one.start, first=one.start.first + trained)))
         objects = {name: state_of(thing, name) for name, thing in self._objects.items()}
         state = State(
@@ -238,22 +224,20 @@ class Checkpoints:
         )
         shared, own = list[Values](), list[Values]()
         for number, stepper in enumerate(self._loop.steppers):
-            found = stepper.state()
-            shared.append({"strategy": repr(stepper.strategy), "options": _options(stepper.optimizer)})
-            own.append({"stepper": found.own})
-            shared[-1]["stepper"] = found.shared
-            if stepper in self._first_of_models():
+            held = stepper.state()
+            shared.append({"options": _options(stepper.optimizer)})
+            own.append({})
+            if stepper in self._module_states:
                 module = stepper.replica.module
                 names = names_in(module)
-                found.joint.pieces += [
+                held.pieces += [
                     whole_piece(name_of(WEIGHTS, names[parameter]), parameter)
                     for parameter in own_parameters(names, comm.rank, comm.size)
                 ]
                 shared[-1]["buffers"] = mean_buffers(module, comm)
                 own[-1]["buffers"] = named_buffers(module)
                 shared[-1]["extra"] = own[-1]["extra"] = self._module_states[stepper].extra()
-            state.joint.add(put_under(str(number), found.joint))
-            state.alone.add(put_under(str(number), found.alone))
+            state.joint.add(put_under(str(number), held))
         state.shared["steppers"], state.own["steppers"] = shared, own
         self._warn_of_attributes()
         return state
@@ -268,18 +252,14 @@ class Checkpoints:
         self._refuse_other_program(shared)
         parts = [_part(saved, number) for number in range(len(loop.steppers))]
         for stepper, part in zip(loop.steppers, parts, strict=True):
-            if stepper in self._first_of_models():
+            if stepper in self._module_states:
                 load_model(stepper.replica.module, part)
                 held = part.shared if part.own is None else part.own
                 load_buffers(stepper.replica.module, held["buffers"])
                 self._module_states[stepper].load_extra(held["extra"])
         loop.comm.barrier()  # ranks may have their weights in one memory
         for stepper, part in zip(loop.steppers, parts, strict=True):
-            same = part.shared["strategy"] == repr(stepper.strategy)
-            stepper.load_state(part.part("stepper"), from_values(part.shared["options"]), same)
-            if loop.comm.rank == 0 and isinstance(stepper, WorkerStepper) and not (same and part.own):
-                lost = stepper.worker.restarts if same else ("what the other strategy's workers knew",)
-                self._tell_anew(lost)
+            stepper.load_state(part, from_values(part.shared["options"]))
         for name, thing in self._objects.items():
             if name not in shared["objects"]:
                 continue
@@ -302,10 +282,6 @@ class Checkpoints:
             if self._loop.comm.rank == 0:
                 warn_on_stderr(warnings[0])
 
-    def _tell_anew(self, what: Sequence[str]) -> None:
-        if what:
-            warn_on_stderr(f"{' and '.join(what)} cannot go on from this checkpoint, and begin anew")
-
     def _refuse_other_program(self, shared: Values) -> None:
         """Refuse a checkpoint that has what this program has not."""
         lost = [name for name in shared["objects"] if name not in self._objects]
@@ -321,11 +297,10 @@ class Checkpoints:
                 f"given {len(self._loop.steppers)}; go on with the program that wrote it"
             )
         if new and self._loop.comm.rank == 0:
-            what = "begins" if len(new) == 1 else "begin"
-            warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}, which {what} anew")
+            warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}")
 
     def _load_random(self, saved: Saved) -> None:
-        """Have random numbers go on; where that is another rank's, only those that were alike on all."""
+        """Restore random numbers; of another number of ranks only those that were the same on all."""
         if saved.own is not None:
             load_random_state(saved.own["random"])
         elif self._loop.comm.rank == 0:
@@ -368,21 +343,6 @@ def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse(reports: list[RankReport], pace: Pace) -> None:
-    """Refuse to save, on all ranks, if one of them cannot."""
-    for report in reports:
-        if report.refusal is not None:
-            raise BadOption(report.refusal)
-    steps, places = [report.step for report in reports], [len(report.stepped) for report in reports]
-    if pace is Pace.TOGETHER and len(set(steps)) > 1:
-        raise BadOption(f"save() is given different steps: by rank, {steps}; give all ranks the same")
-    if len(set(places)) > 1:
-        raise BadOption(
-            f"save() is called inside of different numbers of loops over tutti.shard(): by rank, {places}; "
-            "call it at the same place on all ranks"
-        )
-
-
 def _options(optimizer: Optimizer) -> list[Values]:
     return cast("list[Values]", as_values(options_of(optimizer), "the optimizer's param_groups"))
 
@@ -397,5 +357,4 @@ def _plain(value: Any) -> Any:
 def _part(saved: Saved, number: int) -> Saved:
     """State of one optimizer, and of the model of which it is the first."""
     own = None if saved.own is None else saved.own["steppers"][number]
-    alone = None if saved.alone is None else found_under(str(number), saved.alone)
-    return Saved(found_under(str(number), saved.joint), alone, saved.shared["steppers"][number], own)
+    return Saved(found_under(str(number), saved.joint), None, saved.shared["steppers"][number], own)

@@ -4,14 +4,14 @@
     copy of rank 1   ├◀─ by rank 0 ────┼──── moved here ───────┤
     state            ├── of rank 0 ────┼──── of rank 1 ────────┤   once for the host, in shared memory
 
-Each rank steps copies of the user's optimizer on its slice, as in `tutti.optim.sharded`. `optimizer.state` is
-the state of all parameters, made when it is read.
+Each rank steps copies of the user's optimizer on its slice, as in `tutti.optim.sharded`. The program sees
+views of the state of all parameters in `optimizer.state`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,11 +20,10 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.optim.runs import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sharded import FlatPiece, announce, groups_of
 from tutti.optim.sparse import sparse_tables
-from tutti.optim.state import add_whole
-from tutti.own_loop.whole_state import State, WholeState
 from tutti.replica import (
     ALIGNMENT,
     NONE_MISSING,
@@ -33,7 +32,6 @@ from tutti.replica import (
     stretch_like,
     view_like,
 )
-from tutti.state import Held
 
 Entry = tuple[str, int, torch.dtype]
 """What the optimizer keeps under a name, for parameters of a flat vector, in a dtype."""
@@ -98,8 +96,9 @@ class DividedOptimizer:
         self._moved: list[Slot] = []
         # A vector like the weights; or, of counters, a cell for each parameter.
         self._vectors: dict[Entry, Tensor] = {}
+        self._seen: dict[Entry, Tensor] = {}  # the same, as the program gets it
         self._entries: dict[int, dict[str, Entry]] = {}
-        self._whole = WholeState(self._make_whole)
+        self._state: dict[nn.Parameter, dict[str, Tensor]] | None = None
         # What the optimizer counts in this rank's slice, with the cells for it.
         self._counters: list[tuple[Tensor, Tensor]] = []
         # This rank's stretches of the weights, and the same of all other copies.
@@ -128,13 +127,30 @@ class DividedOptimizer:
         )
 
     def changed(self) -> bool:
-        """Return whether the optimizer's state has been replaced since the last step."""
-        return self._optimizer.state is not self._whole or self._whole.changed()
+        """Return whether the program has put other values into the optimizer's state since the last step.
+
+        Raises:
+            BadOption: it has changed a value in place, which all ranks of the host share.
+        """
+        if self._state is None:
+            return True
+        if any(vector._version for vector in self._seen.values()):
+            raise BadOption(
+                "the optimizer's state was changed in place, and the ranks have it in one memory; give the "
+                "optimizer new tensors (state[p] = ...), or use optimizer.load_state_dict()"
+            )
+        now: dict[Any, dict[str, Any]] = self._optimizer.state
+        return sum(map(bool, now.values())) != len(self._state) or any(
+            len(now.get(key, ())) != len(kept) or any(now[key].get(name) is not kept[name] for name in kept)
+            for key, kept in self._state.items()
+        )
 
     def release(self) -> None:
-        """Give the optimizer a state of its own, as it steps by itself from now on."""
-        if self._optimizer.state is self._whole:
-            self._optimizer.state = defaultdict(dict, self._whole.items())
+        """Give the optimizer a state in its own memory, as its own step is used from now on."""
+        if self._state is not None:
+            for parameter, kept in self._optimizer.state.items():
+                self._optimizer.state[parameter] = {name: value.clone() for name, value in kept.items()}
+            self._state = None
 
     @torch.no_grad()
     def adopt(self) -> None:
@@ -151,8 +167,6 @@ class DividedOptimizer:
         ]
         self._entries, self._options = {}, None
         self._settle()
-        self._optimizer.state = self._whole
-        self._whole.forget()
 
     def step(self) -> None:
         """Move the weights of all ranks (collective)."""
@@ -173,7 +187,6 @@ class DividedOptimizer:
             for other in others:
                 other.copy_(own)
         announce(self._optimizer)
-        self._whole.forget()
         self._node.barrier()
 
     def _is_watched(self, native: Callable[..., object]) -> bool:
@@ -257,6 +270,23 @@ class DividedOptimizer:
             if one.parameter not in self._missing:
                 copies = [copy[one.place] for copy in self._copies[flat]]
                 self._writes.append((copies.pop(self._node.rank), copies))
+        self._show()
+
+    def _show(self) -> None:
+        """Give the optimizer views of the state of all parameters, as torch has it."""
+        # With version counters apart from those of the vectors: these count what the program changes.
+        self._seen = {entry: vector.data for entry, vector in self._vectors.items()}
+        self._state = {
+            self._parameters[number]: {
+                name: self._seen[entry][number]
+                if name in COUNTERS
+                else view_like(self._seen[entry][self._places[number][1]], self._weights[number])
+                for name, entry in entries.items()
+            }
+            for number, entries in sorted(self._entries.items())
+        }
+        self._optimizer.state = defaultdict(dict)
+        self._optimizer.state.update({parameter: dict(kept) for parameter, kept in self._state.items()})
 
     def _add_entries(self, entries: Iterable[tuple[int, str, torch.dtype]]) -> None:
         """Note what the optimizer keeps for the parameters, and make memory for it (collective)."""
@@ -267,36 +297,3 @@ class DividedOptimizer:
             if entry not in self._vectors:
                 length = len(self._parameters) if name in COUNTERS else len(self._flats[flat].weights)
                 self._vectors[entry] = self._node.shared(length, dtype=dtype)
-
-    def held(self, names: Mapping[nn.Parameter, str]) -> Held:
-        """Return the state of some parameters, where it lies.
-
-        Args:
-            names: of these.
-        """
-        held = Held()
-        for parameter, state in self._live_state().items():
-            if parameter in names:
-                add_whole(held, names[parameter], state)
-        return held
-
-    def _live_state(self) -> dict[nn.Parameter, State]:
-        """Return the state of all parameters, as torch has it, where it lies."""
-        whole: dict[nn.Parameter, State] = {}
-        for number, entries in sorted(self._entries.items()):
-            span = self._places[number][1]
-            whole[self._parameters[number]] = {
-                name: self._vectors[entry][number]
-                if name in COUNTERS
-                else view_like(self._vectors[entry][span], self._weights[number])
-                for name, entry in entries.items()
-            }
-        return whole
-
-    @torch.no_grad()
-    def _make_whole(self) -> dict[Any, State]:
-        """A copy of the state of all parameters."""
-        return {
-            parameter: {name: value.clone() for name, value in state.items()}
-            for parameter, state in self._live_state().items()
-        }

@@ -1,145 +1,110 @@
 """The exchange of gradients at the end of every `backward()` of a user's own loop.
 
-    backward()   hooks note which parameters have got something; the last thing that it does: meet, reduce
-    step()       meet; ranks that still reduce are helped first
+    rank 0   backward │ mean of slice 0, to all rows │ clip, look, ... step
+    rank 1   backward │ mean of slice 1, to all rows │ clip, look, ... step
+                      A                              B
 
-Ranks may differ in what they do: one may have no use for a head of the model, or leave a batch out.
-
-Hooks of the program's on parameters are called by torch while `backward()` goes on, when a rank has its own
-part of the gradient alone. Where `torch.autograd.grad` asks for a parameter's gradient nothing is exchanged.
+Meeting A: each rank names the parameters that have got a gradient, which lies in its row of shared memory.
+Barrier B: every row has the whole mean. The mean of what was averaged before is itself, so gradients may
+accumulate. Where `torch.autograd.grad` asks for a parameter's gradient nothing is exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
-from tutti.errors import BadOption
-from tutti.own_loop.meetings import HEAD, Meetings, Purpose
-from tutti.strategies.joint_gradients import Cell, Incoming, JointGradients
+from tutti.errors import BadModel, BadOption
+from tutti.optim.sparse import sparse_tables
+from tutti.own_loop.meetings import Meetings, Purpose
+from tutti.replica import ALIGNMENT, Flat, Replica, is_there, stretch_like
+
+PIECE = 1 << 16
+"""Elements that are averaged at a time: they are still in the cache when all rows get the mean."""
 
 
-@dataclass
-class ExchangedModel:
-    """A model whose gradients are exchanged.
+@dataclass(frozen=True)
+class Cell:
+    """The place where one parameter's gradient is exchanged.
 
     Attributes:
-        gradients: of this rank.
-        first: the number of its first cell among those of all models.
-        sums: losses are sums over samples, not means.
-        share: the weight of this rank's gradients.
-        before: the parameters' gradients before the backward pass under way, which are taken aside if what
-            it brings is to be weighted or noted; None: they are in their places.
+        parameter: the module's own.
+        view: its place in this rank's row, in its shape.
+        flat: the number of its vector.
+        span: its place in the vector.
+        sparse: whether its gradient is one of rows of an embedding table.
     """
 
-    gradients: JointGradients
-    first: int
-    sums: bool
-    share: float = 1.0
-    before: list[Tensor | None] | None = None
+    parameter: nn.Parameter
+    view: Tensor
+    flat: int
+    span: slice
+    sparse: bool
 
-    @property
-    def is_apart(self) -> bool:
-        """True if what a backward pass brings is wanted apart from what was there before."""
-        return self.share != 1 or self.gradients.records
+    @cached_property
+    def address(self) -> int:
+        """Of the view."""
+        return self.view.data_ptr()
+
+    def holds(self, gradient: Tensor) -> bool:
+        """Return whether a gradient is stored in this cell."""
+        return (
+            not gradient.is_sparse
+            and is_there(gradient, self.view, self.address)
+            and gradient.dtype == self.view.dtype
+        )
 
 
 class GradientExchange:
-    """The exchange of gradients: those of distributed models become those of all ranks as `backward()` ends.
+    """The exchange of the gradients of all distributed models.
 
     Attributes:
         meetings: of the ranks.
-        passes: how many backward passes of this rank have brought gradients since the last step.
-        made: how many have since the beginning.
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self._comm, self.passes, self.made = comm, 0, 0
-        self.meetings = Meetings(comm)
-        self._models: list[ExchangedModel] = []
+        self._comm, self.meetings = comm, Meetings(comm)
+        self._lanes = 1
+        self._cross = comm.cross if comm.hosts > 1 else None
+        self._flats: list[Flat] = []
         self._cells: list[Cell] = []
         self._known: set[int] = set()
         self._touched: dict[int, None] = {}
         self._task = -1
+        # By cells: this rank's part of the rows, each piece a view of every row; the cells not in the rows.
+        self._plans: dict[tuple[int, ...], tuple[list[tuple[Tensor, ...]], list[Cell]]] = {}
 
-    def add(self, model: JointGradients, sums: bool = False) -> None:
-        """Exchange the gradients of another model, too (collective): their mean over the samples, or sum."""
-        one = ExchangedModel(model, len(self._cells), sums)
-        self._models.append(one)
-        self._cells.extend(model.cells)
-        self._known.update(id(cell.parameter) for cell in model.cells)
-        for number, cell in enumerate(model.cells, one.first):
-            self._watch(number, cell.parameter)
+    def add(self, replica: Replica) -> None:
+        """Exchange the gradients of another model, too (collective)."""
+        # The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
+        self._lanes = min(cast("list[int]", self._comm.all_gather_objects(self._comm.node.size)))
+        tables = {id(table) for table in sparse_tables(replica.module)}
+        for flat in replica.flats:
+            for parameter, span in zip(flat.parameters, flat.spans, strict=True):
+                view = stretch_like(flat.grads, span, parameter)
+                self._watch(len(self._cells), parameter)
+                self._cells.append(Cell(parameter, view, len(self._flats), span, id(parameter) in tables))
+            self._flats.append(flat)
+        self._known = {id(cell.parameter) for cell in self._cells}
         self.meetings.widen(len(self._cells))
 
     def knows(self, parameter: nn.Parameter) -> bool:
         """Return whether the gradient of a parameter is exchanged."""
         return id(parameter) in self._known
 
-    def weigh(self, own: int, whole: int) -> None:
-        """Weigh this rank's gradients from now on by its `own` samples among the `whole` batch's."""
-        size = self._comm.size
-        for one in self._models:
-            # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
-            one.share = float(size if own else 0) if one.sums else size * own / whole if whole else 0.0
-            one.gradients.share = own / whole if whole else 0.0
-
-    def begin(self) -> None:
-        """Begin a backward pass."""
-        for one in self._models:
-            if one.is_apart:
-                one.before = [cell.parameter.grad for cell in one.gradients.cells]
-                for cell in one.gradients.cells:
-                    cell.parameter.grad = None
-
-    def end(self, failed: bool = True) -> None:
-        """Add what a backward pass has brought, weighted, to what was there before."""
-        for one in self._models:
-            before, one.before = one.before or (), None
-            for at, (cell, earlier) in enumerate(zip(one.gradients.cells, before, strict=False)):
-                parameter, new = cell.parameter, cell.parameter.grad
-                if new is None:
-                    parameter.grad = earlier
-                    continue
-                new = new * one.share if one.share else torch.zeros_like(new)
-                if one.gradients.records and not failed:
-                    one.gradients.incoming[at] = Incoming(new, earlier)
-                    parameter.grad = new if earlier is None else earlier
-                elif earlier is None or (earlier.is_sparse and not new.is_sparse):
-                    parameter.grad = new if earlier is None else new + earlier
-                else:
-                    parameter.grad = earlier.add_(new)
-
-    def meet(self, purpose: Purpose, details: Sequence[int] = (), touched: Sequence[int] = ()) -> Tensor:
-        """Wait for all ranks, as `Meetings.come` does (collective); those that reduce are helped first.
-
-        Returns:
-            Every rank's words, (ranks, words); empty if all are this rank's.
-
-        Raises:
-            BadOption: the step is inside of a `backward()`.
-        """
-        if self._touched and purpose is Purpose.STEP:
+    def refuse_step_inside(self) -> None:
+        """Refuse a step before the end of a backward pass."""
+        if self._touched:
             raise BadOption(
                 "the optimizer is stepped before the backward pass has ended (in a hook, or after one that "
                 "failed), but the ranks exchange gradients at its end; call step() after backward()"
             )
-        while True:
-            table = self.meetings.come(purpose, details, touched)
-            if table is None:
-                if purpose is Purpose.REDUCE:
-                    self._reduce(touched)
-                return torch.empty(0)
-            if not bool((table[:, 0] == Purpose.REDUCE).any()):
-                return table
-            self._help(table, touched)
-            if purpose is Purpose.REDUCE:
-                return torch.empty(0)
 
     def _watch(self, number: int, parameter: nn.Parameter) -> None:
         trained = parameter.requires_grad
@@ -147,67 +112,128 @@ class GradientExchange:
 
         def arrived(_: Tensor) -> None:
             self._touched[number] = None
-            # The last thing that a pass does. One that failed has not come to its end: each asks for its own.
+            # A pass that failed has not come to its end: each asks for its own.
             task = torch._C._current_graph_task_id()
             if task != self._task:
                 self._task = task
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
         handle = cast("Any", parameter).register_post_accumulate_grad_hook(arrived)
-        # Before those of the program's, which may step.
+        # Before those of the program, which may step.
         cast("Any", parameter)._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
         parameter.requires_grad_(trained)
 
     def _end(self) -> None:
         self._task = -1
-        numbers = list(self._touched)
+        # What a pass that failed has brought may have been set to None since.
+        cells = [(number, self._cells[number].parameter.grad) for number in sorted(self._touched)]
         self._touched.clear()
-        for number in numbers:
-            gradient = self._cells[number].parameter.grad
-            if gradient is not None and gradient.requires_grad:
-                raise BadOption(
-                    "backward(create_graph=True) keeps a graph behind the gradients, which ends where those "
-                    "of other ranks come in; use torch.autograd.grad(..., create_graph=True) for a penalty, "
-                    "or one rank"
-                )
-        self.end(failed=False)
-        # What a pass that failed has brought may have been zeroed since.
-        touched = tuple(n for n in numbers if self._cells[n].parameter.grad is not None)
-        if touched:
-            self.passes += 1
-            self.made += 1
-            self._bring(touched)
-            self.meet(Purpose.REDUCE, (), touched)
-        self.begin()  # this may have been the pass of a checkpoint inside of another, which goes on
-
-    def _bring(self, numbers: Sequence[int]) -> None:
-        for one, own in self._by_model(numbers):
-            one.gradients.bring(own)
-
-    def _reduce(self, numbers: Sequence[int]) -> None:
-        for one, own in self._by_model(numbers):
-            one.gradients.reduce(own)
-
-    def _by_model(self, numbers: Sequence[int]) -> list[tuple[ExchangedModel, list[int]]]:
-        """The models that have some cells, each with its own numbers of them."""
-        if len(self._models) == 1:
-            return [(self._models[0], list(numbers))]
-        parts = []
-        for one in self._models:
-            own = [n - one.first for n in numbers if 0 <= n - one.first < len(one.gradients.cells)]
-            if own:
-                parts.append((one, own))
-        return parts
-
-    def _help(self, table: Tensor, touched: Sequence[int]) -> None:
-        """Reduce what any rank brings; this one has brought `touched`, and brings what it has of the rest."""
-        wanted = _numbers_of(table[table[:, 0] == Purpose.REDUCE])
-        known = set(touched)
-        self._bring([number for number in wanted if number not in known])
+        touched = tuple(number for number, gradient in cells if gradient is not None)
+        if any(gradient is not None and gradient.requires_grad for _, gradient in cells):
+            raise BadOption(
+                "backward(create_graph=True) keeps a graph behind the gradients, which ends where those "
+                "of other ranks come in; use torch.autograd.grad(..., create_graph=True) for a penalty, "
+                "or one rank"
+            )
+        if not touched:
+            return
+        self._bring(touched)
+        table = self.meetings.come(Purpose.REDUCE, touched=touched)
+        if table is None:
+            self._reduce(touched)
+            return
+        wanted = tuple(cast("list[int]", table.any(dim=0).nonzero().view(-1).tolist()))
+        self._bring([number for number in wanted if number not in touched])
         self._comm.barrier()
         self._reduce(wanted)
 
+    def _bring(self, numbers: Sequence[int]) -> None:
+        """Put what this rank has of these cells into its row; zero where it has nothing."""
+        views, gradients = list[Tensor](), list[Tensor]()
+        for cell in map(self._cells.__getitem__, numbers):
+            gradient = cell.parameter.grad
+            if cell.sparse or (gradient is not None and cell.holds(gradient)):
+                continue
+            if cell.parameter.dtype != cell.view.dtype:
+                raise BadModel(
+                    f"a parameter of shape {tuple(cell.parameter.shape)} was converted from "
+                    f"{cell.view.dtype} to {cell.parameter.dtype} after distribute(); convert it before"
+                )
+            if gradient is None:
+                cell.view.zero_()
+            else:
+                views.append(cell.view)
+                gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
+            # Not the cell's view itself: converting a module exchanges what its gradients hold.
+            cell.parameter.grad = cell.view.detach()
+        if views:
+            torch._foreach_copy_(views, gradients)
 
-def _numbers_of(table: Tensor) -> list[int]:
-    """The parameters that ranks bring, by their rows of words."""
-    return cast("list[int]", table[:, HEAD:].any(dim=0).nonzero().view(-1).tolist())
+    def _reduce(self, numbers: tuple[int, ...]) -> None:
+        """Give these cells' parameters the mean over all ranks, bit-equal on all of them (collective)."""
+        plan = self._plans.get(numbers)
+        if plan is None:
+            cells = [self._cells[number] for number in numbers]
+            dense, sparse = [c for c in cells if not c.sparse], [c for c in cells if c.sparse]
+            plan = self._plans[numbers] = list(self._pieces(dense)), sparse
+        share = 1 / self._comm.size
+        for total, *others in plan[0]:
+            for other in others:  # in the order of ranks, so that the sum is the same in every run
+                total.add_(other)
+            if self._cross is not None:
+                self._cross.all_reduce(total)
+            total.mul_(share)
+            for other in others:
+                other.copy_(total)
+        for cell in plan[1]:
+            self._reduce_rows(cell.parameter)
+        self._comm.node.barrier()
+
+    def _pieces(self, dense: Sequence[Cell]) -> Iterator[tuple[Tensor, ...]]:
+        # Across hosts a slice is one message; inside one, what fits the cache.
+        length = PIECE if self._cross is None else None
+        for flat, place in own_stretches(self._flats, dense, self._lanes, self._comm.node.rank):
+            step = length or place.stop - place.start
+            for start in range(place.start, place.stop, step):
+                stop = min(start + step, place.stop)
+                yield tuple(row[start:stop] for row in self._flats[flat].rows)
+
+    def _reduce_rows(self, parameter: nn.Parameter) -> None:
+        """Average the touched rows of a table; a row is touched if it is on any rank."""
+        own = parameter.grad
+        if own is not None and not own.is_sparse:
+            own = own.to_sparse(1)
+        mine = None if own is None else (own.coalesce().indices(), own.coalesce().values())
+        brought = cast("list[tuple[Tensor, Tensor] | None]", self._comm.all_gather_objects(mine))
+        parts = [part for part in brought if part is not None]
+        parameter.grad = torch.sparse_coo_tensor(
+            torch.cat([indices for indices, _ in parts], dim=1),
+            torch.cat([values for _, values in parts]) / self._comm.size,
+            parameter.shape,
+            check_invariants=False,
+        ).coalesce()
+
+
+def own_stretches(
+    flats: Sequence[Flat], cells: Sequence[Cell], parts: int, part: int
+) -> Iterator[tuple[int, slice]]:
+    """Cut the stretches that some cells cover into shares of about equal length, and yield this rank's.
+
+    Yields:
+        The number of a vector, and a stretch of it; with the gap behind a parameter.
+    """
+    stretches: list[tuple[int, int, int]] = []
+    for cell in sorted(cells, key=lambda cell: (cell.flat, cell.span.start)):
+        stop = min(-(-cell.span.stop // ALIGNMENT) * ALIGNMENT, len(flats[cell.flat].weights))
+        if stretches and stretches[-1][0] == cell.flat and stretches[-1][2] == cell.span.start:
+            stretches[-1] = (cell.flat, stretches[-1][1], stop)
+        else:
+            stretches.append((cell.flat, cell.span.start, stop))
+    lines = sum(-(-(stop - start) // ALIGNMENT) for _, start, stop in stretches)
+    first, last = (lines * edge // parts * ALIGNMENT for edge in (part, part + 1))
+    at = 0
+    for flat, start, stop in stretches:
+        begin, end = max(start, start + first - at), min(stop, start + last - at)
+        if begin < end:
+            yield flat, slice(begin, end)
+        at += -(-(stop - start) // ALIGNMENT) * ALIGNMENT

@@ -4,8 +4,8 @@
     later     start ─ 1, 2 left out ─────────────────── batch 3 ─ ...
 
 The later iteration begins with the random numbers that the earlier one began with, and a sampler that has a
-state with that, so the same batches are drawn; nobody reads those that are left out. After that both go on as
-they were saved.
+state with that, so the same batches are drawn; the samples of the first ones are not read. After that both go
+on as they were saved.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class IterationStart:
     """The state of all that a sampler may draw from, as the first batch of an iteration is asked for.
 
     Attributes:
-        length: how many samples the data set has; -1: nobody knows.
-        first: how many batches of all ranks are left out, as they were trained on earlier.
+        length: the number of samples of the data set; -1: unknown.
+        first: the number of batches of all ranks to leave out, as they were trained on earlier.
         random: of this process's random numbers.
         generators: of the loader's own.
         samplers: of the user's samplers that checkpoints have.
@@ -84,6 +84,14 @@ class IterationStart:
             if repr(state_of(sampler, "sampler")) != repr(state):
                 load_state_of(sampler, state)
         return source
+
+
+def length_of(value: Any) -> int:
+    """Return the number of samples; -1: unknown."""
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return -1
 
 
 def check_of(indices: Any) -> int:

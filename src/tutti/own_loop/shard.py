@@ -1,31 +1,33 @@
-"""The samples that `shard` deals to a rank, and the weight of their gradients."""
+"""The samples that `shard` deals to a rank."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sized
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import Any, cast
+from zlib import crc32
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
-from tutti.own_loop.fingerprints import are_alike, fingerprint, length_of
-from tutti.own_loop.loop import OwnLoop, SampleCounts
-from tutti.own_loop.meetings import DETAILS, Purpose
-from tutti.own_loop.places import IterationStart, check_of, generators_of
-from tutti.own_loop.structure import BLOCKS, Values, blocks_in, mapped
-from tutti.strategies.base import Pace
+from tutti.own_loop.batches import BLOCKS, Values, blocks_in, mapped
+from tutti.own_loop.loop import LoopBatches, OpenIteration, SampleCounts
+from tutti.own_loop.meetings import Purpose
+from tutti.own_loop.places import IterationStart, check_of, generators_of, length_of
 from tutti.training.module_state import load_random_state, random_state
 
 LOADER_OPTIONS = (
@@ -40,19 +42,52 @@ AHEAD = 32
 AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Samplers that draw all random numbers of an epoch at its beginning."""
 
+Dealt = tuple[Any, SampleCounts]
+"""A batch of this rank, with its counts."""
+
+
+def dealt_to(loop: LoopBatches, batches: Iterable[Any]) -> Iterator[Any]:
+    """Return the batches that one iteration over `shard(batches)` yields."""
+    loads = (
+        isinstance(batches, DataLoader)
+        # A class of the program may do more than load: change the batches, or never end.
+        and type(batches).__iter__ is DataLoader.__iter__
+        and batches.batch_sampler is not None
+        and not isinstance(batches.dataset, IterableDataset)
+    )
+    mine = OpenIteration()
+    if loop.keeps_places and torch.is_grad_enabled():
+        mine.start = loop.start_of(batches)
+        _warn_of_unkept_generators(batches, loop)
+    deal = _from_loader if loads else _from_batches
+    return _in_loop(deal(cast("DataLoader[Any]", batches), loop, mine.start), mine, loop)
+
+
+def _in_loop(dealt: Iterator[Dealt], mine: OpenIteration, loop: LoopBatches) -> Iterator[Any]:
+    """Yield the batches that are dealt; the iteration is under way from the first one on."""
+    loop.exchange.meetings.iterations += torch.is_grad_enabled()
+    loop.open.append(mine)
+    try:
+        for batch, counts in dealt:
+            loop.begin_batch(mine, counts)
+            # In training the one sample is there for backward(), and weighs nothing.
+            yield batch if counts.own or torch.is_grad_enabled() else mapped(batch, _none_of)
+    finally:
+        loop.close(mine)
+
 
 class ShardSampler:
-    """A batch sampler: this rank's part of each of rank 0's batches, or whole batches in turn.
+    """A batch sampler: this rank's part of each of rank 0's batches.
 
-    Every rank draws them all from a sampler of its own, so that random numbers go on as in plain torch. What
-    is dealt are those of rank 0, as the samplers of programs that are seeded rank by rank differ.
+    Every rank draws all batches from its own sampler, so that random numbers go on as in plain torch. Those
+    of rank 0 are dealt, as the samplers of programs that are seeded rank by rank differ.
 
     Attributes:
         counts: of the batches that are dealt and not yet loaded.
-        start: what the iteration begins with.
+        start: the start of the iteration, if checkpoints are taken.
     """
 
-    def __init__(self, loader: DataLoader[Any], loop: OwnLoop) -> None:
+    def __init__(self, loader: DataLoader[Any], loop: LoopBatches) -> None:
         # Not the loader itself: the rank's own, and its processes, live as long as that does.
         self.batches = cast("Iterable[list[Any]]", loader.batch_sampler)
         self.dataset, self.loop = loader.dataset, loop
@@ -61,37 +96,29 @@ class ShardSampler:
         self.start: IterationStart | None = None
 
     def __iter__(self) -> Iterator[list[Any]]:
-        loop, comm, start, together = self.loop, self.loop.comm, self.start, self.loop.pace is Pace.TOGETHER
-        own_print = fingerprint(length_of(self.dataset), self.dataset, loop.looked) if comm.size > 1 else []
-        self.counts, seen, in_rounds = [], 0, deals_in_rounds(loop)
+        loop, comm, start = self.loop, self.loop.comm, self.start
+        self.counts, indices = [], _checksum(self.dataset)
         source = start.begin(self.batches, self._generators, self._samplers) if start else iter(self.batches)
+        ahead = AHEAD if comm.size > 1 and _draws_at_once(self.batches) else 1
         while True:
-            ahead = self._ahead()
             drawn = [list(batch) for batch in islice(source, ahead)]
             if start and drawn and not start.check:
                 start.check = check_of(drawn[0])
-            if not _is_alike(own_print, loop):
-                _refuse_other_samples(own_print[0], comm)
-            with loop.exchange.meetings.explaining(Purpose.DEAL):
-                shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
-            for batch in shared[: len(shared) // comm.size * comm.size] if in_rounds else shared:
-                mine = seen % comm.size == comm.rank
-                seen += 1
-                if together or mine:
-                    own = batch[cut(len(batch), comm.size)[comm.rank]] if together else batch
-                    self.counts.append(SampleCounts(len(own), len(batch)))
-                    yield own or batch[:1]
-            # There are no more; to find out once more would be to wait for ranks that have one to train on.
-            if ahead is None or len(shared) < ahead:
+            table = loop.exchange.meetings.come(Purpose.DEAL, length_of(self.dataset), indices)
+            if table is not None:
+                raise BadOption(
+                    f"the ranks' data sets differ in length, by rank {table[:, 0].tolist()}, or in the "
+                    "indices of a Subset; give every rank the whole data set, and seed its split: "
+                    "random_split(..., generator=torch.Generator().manual_seed(0))"
+                )
+            shared = cast("list[list[Any]]", comm.broadcast_object(drawn))
+            for batch in shared:
+                own = batch[cut(len(batch), comm.size)[comm.rank]]
+                self.counts.append(SampleCounts(len(own), len(batch)))
+                yield own or batch[:1]
+            # To find out once more that there are no more would be to wait for ranks that train on the last.
+            if len(shared) < ahead:
                 return
-
-    def _ahead(self) -> int | None:
-        """The number of batches to draw at a time; None: all, so that no rank waits for rank 0."""
-        if self.loop.pace is Pace.FREE and isinstance(self.batches, Sized):
-            return None
-        # No rank draws between two steps that another makes without drawing.
-        turn = 1 if self.loop.pace is Pace.TOGETHER else self.loop.comm.size
-        return AHEAD * turn if self.loop.comm.size > 1 and _draws_at_once(self.batches) else turn
 
 
 def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
@@ -100,11 +127,15 @@ def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
     return not (isinstance(batches.sampler, RandomSampler) and batches.sampler.replacement)
 
 
-Dealt = tuple[Any, SampleCounts]
-"""A batch of this rank, with its counts."""
+def _checksum(dataset: Any) -> int:
+    """Return a checksum of the indices of a subset, and of subsets inside of it."""
+    check = 0
+    while isinstance(dataset, Subset):
+        check, dataset = crc32(np.asarray(dataset.indices).tobytes(), check), dataset.dataset
+    return check
 
 
-def from_loader(loader: DataLoader[Any], loop: OwnLoop, start: IterationStart | None) -> Iterator[Dealt]:
+def _from_loader(loader: DataLoader[Any], loop: LoopBatches, start: IterationStart | None) -> Iterator[Dealt]:
     """Deal the rank's own part of a loader's batches; it reads no other samples."""
     own = loop.loaders.get(loader)
     if own is None:
@@ -118,15 +149,10 @@ def from_loader(loader: DataLoader[Any], loop: OwnLoop, start: IterationStart | 
     batches = iter(own)
     if random is not None:
         load_random_state(random)
-    return _each_dealt(batches, sampler)
+    return ((batch, sampler.counts.pop(0)) for batch in batches)
 
 
-def _each_dealt(batches: Iterator[Any], sampler: ShardSampler) -> Iterator[Dealt]:
-    for batch in batches:
-        yield batch, sampler.counts.pop(0)
-
-
-def _own_loader(loader: DataLoader[Any], loop: OwnLoop) -> DataLoader[Any]:
+def _own_loader(loader: DataLoader[Any], loop: LoopBatches) -> DataLoader[Any]:
     theirs = getattr(loader.batch_sampler, "sampler", None)
     if isinstance(theirs, DistributedSampler) and theirs.num_replicas > 1 and loop.comm.size > 1:
         raise BadOption(
@@ -139,65 +165,18 @@ def _own_loader(loader: DataLoader[Any], loop: OwnLoop) -> DataLoader[Any]:
     return DataLoader(loader.dataset, batch_sampler=cast("BatchSampler", sampler), **kept)
 
 
-def _is_alike(mine: list[int], loop: OwnLoop) -> bool:
-    """Return whether all ranks, which come to be dealt samples, have data like this rank's (collective)."""
-    table = loop.exchange.meetings.come(Purpose.DEAL, mine)
-    if table is None:
-        return True
-    prints = table[:, 1 : 1 + DETAILS].tolist()
-    return all(are_alike(prints[0], other) for other in prints)
-
-
-def _refuse_other_samples(length: int, comm: Communicator) -> None:
-    lengths = cast("list[int]", comm.all_gather_objects(length))
-    raise BadOption(
-        (
-            f"the ranks' data sets are of different lengths: by rank, {lengths}"
-            if len(set(lengths)) > 1
-            else f"the ranks' data sets hold different samples, {length} on each, or in another order"
-        )
-        + "; shard() deals numbers of samples, so give every rank the whole data set, and seed what splits "
-        "or shuffles it: random_split(..., generator=torch.Generator().manual_seed(0)), "
-        "numpy.random.default_rng(0), random.seed(0), train_test_split(..., random_state=0)"
-    )
-
-
-def from_batches(batches: Iterable[Any], loop: OwnLoop, start: IterationStart | None) -> Iterator[Dealt]:
-    """Deal this rank's part of each batch, or whole batches in turn."""
-    comm = loop.comm
-    last = comm.size - 1 if deals_in_rounds(loop) else comm.rank
+def _from_batches(batches: Iterable[Any], loop: LoopBatches, start: IterationStart | None) -> Iterator[Dealt]:
+    """Deal this rank's part of each batch; the length of the first is compared between the ranks."""
     source = start.begin(batches, generators_of(batches)) if start else iter(batches)
-    for number, batch in enumerate(_compared(source, loop)):
-        if loop.pace is Pace.TOGETHER:
-            yield own_part(batch, comm)
-            continue
-        if number % comm.size == comm.rank:
-            own = batch
-        if number % comm.size == last:
-            yield own, SampleCounts(_length(own), _length(own))
-
-
-def _compared(source: Iterator[Any], loop: OwnLoop) -> Iterator[Any]:
-    """Yield the batches; the first is compared between the ranks (collective)."""
-    first = list(islice(source, 1)) if loop.comm.size > 1 else []
-    if loop.comm.size > 1:
-        length = _length(first[0]) if first else 0
-        if not _is_alike(fingerprint(length, first, {}), loop):
-            lengths = cast("list[int]", loop.comm.all_gather_objects(length))
-            how = "are the iterable's, and every rank's must yield the same: seed what shuffles its samples"
-            if len(set(lengths)) > 1:
-                raise BadOption(f"the first batches have, by rank, {lengths} samples; they {how}")
-            warnings.warn(
-                f"the ranks' first batches differ: they {how} (random transforms may differ)", stacklevel=2
-            )
-    yield from first
-    for batch in source:  # noqa: UP028 - `yield from` would end a stream that the program goes on with
-        yield batch
-
-
-def deals_in_rounds(loop: OwnLoop) -> bool:
-    """Return whether all ranks get equally many batches, and those of an unfinished round are left out."""
-    return loop.pace is not Pace.TOGETHER and loop.comm.size > 1 and torch.is_grad_enabled()
+    first = list(islice(source, 1))
+    table = loop.exchange.meetings.come(Purpose.DEAL, *map(_length, first))
+    if table is not None:
+        raise BadOption(
+            f"the first batches have, by rank, {table[:, 0].tolist()} samples; they are the iterable's, and "
+            "every rank's must yield the same: seed what shuffles its samples"
+        )
+    for batch in chain(first, source):
+        yield own_part(batch, loop.comm)
 
 
 def own_part(batch: Any, comm: Communicator) -> Dealt:
@@ -205,34 +184,29 @@ def own_part(batch: Any, comm: Communicator) -> Dealt:
     length = _length(batch)
     if comm.size == 1:
         return batch, SampleCounts(length, length)
-    _check_lengths(batch, length)
-    part = cut(length, comm.size)[comm.rank]
-    counts = SampleCounts(part.stop - part.start, length)
-
-    def own(values: Values) -> Values:
-        of_samples = values.ndim > 0 if isinstance(values, BLOCKS) else len(values) == length
-        return (values[part] if counts.own else values[:1]) if of_samples else values
-
-    return mapped(batch, own), counts
-
-
-def _check_lengths(batch: Any, length: int) -> None:
     for block in blocks_in(batch):
         if block.ndim and len(block) != length:
             raise BadOption(
                 f"a batch has tensors of {length} and of {len(block)} along the first dimension; shard() "
                 "cuts batches whose tensors all have the samples along it"
             )
+    part = cut(length, comm.size)[comm.rank]
+    counts = SampleCounts(part.stop - part.start, length)
+    return mapped(batch, _taking(part if counts.own else slice(1), length)), counts
 
 
-def emptied(batch: Any) -> Any:
-    """Return the empty part of a batch of one sample."""
-    return mapped(batch, _none_of)
+def _taking(part: slice, length: int) -> Callable[[Values], Values]:
+    """Return a function that takes a part of the samples of what has `length` of them."""
+
+    def take(values: Values) -> Values:
+        of_samples = values.ndim > 0 if isinstance(values, BLOCKS) else len(values) == length
+        return values[part] if of_samples else values
+
+    return take
 
 
-def _none_of(values: Values) -> Values:
-    of_samples = values.ndim > 0 if isinstance(values, BLOCKS) else len(values) == 1
-    return values[:0] if of_samples else values
+_none_of = _taking(slice(0), 1)
+"""Take the empty part of a batch of one sample."""
 
 
 def _length(batch: Any) -> int:
@@ -242,3 +216,13 @@ def _length(batch: Any) -> int:
     raise BadOption(
         f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}"
     )
+
+
+def _warn_of_unkept_generators(batches: Any, loop: LoopBatches) -> None:
+    if any(all(one is not kept for kept in loop.generators) for one in generators_of(batches)):
+        warnings.warn(
+            "the loader draws from a torch.Generator that checkpoints do not have: unless it is seeded for "
+            "each epoch, give it to tutti.checkpoints(..., generator=generator), or a restored loop shuffles "
+            "its next epochs otherwise",
+            stacklevel=4,
+        )

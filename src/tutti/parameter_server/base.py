@@ -122,10 +122,6 @@ class Rule(ABC):
         """Apply the next message by these settings, those of its sender."""
         return
 
-    def adopt(self) -> None:
-        """Go on from the state that the user's optimizer was given in its loop (collective)."""
-        return
-
     def state(self, slot: int) -> Held:
         """Return what is kept for a slot besides the weights, by parameter, while nobody moves it."""
         return Held()

@@ -98,16 +98,6 @@ class SharedState:
                     self._presence[at] = 1
         self._known = bytes(self._presence)
 
-    def clear(self) -> None:
-        """Reset to the state before any step, for all."""
-        self._presence[:] = bytes(len(self._cells))
-
-    def drop(self) -> None:
-        """Drop what this process's optimizer has."""
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
-        self._known = bytes(len(self._cells))
-
     def _bring(self, name: str, value: object, entry: StateEntry | None, cell: Tensor | None) -> object:
         """Copy a value into its cell; returns what the optimizer is to have."""
         if entry is not None and cell is not None:

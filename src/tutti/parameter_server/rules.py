@@ -24,10 +24,9 @@ from tutti.optim.clipping import clip
 from tutti.optim.parameterwise import is_parameterwise
 from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import PIECE, FlatPiece, check_hooks, check_parameters, check_usable, own_slices
-from tutti.optim.state import by_name, held_by
+from tutti.optim.state import by_name
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors, slots_of
 from tutti.parameter_server.optimizer_state import SharedState, allocate_states, describe
-from tutti.parameter_server.own_optimizer import OwnOptimizer
 from tutti.parameter_server.staleness import Remedy
 from tutti.replica import NONE_MISSING, Flat, Missing, Replica, copy_all
 from tutti.state import Held, Named
@@ -146,8 +145,6 @@ class OptimizerRule(Rule):
             who apply the rule share.
         remedy: what is done to a stale gradient before, or to the learning rate for it.
         keep: whether a message may be applied again.
-        comm: the workers; in a loop of the user's it is the optimizer itself that steps, on whichever of them
-            brings a gradient.
 
     Attributes:
         missing: the parameters for which the next message has no gradient, but zeros.
@@ -165,16 +162,11 @@ class OptimizerRule(Rule):
         messages: Vectors | None = None,
         remedy: Remedy | None = None,
         keep: bool = False,
-        comm: Communicator | None = None,
     ) -> None:
         check_usable(type(optimizer))
         check_parameters(optimizer, replica)
         _check_shareable(optimizer)
-        self._own: OwnOptimizer | None = None
-        if replica.in_own_loop and comm is not None:
-            self._own = OwnOptimizer(optimizer, replica, comm)
-        else:
-            check_hooks(optimizer)
+        check_hooks(optimizer)
         if remedy is not None and remedy.scales:
             _check_rates(optimizer)
         self._optimizer, self._flats = optimizer, replica.flats
@@ -197,7 +189,6 @@ class OptimizerRule(Rule):
 
     @override
     def cut(self, flats: Sequence[Flat], parts: int) -> list[Slot]:
-        parts = 1 if self._own is not None else parts
         return slots_of([own_slices(flat, parts, self._optimizer) for flat in flats])
 
     @override
@@ -207,9 +198,6 @@ class OptimizerRule(Rule):
         self._views = {slot.number: slot.views(self._messages) for slot in slots}
         if self._remedy is not None:
             self._remedy.open(centre, slots, allocate)
-        if self._own is not None:
-            self._own.open(centre, self._messages, allocate)
-            return
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
@@ -242,15 +230,7 @@ class OptimizerRule(Rule):
             self._step(push.slot)
         return Outcome.APPLIED
 
-    @override
-    def answer(self, push: Push) -> None:
-        super().answer(push)
-        if self._own is not None:
-            self._own.look()
-
     def _step(self, slot: int) -> None:
-        if self._own is not None:
-            self._own.step(self.missing)
         for run, state in self._runs.get(slot, ()):
             state.step(partial(run.step, self.missing))
 
@@ -266,13 +246,8 @@ class OptimizerRule(Rule):
         self._hyperparameters.write(settings[len(self.parameters) :])
 
     @override
-    def adopt(self) -> None:
-        if self._own is not None:
-            self._own.adopt()
-
-    @override
     def state(self, slot: int) -> Held:
-        held = Held() if self._own is None else held_by(self._optimizer, self._names)
+        held = Held()
         for run, shared in self._runs.get(slot, ()):
             shared.take()
             run.add_state(held, self._names)
@@ -367,7 +342,7 @@ class Rounds(OptimizerRule):
         value: float | None = None,
         comm: Communicator | None = None,
     ) -> None:
-        super().__init__(optimizer, replica, comm=comm)
+        super().__init__(optimizer, replica)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
         self.share = self.weight = 1 / workers
         self.rank = 0 if comm is None else comm.rank

@@ -9,14 +9,11 @@ from tutti.records.json_lines import Record
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
-INPUTS: Final = "backward to inputs"
-WEIGHTS: Final = "backward to weights"
-KINDS: Final = (FORWARD, BACKWARD, INPUTS, WEIGHTS)
+KINDS: Final = (FORWARD, BACKWARD)
 """The kinds of work that a stage does with a microbatch."""
 
-
-SCHEDULES: Final = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1, "zbv": 2}
-"""Schedules of a pipeline, and how many stages each gives every rank."""
+SCHEDULES: Final = ("gpipe", "1f1b")
+"""Schedules of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +21,7 @@ class PipelineSpan:
     """The work of a stage on one microbatch.
 
     Attributes:
-        rank: the rank that did it, numbered in the team.
-        stage: the number of the stage.
+        rank: the rank that did it, numbered in the team: that of the stage.
         kind: one of `KINDS`.
         microbatch: the number of the microbatch.
         start: seconds since the first span of the step began.
@@ -33,7 +29,6 @@ class PipelineSpan:
     """
 
     rank: int
-    stage: int
     kind: str
     microbatch: int
     start: float
@@ -47,15 +42,13 @@ class PipelineRecord(Record):
     Attributes:
         schedule: its name.
         microbatches: the number that a batch is cut into.
-        owners: the rank of each stage.
-        layers: the names of each stage's layers.
+        layers: the names of each rank's layers.
         idle: the share of each rank's time in that step that no forward and backward took, in [0, 1].
         spans: the work of the ranks in one step, the last whole one.
     """
 
     schedule: str
     microbatches: int
-    owners: list[int]
     layers: list[list[str]]
     idle: list[float]
     spans: list[PipelineSpan]

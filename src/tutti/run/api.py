@@ -22,13 +22,12 @@ from tutti import models
 from tutti.data.items import Unloaded
 from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
-from tutti.load_object import load_object
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
 from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import reseed, seeded
-from tutti.run.config import BUDGET_S, MEASURED, Options, TrainConfig
+from tutti.run.config import Options, TrainConfig
 from tutti.run.curves import curves, frame
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
@@ -252,8 +251,6 @@ def _job(
         values["workers"] = str(given["workers"])
     spell_class_weights(options)
     plain = dict(options)
-    asked = {name for name in MEASURED if plain.get(name) == "auto"}
-    plain = {name: one for name, one in plain.items() if name not in asked}
     config = TrainConfig.from_json({**values, **plain})
     found = None if resume is None else Resume.find(resume, config.out)
     outcome = None
@@ -265,11 +262,6 @@ def _job(
         outcome = outcome_again(found, config, quiet) if found.goes_on else None
         if outcome is not None:
             outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
-    elif asked:
-        measured: Any = load_object(
-            "tutti.studies.autotune.plan:measured", "measurement"
-        )  # of runs like this
-        config = measured(config, asked, BUDGET_S, objects, quiet)
     job = TrainJob(
         config,
         objects=objects,

@@ -16,8 +16,6 @@ from tutti.run.config import TrainConfig
 
 _OF_STUDIES: Final = {"block", "blocks", "job_timeout", "sweep", "group_by"}
 _OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "resume", "n"} | _OF_STUDIES)
-_OF_LOOPS: Final = frozenset({"strategy", "optimizer"})
-"""A loop of the user's gets other options from the command line of `tutti run`."""
 
 _QUOTED: Final = re.compile(r"'(-[^']*)'")
 _OPTION: Final = re.compile(r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?( (?=\d))?")
@@ -30,8 +28,6 @@ def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
         name, key, number = found[1].replace("-", "_"), found[2], "=" * bool(found[3])
         if name not in known:
             return found[0]
-        if key is not None and known is _OF_LOOPS:
-            return f"{key.replace('-', '_')}{number}"
         if key is not None:
             return f"{name}_options['{key.replace('-', '_')}']{number}"
         return f"{'workers' if name == 'n' else name}{number}"
@@ -40,11 +36,10 @@ def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
 
 
 @contextmanager
-def as_arguments(*, of_loop: bool = False) -> Iterator[None]:
-    """Spell the options in a `UserError` as arguments of `tutti.train`, or those that a loop has."""
+def as_arguments() -> Iterator[None]:
+    """Spell the options in a `UserError` as arguments of `tutti.train`."""
     try:
         yield
     except UserError as error:
-        known = _OF_LOOPS if of_loop else _OF_TRAIN
-        error.args = tuple(in_python(one, known) if isinstance(one, str) else one for one in error.args)
+        error.args = tuple(in_python(one) if isinstance(one, str) else one for one in error.args)
         raise

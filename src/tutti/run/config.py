@@ -30,12 +30,6 @@ Options = dict[str, Any]
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
 
-MEASURED: Final = ("precision", "layout")
-"""The options that "auto" leaves to a measurement before the run; a configuration has what it found."""
-
-BUDGET_S: Final = 20.0
-"""Seconds that this measurement may take."""
-
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
 """Values of --on-failure: a loss ends the run, or fewer ranks go on."""
@@ -547,11 +541,6 @@ def _check_field(f: Field[Any], value: Any) -> None:
     name, about = flag(f.name), f.metadata
     if value is None and str(f.type).endswith("| None"):
         return
-    if value == AUTO and f.name in MEASURED:
-        raise BadOption(
-            f"{name} auto is for 'tutti train', 'tutti plan' and tutti.train, which measure before they "
-            "train; have 'tutti plan' choose once, and give its pick here"
-        )
     types, words = _TYPES[type_name(f)]
     if not isinstance(value, types) or isinstance(value, bool) is not (types == (bool,)):
         example = f", such as {f.default!r}" if isinstance(f.default, str) else ""

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.registry import part
-from tutti.replica import Replica, copy_all
+from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy
 from tutti.strategies.base import Clip, Pace, Worker
@@ -117,16 +117,6 @@ class _ADPSGDWorker(AveragedWorker):
     def settle(self) -> None:
         self._come_to_rest()
         super().settle()
-
-    @override
-    @torch.no_grad()
-    def adopt(self, optimizer: bool = False) -> None:
-        super().adopt(optimizer)
-        if not optimizer:
-            new = [weights.clone() for weights in self.weights]
-            self._come_to_rest()  # Averages that were under way may move the weights once more.
-            copy_all(self.weights, new)
-            self.comm.barrier()  # Nobody asks before all have theirs.
 
     @override
     def state(self) -> State:

@@ -17,7 +17,6 @@ from tutti.parameter_server.connect import check_reachable
 from tutti.records.run_folder import StrategyFacts
 from tutti.replica import Replica
 from tutti.state import Saved, State
-from tutti.strategies.joint_gradients import JointGradients
 from tutti.strategies.measurements import Stopwatch, Traffic
 
 LEAST_UPDATES: Final = 10
@@ -124,19 +123,6 @@ class Worker(ABC):
         """Go on with training after `settle`, from the weights that it put aside (collective)."""
         return
 
-    def adopt(self, optimizer: bool = False) -> None:
-        """Go on from the replica's weights, which were overwritten from outside (collective).
-
-        They are the same on all ranks. Reset all state of the strategy that depends on the old weights: a
-        centre, an outer momentum, gradients that were not used yet. Between `settle` and `resume`, training
-        goes on from the new weights.
-
-        Args:
-            optimizer: it is the state of the user's optimizer that was overwritten, in a loop of the user's,
-                and nothing else. Where that state is not this worker's own, all go on from it.
-        """
-        return
-
     @abstractmethod
     def state(self) -> State:
         """Return all that this worker must know to go on, but for what the replica holds after `settle`.
@@ -174,7 +160,6 @@ class Strategy(ABC):
         needs: what there must be besides the workers, such as a parameter centre.
         joint_norm: whether clipping by norm works when several ranks hold one model together: by
             `clip_gradients`, or by `Gradients.share`.
-        joins_gradients: whether it does nothing but to give all workers the gradient of the whole update.
         most_workers: the largest world size that it can use; None: any.
         most_hosts: the largest number of hosts; None: any.
         most_levels: the most levels of parameter centres: with 2, each host has a centre below the servers.
@@ -188,7 +173,6 @@ class Strategy(ABC):
     rarer: ClassVar[str] = "--batch-size {batch_size}, for fewer exchanges"
     needs: ClassVar[tuple[type, ...]] = ()
     joint_norm: ClassVar[bool] = False
-    joins_gradients: ClassVar[bool] = False
     most_workers: ClassVar[int | None] = None
     most_hosts: ClassVar[int | None] = None
     most_levels: ClassVar[int] = 2
@@ -228,18 +212,6 @@ class Strategy(ABC):
                 step, so learning-rate schedulers attached to it work.
             clip: gradient clipping.
         """
-
-    def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
-        """Make the exchange of the ranks' gradients for a loop of the user's (collective).
-
-        For strategies with `joins_gradients`, which do nothing else: the update's gradient is on every rank
-        when `backward()` returns, and the user's own optimizer moves the weights by it.
-
-        Args:
-            replica: the model; its weights are this rank's own, its gradients a row that the host sees.
-            comm: all ranks of the job.
-        """
-        raise NotImplementedError(f"strategy '{self.name}' does more than to join gradients")
 
     def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
         """Refuse a world that the strategy cannot use.

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -91,7 +90,7 @@ class CentredWorker(OwnWeightsWorker):
         if self._finished:
             raise BadOption(
                 "this worker has left its parameter centre with finish(); call that after the last step of "
-                "all, and evaluate before inside 'with tutti.settled(model)'"
+                "all"
             )
         announce(self._announced)
         super().prepare()
@@ -118,26 +117,6 @@ class CentredWorker(OwnWeightsWorker):
         if self.settled:
             super().resume()
             self.centre.rejoin()
-
-    @override
-    @torch.no_grad()
-    def adopt(self, optimizer: bool = False) -> None:
-        if self._finished:
-            return
-        # Others may still wait for this worker, and would not come to the meeting.
-        self.centre.leave()
-        if optimizer:
-            self._rule.adopt()
-        else:
-            self.centre.overwrite(self.weights)
-            self.forget()
-            super().adopt()
-        if not self.settled:
-            self.centre.rejoin()
-
-    def forget(self) -> None:
-        """Drop what belongs to weights that have been overwritten, such as what has not been brought yet."""
-        return
 
     @override
     def state(self) -> State:

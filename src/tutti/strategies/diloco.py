@@ -94,16 +94,6 @@ class _DiLoCoWorker(AveragedWorker):
             weights.copy_(anchor)
 
     @override
-    @torch.no_grad()
-    def adopt(self, optimizer: bool = False) -> None:
-        super().adopt(optimizer)
-        if optimizer:
-            return
-        for weights, anchor, velocity in zip(self.weights, self._anchors, self._velocities, strict=True):
-            anchor.copy_(weights)
-            velocity.zero_()
-
-    @override
     def state(self) -> State:
         """Add anchors and velocities, which are the same on all ranks: each gives a slice."""
         state = super().state()

@@ -204,11 +204,6 @@ class _DownpourWorker(CentredWorker):
         if self.has_unpushed:
             self.count(self.centre.push(self.message))
 
-    @override
-    def forget(self) -> None:
-        self._clear()
-        self.has_unpushed = False
-
 
 class _PushesGradients(_DownpourWorker):
     """A worker whose optimizer runs in the centre; plain SGD bridges the time between two pulls."""
@@ -218,7 +213,7 @@ class _PushesGradients(_DownpourWorker):
     ) -> None:
         grads = [flat.grads for flat in replica.flats]
         message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
-        rule = OptimizerRule(optimizer, replica, message, strategy.remedy(), comm=comm)
+        rule = OptimizerRule(optimizer, replica, message, strategy.remedy())
         super().__init__(strategy, replica, comm, optimizer, clip, rule, message)
         self._optimizer, self._optimizer_rule = optimizer, rule
         self._at = [weights.clone() for weights in self.weights] if rule.compares else []
@@ -298,15 +293,10 @@ class _PushesMoves(_DownpourWorker):
             fill_all(saved.alone.tensors, BEFORE, self.replica.flats, self._before)
 
     @override
-    def forget(self) -> None:
-        super().forget()
-        copy_all(self._before, self.weights)
-
-    @override
     @torch.no_grad()
     def flush(self) -> None:
         """Push what the weights have been moved by since the last time."""
-        if self.has_unpushed or not all(map(torch.equal, self.weights, self._before)):
+        if self.has_unpushed:
             self._add_moves()
             super().flush()
 

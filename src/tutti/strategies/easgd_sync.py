@@ -86,14 +86,6 @@ class _EasgdSyncWorker(PeerWorker):
 
     @override
     @torch.no_grad()
-    def adopt(self, optimizer: bool = False) -> None:
-        super().adopt(optimizer)
-        if optimizer:
-            return
-        copy_all(self._centre, self.weights)
-
-    @override
-    @torch.no_grad()
     def finish(self) -> None:
         """Exchange once more, for the steps since the last time, and take the centre's weights."""
         if self.rounds:

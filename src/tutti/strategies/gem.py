@@ -96,13 +96,6 @@ class _GemWorker(CentredWorker):
         self.move()
         self._bring()
 
-    @override
-    @torch.no_grad()
-    def flush(self) -> None:
-        """Push what a loop of the user's has changed in the weights since the last step."""
-        if not all(map(torch.equal, self.weights, self._then)):
-            self._bring()
-
     def _bring(self) -> None:
         """Push what the weights have been moved by since they were pulled, and pull."""
         for update, weights, then in zip(self._updates, self.weights, self._then, strict=True):
@@ -129,12 +122,6 @@ class _GemWorker(CentredWorker):
         if saved.alone is not None:
             fill_all(saved.alone.tensors, READ, self.replica.flats, self._then)
             fill_all(saved.alone.tensors, MOMENT, self.replica.flats, self._moments)
-
-    @override
-    def forget(self) -> None:
-        for then, moment, weights in zip(self._then, self._moments, self.weights, strict=True):
-            then.copy_(weights)
-            moment.zero_()
 
 
 def match_energy(

@@ -114,11 +114,6 @@ class _HogwildWorker(Worker):
         self._comm.barrier()
 
     @override
-    def adopt(self, optimizer: bool = False) -> None:
-        """Wait until all have overwritten the weights, before anybody moves them."""
-        self._comm.barrier()
-
-    @override
     def finish(self) -> None:
         self._comm.barrier()
 

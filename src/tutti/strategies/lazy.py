@@ -103,7 +103,7 @@ class _LazyWorker(CentredWorker):
     ) -> None:
         strategy.check_optimizer(optimizer)
         self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
-        self._optimizer_rule = OptimizerRule(optimizer, replica, self._sent, keep=True, comm=comm)
+        self._optimizer_rule = OptimizerRule(optimizer, replica, self._sent, keep=True)
         super().__init__(replica, comm, self._optimizer_rule, optimizer, clip)
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
@@ -130,11 +130,6 @@ class _LazyWorker(CentredWorker):
         read = self._read()
         wait_s, sent_bytes = pushed.wait_s + read.wait_s, pushed.bytes_sent + read.bytes_sent
         self.count(replace(pushed, staleness=read.staleness, wait_s=wait_s, bytes_sent=sent_bytes))
-
-    @override
-    def forget(self) -> None:
-        self._moves.clear()
-        self._first = True
 
     @override
     def state(self) -> State:

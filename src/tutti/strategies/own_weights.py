@@ -67,11 +67,6 @@ class OwnWeightsWorker(Worker):
             self._aside = []
 
     @override
-    def adopt(self, optimizer: bool = False) -> None:
-        if self._aside and not optimizer:
-            self._aside = [weights.clone() for weights in self.weights]
-
-    @override
     def state(self) -> State:
         """Return the weights put aside, and what the own steps remember."""
         alone = Held([*pieces_of_all(OWN, self.replica.flats, self._aside)])

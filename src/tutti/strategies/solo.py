@@ -15,7 +15,6 @@ from tutti.registry import part
 from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Home, Strategy, Worker
-from tutti.strategies.joint_gradients import JointGradients, MeanGradients
 
 
 @part("solo")
@@ -31,17 +30,12 @@ class Solo(Strategy):
 
     home: ClassVar[Home] = Home.PRIVATE
     joint_norm: ClassVar[bool] = True
-    joins_gradients: ClassVar[bool] = True
     most_workers: ClassVar[int | None] = 1
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         self.check(comm.size)
         return _SoloWorker(replica, optimizer, clip)
-
-    @override
-    def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
-        return MeanGradients(replica, comm)
 
 
 class _SoloWorker(Worker):

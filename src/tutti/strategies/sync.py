@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from tutti.allreduce import ALGORITHMS
 from tutti.allreduce.adasum import Adasum
-from tutti.allreduce.base import GradientLayout, GradientReduction
+from tutti.allreduce.base import GradientLayout, GradientReduction, MakeReduction
 from tutti.allreduce.compression import Cast, Codec, Compressed, Int8, TopK
 from tutti.allreduce.exact import ByMessages, Native
 from tutti.allreduce.powersgd import PowerSGD
@@ -31,13 +31,6 @@ from tutti.registry import part
 from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
 from tutti.state import Held, Saved, State
 from tutti.strategies.base import Clip, Home, Strategy, Worker
-from tutti.strategies.joint_gradients import (
-    JointGradients,
-    MakeReduction,
-    MeanGradients,
-    ReducedGradients,
-    node_sizes,
-)
 from tutti.strategies.options import choice, number, whole
 
 
@@ -157,7 +150,7 @@ class SyncWorker(Worker):
         self._node, self._clip, self._clock, self._flats = comm.node, clip, comm.clock, replica.flats
         self._reductions: list[GradientReduction] = []
         self.share = 1 / comm.size
-        self._sizes = node_sizes(comm)
+        self._sizes = cast("list[int]", comm.all_gather_objects(comm.node.size))
         lanes = min(self._sizes)
         self._lane = comm.node.rank if comm.node.rank < lanes else None
         self._slices = [
@@ -189,11 +182,6 @@ class SyncWorker(Worker):
         moved = self._clock()
         self._node.barrier()
         self.traffic.add(sent, met - began + self._clock() - moved, staleness=0)
-
-    @override
-    def adopt(self, optimizer: bool = False) -> None:
-        for reduction in () if optimizer else self._reductions:
-            reduction.forget()
 
     def _use(self, reductions: list[GradientReduction]) -> None:
         self._reductions = reductions
@@ -412,7 +400,6 @@ class Sync(Strategy):
 
     home: ClassVar[Home] = Home.SHARED
     joint_norm: ClassVar[bool] = True
-    joins_gradients: ClassVar[bool] = True
     rarer: ClassVar[str] = (
         "--batch-size {batch_size}, or --strategy easgd, whose workers meet every 10 batches"
     )
@@ -464,15 +451,6 @@ class Sync(Strategy):
         # The factors of a matrix are those of the whole matrix: no parameter may be cut then.
         whole = self.compress == "power_sgd"
         return SharedWorker(replica, comm, optimizer, clip, self._between(), whole)
-
-    @override
-    def joint(self, replica: Replica, comm: Communicator) -> JointGradients:
-        of_all = self._of_whole_gradients()
-        if of_all is not None:
-            return ReducedGradients(replica, comm, of_all, between=False)
-        if self.compress != "none" and comm.hosts > 1:
-            return ReducedGradients(replica, comm, self._between(), True, self.compress == "power_sgd")
-        return MeanGradients(replica, comm)
 
     def _of_whole_gradients(self) -> MakeReduction | None:
         """Return the reduction of all workers' whole gradients; None where slices are summed."""

@@ -3,8 +3,8 @@
     repeat 0   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers
     repeat 1   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers    with the next seed
 
-Taking turns spreads whatever else the machine does over all combinations. Each run is a process tree of its
-own with a run folder of its own; one that fails leaves its error there, and the others still run.
+Combinations take turns, so other load on the machine slows all of them alike. Each run has its own processes
+and its own run folder; one that fails leaves its error there, and the others still run.
 """
 
 from __future__ import annotations
@@ -197,12 +197,12 @@ def compare(
     Args:
         question: what is to be found out.
         comparison: its combinations.
-        folder: where the runs go; those that have ended there are not run again.
+        folder: where the runs go; runs that have ended there are kept.
         said: is told about every run, before it begins and when it has ended.
-        train: does one run, and gives its summary; by default on ranks of its own.
+        train: makes one run and returns its summary; by default on new ranks.
 
     Raises:
-        RunStopped: it was asked to stop; the run that this interrupted begins anew another time.
+        RunStopped: a stop was requested; the interrupted run starts over next time.
     """
     compared = ComparisonFolder(folder)
     left = [

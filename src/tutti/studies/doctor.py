@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -74,7 +75,7 @@ def examine() -> list[Finding]:
             f"{_cpuinfo('model name') or platform.machine()}, {platform.system()} {platform.release()}",
         ),
         ("cores", f"{len(cores.physical)} physical, {logical}; {cores.usable} usable"),
-        ("affinity", f"this process may use logical CPUs {_listed(cores.logical)}"),
+        ("affinity", f"this process may use logical CPUs {listed(cores.logical)}"),
         ("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
         ("threads", _threads()),
         ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
@@ -182,7 +183,8 @@ def mpi_library() -> str:
     return f"{answer[0]}, mpi4py {_version('mpi4py')}"
 
 
-def _listed(cpus: tuple[int, ...]) -> str:
+def listed(cpus: Sequence[int]) -> str:
+    """Return the numbers of CPUs as text."""
     return ", ".join(map(str, cpus)) if len(cpus) <= 16 else f"{cpus[0]} to {cpus[-1]} ({len(cpus)} of them)"
 
 

@@ -49,7 +49,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
 
 
 def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
-    """One rank, and every way in which so many ranks can be laid out; or the one that is asked for."""
+    """Yield one rank, then every layout of the ranks, or only the requested one."""
     ranks = job.ranks
     yield "1 rank", None, 1
     if job.parallel is not None:

@@ -30,18 +30,6 @@ def labels_that_are_ignored(job: Job) -> Outcome:
 
 
 @loop
-def classes_that_have_weights(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model), reduction="sum")
-    for inputs, targets in job.shard(batches(size=5)):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), targets, OF_CLASSES, reduction="sum")
-        (loss / job.total(OF_CLASSES[targets].sum())).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def a_mean_over_tokens(job: Job) -> Outcome:
     """Sequences of different lengths, and gradients that are added up over two batches."""
     model = net()
@@ -89,11 +77,6 @@ def _search(job: Job, size: int, of_several: bool) -> Outcome:
 def a_line_search_by_sums(job: Job) -> Outcome:
     """The last batch has one sample: some ranks have none of it."""
     return _search(job, 5, of_several=False)
-
-
-@loop
-def a_line_search_by_sums_over_several_batches(job: Job) -> Outcome:
-    return _search(job, 4, of_several=True)
 
 
 def _each(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:

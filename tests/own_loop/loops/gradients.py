@@ -46,18 +46,6 @@ def clipping_by_norm(job: Job) -> Outcome:
 
 
 @loop
-def clipping_by_value(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        nn.utils.clip_grad_value_(model.parameters(), 0.02)
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def gradients_are_edited_in_place(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -80,32 +68,6 @@ def gradients_are_replaced(job: Job) -> Outcome:
         fit(model, inputs, targets).backward()
         for parameter in model.parameters():
             parameter.grad = parameter.grad.sign() + parameter.grad.norm()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def gradients_by_autograd_grad(job: Job) -> Outcome:
-    """`autograd.grad` runs no accumulation: what the loop assigns is this rank's part of the mean."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        parts = torch.autograd.grad(fit(model, inputs, targets), list(model.parameters()))
-        for parameter, part in zip(model.parameters(), parts, strict=True):
-            parameter.grad = part
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def gradient_of_one_parameter_is_dropped(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    for number, (inputs, targets) in enumerate(job.shard(batches())):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        if number == 1:
-            model[0].bias.grad = None
         optimizer.step()
     return weights(model)
 
@@ -166,24 +128,6 @@ def gradients_of_each_sample(job: Job) -> Outcome:
 
 
 @loop
-def gradients_of_two_losses_are_projected(job: Job) -> Outcome:
-    """Where two gradients conflict, one is projected (Yu et al. 2020): not linear in them."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        held = []
-        for loss in (fit(model, inputs, targets), model(inputs).square().mean()):
-            optimizer.zero_grad()
-            loss.backward()
-            held.append([p.grad.clone() for p in model.parameters()])
-        for parameter, one, two in zip(model.parameters(), *held, strict=True):
-            along = (one * two).sum()
-            parameter.grad = one + two - along.clamp(max=0) / two.square().sum() * two
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def steps_inside_the_backward_pass(job: Job) -> Outcome:
     """An optimizer for each parameter, stepped by a hook as soon as its gradient is there."""
     model = net()
@@ -200,17 +144,3 @@ def steps_inside_the_backward_pass(job: Job) -> Outcome:
     for inputs, targets in job.shard(batches()):
         fit(model, inputs, targets).backward()
     return weights(model)
-
-
-@loop
-def gradients_are_held_beyond_zero_grad(job: Job) -> Outcome:
-    """`zero_grad` lets go of the tensors, so that who holds one keeps its values."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    held = []
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        held.append([p.grad for p in model.parameters()])
-        optimizer.step()
-    return weights(model), held

@@ -93,20 +93,6 @@ def tied_weights(job: Job) -> Outcome:
 
 
 @loop
-def several_dtypes(job: Job) -> Outcome:
-    """The float32 head is frozen at what it is: only the float64 part is compared to rounding of float64."""
-    torch.manual_seed(3)
-    model = nn.ModuleDict({"wide": nn.Linear(FEATURES, 3).double(), "narrow": nn.Linear(FEATURES, 3)})
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model["wide"], inputs, targets).backward()
-        fit(model["narrow"], inputs.float().round(), targets).backward()
-        optimizer.step()
-    return weights(model["wide"]), [p.dtype == torch.float32 for p in model["narrow"].parameters()]
-
-
-@loop
 def channels_last_convolutions(job: Job) -> Outcome:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)).double()
@@ -120,29 +106,6 @@ def channels_last_convolutions(job: Job) -> Outcome:
     return weights(model), [
         p.is_contiguous(memory_format=torch.channels_last) for p in model[0].parameters() if p.dim() == 4
     ]
-
-
-class Odd(nn.Module):
-    """A scalar, an empty and an expanded-from parameter beside a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(FEATURES, CLASSES)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.empty = nn.Parameter(torch.zeros(0, 3))
-        self.offset = nn.Parameter(torch.zeros(1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.layer(inputs) * self.scale + self.empty.sum() + self.offset.expand(CLASSES)
-
-
-@loop
-def scalar_and_empty_parameters(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = Odd().double()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer)
-    return weights(model)
 
 
 def _embedding(
@@ -169,30 +132,8 @@ def a_sparse_embedding_with_adagrad(job: Job) -> Outcome:
 
 
 @loop
-def sparse_adam(job: Job) -> Outcome:
-    return _embedding(job, lambda m: torch.optim.SparseAdam(m[0].parameters(), lr=0.1), sparse=True)
-
-
-@loop
 def an_embedding_with_a_largest_norm(job: Job) -> Outcome:
     return _embedding(job, sgd, sparse=False, max_norm=1.0, padding_idx=0)
-
-
-@loop
-def a_recurrent_network(job: Job) -> Outcome:
-    """The LSTM keeps its weights flat where cuDNN is used, and lists them by name."""
-    torch.manual_seed(3)
-    model = nn.ModuleDict(
-        {"lstm": nn.LSTM(FEATURES, 4, 2, batch_first=True), "out": nn.Linear(4, 3)}
-    ).double()
-    model, optimizer = job.distribute(model, adam(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        states, _ = model["lstm"](inputs.unsqueeze(1).repeat(1, 3, 1))
-        nn.functional.cross_entropy(model["out"](states[:, -1]), targets).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-    return weights(model)
 
 
 @loop
@@ -205,21 +146,6 @@ def gradient_checkpointing(job: Job) -> Outcome:
             hidden = checkpoint(model[:2], inputs.clone().requires_grad_(), use_reentrant=reentrant)
             nn.functional.cross_entropy(model[2](hidden), targets).backward()
             optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_transformer(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    layer = nn.TransformerEncoderLayer(FEATURES + 1, 2, 8, dropout=0.0, batch_first=True, activation="gelu")
-    model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, 2), "out": nn.Linear(6, 3)}).double()
-    model, optimizer = job.distribute(model, torch.optim.AdamW(model.parameters(), 0.01, eps=1e-3))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        words = nn.functional.pad(inputs, (0, 1)).unsqueeze(1).repeat(1, 3, 1)
-        states = model["encoder"](words * torch.arange(1, 4)[:, None])
-        nn.functional.cross_entropy(model["out"](states.mean(1)), targets).backward()
-        optimizer.step()
     return weights(model)
 
 
@@ -253,18 +179,6 @@ def a_sparse_embedding_beside_dense_layers(job: Job) -> Outcome:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model["out"](model["words"](part)), targets).backward()
             optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_sparse_embedding_that_accumulates(job: Job) -> Outcome:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Embedding(6, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)).double()
-    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.5))
-    words = torch.randint(6, (9, 2), generator=torch.Generator().manual_seed(1))
-    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(9) % 3), 4)):
-        (fit(model, part, targets) / 2).backward()
-    optimizer.step()
     return weights(model)
 
 

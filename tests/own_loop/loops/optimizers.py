@@ -17,7 +17,6 @@ from tests.own_loop.loops.base import (
     adam,
     batches,
     fit,
-    gradients,
     loop,
     net,
     samples,
@@ -38,22 +37,6 @@ def state_of_the_optimizer_is_read(job: Job) -> Outcome:
     read.append(dict(optimizer.state_dict()))
     states = [dict(optimizer.state[p].items()) for p in model.parameters()]
     return weights(model), read, states
-
-
-@loop
-def checkpoints_of_one_rank(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    saved = []
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-        if job.rank == 0:
-            file = io.BytesIO()
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-            saved.append(len(file.getvalue()) > 0)
-    return weights(model)
 
 
 def _through_a_file(value: object) -> Any:
@@ -78,21 +61,6 @@ def going_back_to_a_checkpoint(job: Job) -> Outcome:
     return after, back, weights(model), dict(optimizer.state_dict())
 
 
-@loop
-def a_checkpoint_is_loaded_after_distributing(job: Job) -> Outcome:
-    inputs, targets = samples().tensors
-    earlier = net()
-    before = adam(earlier)
-    fit(earlier, inputs, targets).backward()
-    before.step()
-    model = net(8)
-    model, optimizer = job.distribute(model, adam(model))
-    model.load_state_dict(earlier.state_dict())
-    optimizer.load_state_dict(before.state_dict())
-    train(job, model, optimizer)
-    return weights(model), dict(optimizer.state_dict())
-
-
 def _scheduled(job: Job, make: Callable[[Optimizer], Any], before: bool) -> Outcome:
     model = net()
     optimizer = sgd(model)
@@ -113,27 +81,6 @@ def _scheduled(job: Job, make: Callable[[Optimizer], Any], before: bool) -> Outc
 @loop
 def warm_restarts_made_before(job: Job) -> Outcome:
     return _scheduled(job, lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 2), before=True)
-
-
-@loop
-def one_cycle_made_afterwards(job: Job) -> Outcome:
-    """It cycles the momentum too."""
-    return _scheduled(job, lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=8), before=False)
-
-
-@loop
-def rates_set_by_hand(job: Job) -> Outcome:
-    model = net()
-    groups = [{"params": [p], "lr": 0.05 * (number + 1)} for number, p in enumerate(model.parameters())]
-    model, optimizer = job.distribute(model, torch.optim.Adam(groups))
-    for inputs, targets in job.shard(batches()):
-        for number, group in enumerate(optimizer.param_groups):
-            group["lr"] *= 0.5 + 0.1 * number
-            group["weight_decay"] = 0.1 * number
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
 
 
 @loop
@@ -217,47 +164,8 @@ def a_gradient_scaler_and_clipping(job: Job) -> Outcome:
 
 
 @loop
-def a_gradient_scaler_and_one_overflow(job: Job) -> Outcome:
-    return _scaled(job, overflow=True)
-
-
-@loop
 def a_gradient_scaler_and_one_overflow_of_a_fused_optimizer(job: Job) -> Outcome:
     return _scaled(job, overflow=True, fused=True)
-
-
-@loop
-def a_gradient_scaler_with_accumulation(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    for inputs, targets in job.shard(batches()):
-        scaler.scale(fit(model, inputs, targets) / 3).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    return weights(model)
-
-
-@loop
-def a_rate_that_is_a_tensor(job: Job) -> Outcome:
-    model = net()
-    rate = torch.tensor(0.05, dtype=torch.float64)
-    model, optimizer = job.distribute(model, torch.optim.Adam(model.parameters(), lr=rate, eps=1e-3))
-    train(job, model, optimizer, epochs=1)
-    rate.mul_(0.1)
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
-
-
-@loop
-def a_plateau_of_a_loss_that_all_ranks_know(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.3)
-    for _ in range(4):
-        train(job, model, optimizer, epochs=1)
-        plateau.step(1.0)
-    return weights(model), plateau.get_last_lr()
 
 
 def _searching(job: Job, make: Callable[[nn.Module], Optimizer]) -> Outcome:
@@ -281,42 +189,3 @@ def lbfgs_with_a_line_search(job: Job) -> Outcome:
     return _searching(
         job, lambda m: torch.optim.LBFGS(m.parameters(), max_iter=4, line_search_fn="strong_wolfe")
     )
-
-
-class _Counted(torch.optim.SGD):
-    """A subclass that does a little more."""
-
-    steps = 0
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        self.steps += 1
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.grad.clamp_(-0.05, 0.05)
-        return super().step(closure)
-
-
-@loop
-def a_subclass_of_sgd(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, _Counted(model.parameters(), lr=0.1, momentum=0.9))
-    train(job, model, optimizer)
-    return weights(model), gradients(model), optimizer.steps
-
-
-@loop
-def options_that_change_on_the_way(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    changes: list[dict[str, Any]] = [
-        {},
-        {"momentum": 0.9},
-        {"nesterov": True},
-        {"weight_decay": 0.1},
-        {"maximize": True},
-    ]
-    for change in changes:
-        optimizer.param_groups[0].update(change)
-        train(job, model, optimizer, epochs=1)
-    return weights(model), dict(optimizer.state_dict())

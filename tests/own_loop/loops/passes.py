@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
@@ -36,17 +36,6 @@ def the_usual_loop(job: Job) -> Outcome:
 
 
 @loop
-def zero_grad_without_none(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad(set_to_none=False)
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def gradients_are_never_zeroed(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -69,42 +58,6 @@ def step_without_a_gradient(job: Job) -> Outcome:
 
 
 @loop
-def step_with_zero_gradients(job: Job) -> Outcome:
-    """After `zero_grad(set_to_none=False)` momentum and weight decay go on."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    optimizer.zero_grad(set_to_none=False)
-    optimizer.step()
-    return weights(model)
-
-
-@loop
-def several_steps_for_one_backward(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        for _ in range(3):
-            optimizer.step()
-    return weights(model)
-
-
-@loop
-def two_losses_and_two_backward_passes(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        scores = model(inputs)
-        nn.functional.cross_entropy(scores, targets).backward(retain_graph=True)
-        (0.1 * scores.square().mean()).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def accumulation_of_uneven_micro_batches(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -117,21 +70,6 @@ def accumulation_of_uneven_micro_batches(job: Job) -> Outcome:
 
 
 @loop
-def a_gradient_that_is_given_up(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for number, (inputs, targets) in enumerate(job.shard(batches())):
-        optimizer.zero_grad()
-        loss = fit(model, inputs, targets)
-        if number == 1:
-            (100 * loss).backward()
-            continue
-        loss.backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def fewer_samples_than_ranks(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, adam(model))
@@ -139,32 +77,6 @@ def fewer_samples_than_ranks(job: Job) -> Outcome:
         optimizer.zero_grad()
         fit(model, inputs, targets).backward()
         optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_list_of_batches(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard([samples(7).tensors, samples(5, seed=2).tensors]):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_shuffled_loader(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    loader = DataLoader(
-        samples(), 4, shuffle=True, generator=torch.Generator().manual_seed(5), drop_last=True
-    )
-    for _ in range(2):
-        for inputs, targets in job.shard(loader):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
     return weights(model)
 
 
@@ -208,21 +120,6 @@ def one_backward_of_all_batches(job: Job) -> Outcome:
 
 
 @loop
-def evaluation_of_uneven_batches_with_gradients(job: Job) -> Outcome:
-    """No gradient of it is asked for."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for _ in range(2):
-        for inputs, targets in job.shard(batches()):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-        for held, _ in job.shard(batches(size=3, count=8, seed=7)):
-            model(held)
-    return weights(model)
-
-
-@loop
 def evaluation_between_backward_and_step(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -233,20 +130,6 @@ def evaluation_between_backward_and_step(job: Job) -> Outcome:
             for held, _ in job.shard(batches(size=2, count=5, seed=7)):
                 model(held)
         optimizer.step()
-    return weights(model)
-
-
-@loop
-def leaving_an_epoch_early(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for _ in range(3):
-        for number, (inputs, targets) in enumerate(job.shard(batches())):
-            if number == 2:
-                break
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
     return weights(model)
 
 
@@ -325,21 +208,6 @@ def batches_that_are_kept(job: Job) -> Outcome:
 
 
 @loop
-def batches_of_dicts_from_a_collate_function(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-
-    def collate(items: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        return {"x": torch.stack([x for x, _ in items]), "y": torch.stack([y for _, y in items])}
-
-    for batch in job.shard(DataLoader(samples(), 4, collate_fn=collate)):
-        optimizer.zero_grad()
-        fit(model, batch["x"], batch["y"]).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
 def a_backward_pass_that_fails(job: Job) -> Outcome:
     model = net()
     model, optimizer = job.distribute(model, sgd(model))
@@ -369,31 +237,6 @@ def _fail_once() -> Callable[[Tensor], None]:
     return hook
 
 
-@loop
-def a_penalty_on_the_weights(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches(size=2, count=5)):
-        optimizer.zero_grad()
-        penalty = sum(p.abs().sum() for p in model.parameters())
-        (fit(model, inputs, targets) + 0.05 * penalty).backward()
-        optimizer.step()
-    return weights(model)
-
-
-@loop
-def a_loader_that_is_shuffled_by_the_seed(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    torch.manual_seed(5)
-    for _ in range(2):
-        for inputs, targets in job.shard(DataLoader(samples(), 4, shuffle=True)):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-    return weights(model)
-
-
 def diffuse(job: Job, loaders: Iterable[DataLoader]) -> Outcome:
     """Langevin dynamics: the noise is that of the program's seed, as is what the loaders draw of it."""
     model = net()
@@ -417,14 +260,6 @@ def noise_on_the_weights(job: Job) -> Outcome:
     return diffuse(job, [DataLoader(samples(), 4, shuffle=True) for _ in range(2)])
 
 
-@loop
-def noise_and_a_sampler_with_replacement(job: Job) -> Outcome:
-    """It draws from the generator that it was given, which the loader does, too."""
-    generator = torch.Generator().manual_seed(5)
-    sampler = RandomSampler(samples(), replacement=True, num_samples=70, generator=generator)
-    return diffuse(job, [DataLoader(samples(), 4, sampler=sampler, generator=generator)] * 2)
-
-
 def with_a_worker(job: Job, **options: Any) -> Outcome:
     loader = DataLoader(samples(), 4, shuffle=True, num_workers=1, multiprocessing_context="fork", **options)
     with children_allowed():
@@ -435,18 +270,6 @@ def with_a_worker(job: Job, **options: Any) -> Outcome:
 def noise_and_workers_that_live_on(job: Job) -> Outcome:
     """Such a loader draws a seed for its workers once, not in each epoch."""
     return with_a_worker(job, persistent_workers=True)
-
-
-@loop
-def a_loader_of_ready_batches(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    ready = [samples(7).tensors, samples(5, seed=2).tensors]
-    for inputs, targets in job.shard(DataLoader(ready, batch_size=None)):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
 
 
 class Stream(IterableDataset):

@@ -89,56 +89,6 @@ def unfreezing(job: Job) -> Outcome:
 
 
 @loop
-def a_group_added_later(job: Job) -> Outcome:
-    model = net()
-    optimizer = torch.optim.Adam(model[2].parameters(), lr=0.01)
-    model, optimizer = job.distribute(model, optimizer)
-    train(job, model, optimizer, epochs=1)
-    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.002})
-    train(job, model, optimizer, epochs=1)
-    return weights(model), dict(optimizer.state_dict())
-
-
-@loop
-def an_actor_and_a_critic_on_one_body(job: Job) -> Outcome:
-    model = nn.ModuleDict({"body": net(3), "actor": nn.Linear(3, 3), "critic": nn.Linear(3, 1)}).double()
-    acts = torch.optim.Adam([*model["body"].parameters(), *model["actor"].parameters()], 0.01, eps=1e-3)
-    judges = torch.optim.SGD(model["critic"].parameters(), 0.1)
-    model, acts = job.distribute(model, acts)
-    model, judges = job.distribute(model, judges)
-    for inputs, targets in job.shard(batches()):
-        hidden = model["body"](inputs)
-        value = model["critic"](hidden)
-        acts.zero_grad()
-        nn.functional.cross_entropy(model["actor"](hidden) * value.detach(), targets).backward(
-            retain_graph=True
-        )
-        judges.zero_grad()
-        (value.squeeze(1) - targets).square().mean().backward()
-        acts.step()
-        judges.step()
-    return weights(model)
-
-
-@loop
-def one_optimizer_of_two_models_in_a_list(job: Job) -> Outcome:
-    both = nn.ModuleList([net(3), nn.Linear(3, 3).double()])
-    both, optimizer = job.distribute(both, adam(both))
-    train(job, nn.Sequential(*both), optimizer)
-    return weights(both)
-
-
-@loop
-def distributed_twice(job: Job) -> Outcome:
-    model = net()
-    optimizer = sgd(model)
-    model, optimizer = job.distribute(model, optimizer)
-    model, optimizer = job.distribute(model, optimizer)
-    train(job, model, optimizer)
-    return weights(model)
-
-
-@loop
 def a_new_optimizer_for_the_same_model(job: Job) -> Outcome:
     """As in fine-tuning: first SGD, then Adam over the head alone."""
     model = net()

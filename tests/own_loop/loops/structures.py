@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +17,6 @@ from tests.own_loop.loops.base import fit, loop, net, samples, sgd, weights
 
 class Encoding(UserDict[str, Tensor]):
     """A mapping that is no dict, as collators of Hugging Face make them."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    inputs: Tensor
-    targets: Tensor
 
 
 def _trained(
@@ -63,11 +56,6 @@ def batches_of_arrays(job: Job) -> Outcome:
         return torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"])
 
     return _trained(job, lambda x, y: {"x": x.numpy(), "y": y.numpy()}, apart)
-
-
-@loop
-def batches_of_a_dataclass(job: Job) -> Outcome:
-    return _trained(job, Pair, lambda batch: (batch.inputs, batch.targets))
 
 
 class Doubling(DataLoader[Any]):

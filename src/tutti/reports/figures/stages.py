@@ -126,7 +126,6 @@ def _panel(way: str, record: PipelineRecord, colours: dict[str, Any]) -> Any:
     data: Data = [
         {
             "rank": f"rank {span.rank}",
-            "stage": span.stage,
             "kind": span.kind,
             "microbatch": span.microbatch,
             "start": 1e3 * span.start,
@@ -143,9 +142,7 @@ def _panel(way: str, record: PipelineRecord, colours: dict[str, Any]) -> Any:
         x2=alt.X2("stop:Q"),
         y=axis,
         **colours,
-        tooltip=tips(
-            "kind:N", "stage:Q", "microbatch:Q", number("start", "start, ms"), number("took", "took, ms")
-        ),
+        tooltip=tips("kind:N", "microbatch:Q", number("start", "start, ms"), number("took", "took, ms")),
     )
     # Black can be read on each of the colours, white on few.
     words = base.mark_text(fontSize=10, color="black").encode(

@@ -72,7 +72,7 @@ class Choices:
     batch_sizes: tuple[int, ...]
 
     def candidates(self) -> list[Candidate]:
-        """All combinations, those that use the most cores first: they give the others something to reach."""
+        """Return all combinations, those on the most cores first: a fast one early stops slow ones early."""
         shapes = sorted(self.shapes, key=lambda shape: (-shape[0] * shape[1], -shape[0]))
         crossed = itertools.product(self.precisions, shapes, self.layouts, self.batch_sizes)
         return [
@@ -126,12 +126,10 @@ def choices_for(
 
 
 def _speed_decides(strategy: str) -> bool:
-    """Tell whether a strategy makes the same updates with any number of ranks."""
+    """Return whether a strategy makes the same updates with any number of ranks."""
     if strategy == "auto" or strategy.startswith(OBJECT):
         return strategy == "auto"
-    from tutti.strategies import named  # it imports torch
-
-    return named(strategy).joins_gradients
+    return strategy in ("solo", "sync")
 
 
 def _layouts(device: str, precisions: Sequence[str]) -> tuple[str, ...]:

@@ -43,18 +43,18 @@ from tutti.run.build import (
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import load_job
 from tutti.studies.autotune.candidates import Candidate
-from tutti.studies.autotune.following import LEAST_UPDATES, ORDERS, Twins, updates_within
 from tutti.studies.autotune.plan import PlanJob
-from tutti.studies.autotune.race import FEW, Contender, Fate, Timing, race
+from tutti.studies.autotune.race import WARM_UP_STEPS, Entry, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.studies.autotune.short_training import short_trainings
+from tutti.studies.autotune.twins import LEAST_UPDATES, ORDERS, Twins, updates_within
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch, try_gradient
 from tutti.training.run_parts import Schedule
 from tutti.training.trainer import Trainer
 
 WARM: Final = 10
-"""One step in so many of a turn is made beforehand and does not count: caches and threads are another's."""
+"""One tenth of a turn is warm-up: caches and threads were another candidate's."""
 
 FOR_CHOICE: Final = 0.4
 """The share of the time for the race, if there are other precisions to be tried afterwards ..."""
@@ -84,7 +84,7 @@ class Rehearsal:
         self._orders = 0
 
     def measure(self, candidate: Candidate, steps: int) -> Timing:
-        """Have so many steps made, on rank 0; the others `follow`.
+        """Make steps on all ranks; called on rank 0, while the others `follow`.
 
         Raises:
             UserError: the model cannot be trained like this.
@@ -162,7 +162,7 @@ class Rehearsal:
             raise found
 
     def _team(self, ranks: int) -> Communicator | None:
-        """The first so many ranks (collective over all, the first time)."""
+        """Return the first `ranks` ranks as a team (collective over all, the first time)."""
         if ranks not in self._teams:
             whole = self._comm
             everybody = ranks == whole.size
@@ -170,7 +170,7 @@ class Rehearsal:
         return self._teams[ranks]
 
     def _occupy(self, one: Candidate, rank: int) -> None:
-        """Take the cores and threads that this rank would have in a run of its own."""
+        """Take the cores and threads that this rank would have in a real run."""
         groups = share_host(self._job.cores, one.ranks, one.threads).cores
         bind(groups[rank] if groups and one.ranks > 1 else self._job.cores.logical)
         torch.set_num_threads(one.threads)
@@ -249,22 +249,19 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
     def share(of: float) -> float:
         return clock() + (deadline - clock()) * of
 
-    def raced(candidates: list[Candidate], end: float) -> list[Contender[Candidate]]:
+    def raced(candidates: list[Candidate], end: float) -> list[Entry[Candidate]]:
         return race(candidates, rehearsal.measure, clock, end, exhaustive=job.exhaustive)
 
     candidates = choices.candidates()
-    if len(candidates) > 1 or not job.dared:
-        ways = raced(candidates, share(FOR_CHOICE) if job.dared else deadline)
-    else:
-        ways = [Contender(candidates[0], Fate.RACING, rehearsal.measure(candidates[0], 1))]
-    found = Recommendation(ways)
     if not job.dared:
-        return found
+        return Recommendation(raced(candidates, deadline))
+    # A single candidate needs one step only.
+    found = Recommendation(raced(candidates, share(FOR_CHOICE) if len(candidates) > 1 else clock()))
     best = found.pick.candidate
     # Which shape is fastest hardly depends on the precision, while the layout does matter to some kernels.
     further = replace(choices, precisions=job.dared, shapes=((best.ranks, best.threads),)).candidates()
     if clock() >= deadline:
-        return replace(found, others=[Contender(one) for one in further])
+        return replace(found, others=[Entry(one) for one in further])
     found = replace(found, others=raced([best, *further], share(FOR_SPEED)))
     faster = found.faster
     if faster is None:
@@ -288,7 +285,7 @@ def compare_twins(
     alone = replace(one, ranks=1, threads=max(1, len(job.cores.physical)))
     pair = replace(alone, precision="fp32"), alone
     try:
-        update_s = sum(rehearsal.measure(each, FEW).seconds / FEW for each in pair)
+        update_s = sum(rehearsal.measure(each, WARM_UP_STEPS).seconds / WARM_UP_STEPS for each in pair)
     except UserError as error:
         return Twins(one.precision, problem=f"it cannot be trained on one rank: {error}")
     run = run_length(job.config, len(task.dataset.train))
@@ -307,7 +304,7 @@ def run_length(config: TrainConfig, samples: int) -> int:
 
 
 def has_images(module: nn.Module) -> bool:
-    """Tell whether the model has 4-d weights, of convolutions: the memory format of tensors matters to it."""
+    """Return whether the model has 4-d weights, of convolutions: the layout matters to it."""
     return any(parameter.dim() == 4 for parameter in module.parameters())
 
 

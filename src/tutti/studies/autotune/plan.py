@@ -1,17 +1,11 @@
-"""The fastest way to run a training on this machine, found by measuring. Needs no torch.
-
-                ranks, threads      layout      precision
---plan auto     race                race        race, then short trainings
---X auto        as in a run         as given    as given, but for X
-"""
+"""The fastest way to run a training on this machine, found by measuring. Needs no torch."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar, Final
 
 from typing_extensions import override
@@ -21,10 +15,8 @@ from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.records.run_folder import check_writable
-from tutti.run.config import BUDGET_S as BEFORE_TRAINING_S
-from tutti.run.config import MEASURED, TrainConfig
+from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
-from tutti.run.pickled import Pickled
 from tutti.run.start import announce, run
 from tutti.studies.autotune.candidates import Choices, choices_for
 from tutti.studies.autotune.recommendation import Recommendation
@@ -76,9 +68,7 @@ def plan(
     precisions: Sequence[str] = (),
     batch_sizes: Sequence[int] = (),
     exhaustive: bool = False,
-    objects: Mapping[str, Pickled] = MappingProxyType({}),
     quiet: bool = False,
-    silent: bool = False,
 ) -> Recommendation:
     """Measure the ways in which a training can be run on this machine.
 
@@ -91,9 +81,7 @@ def plan(
             faster and its loss follows.
         batch_sizes: that may be chosen; by default that of `config`, as another one trains differently.
         exhaustive: measure all ways until the budget is used up, instead of stopping the slow ones early.
-        objects: what was given as Python objects, as `Job` has them.
         quiet: print only what is measured for how long, and warnings.
-        silent: print nothing at all.
 
     Returns:
         What was measured, and what to take.
@@ -107,11 +95,10 @@ def plan(
     _refuse_elsewhere(config, budget_s)
     cores = allowed_cores()
     choices = choices_for(config, fixed, cores.usable, precisions, batch_sizes)
-    if not silent:
-        warning = others_at_work(cores.usable)
-        if warning is not None:
-            announce(f"warning: {warning}")
-        announce(f"measuring for at most {budget_s:g} s once the ranks have started")
+    warning = others_at_work(cores.usable)
+    if warning is not None:
+        announce(f"warning: {warning}")
+    announce(f"measuring for at most {budget_s:g} s once the ranks have started")
     open_to_others = not precisions and "precision" not in fixed and config.precision == "fp32"
     dared = ("bf16",) if open_to_others else ()
     job = PlanJob(
@@ -122,75 +109,31 @@ def plan(
         deadline=began + budget_s,
         least_s=LEAST * budget_s,
         exhaustive=exhaustive,
-        objects=dict(objects),
-        quiet=quiet or silent,
+        quiet=quiet,
     )
     found = run(job)
     assert isinstance(found, Recommendation)
     return replace(found, seconds=time.monotonic() - began)
 
 
-def planned(
-    config: TrainConfig,
-    fixed: Collection[str],
-    budget_s: float = BEFORE_TRAINING_S,
-    objects: Mapping[str, Pickled] = MappingProxyType({}),
-    silent: bool = False,
-) -> TrainConfig:
-    """The configuration with what a short measurement has chosen in it; prints what and why in a few lines.
+def planned(config: TrainConfig, fixed: Collection[str], budget_s: float) -> TrainConfig:
+    """Return the configuration with the pick of a short measurement; print the pick and the reason.
 
     Args:
         config: what to train.
         fixed: the fields of it that are decided.
         budget_s: seconds that this may take.
-        objects: what was given as Python objects, as `Job` has them.
-        silent: print nothing.
 
     Raises:
         BadRunFolder: the training could not write its folder.
         TuttiError: as `plan` does.
     """
-    _refuse_elsewhere(config, budget_s)
     if config.out is not None:
         check_writable(config.out)  # before time goes into the measurement
-    if "precision" in fixed or config.precision != "fp32":
-        only = choices_for(config, fixed, allowed_cores().usable).candidates()
-        if len(only) == 1:
-            if not silent:
-                announce(f"{only[0].shape}: the options leave nothing to choose")
-            return only[0].applied_to(config)
-    found = plan(config, fixed, budget_s=budget_s, objects=objects, quiet=True, silent=silent)
-    if not silent:
-        for line in found.in_short():
-            announce(line)
+    found = plan(config, fixed, budget_s=budget_s, quiet=True)
+    for line in found.in_short():
+        announce(line)
     return found.pick.candidate.applied_to(config)
-
-
-def measured(
-    config: TrainConfig,
-    asked: Collection[str],
-    budget_s: float = BEFORE_TRAINING_S,
-    objects: Mapping[str, Pickled] = MappingProxyType({}),
-    silent: bool = False,
-) -> TrainConfig:
-    """The configuration with measured values of the fields that were left to that; ranks are as in any run.
-
-    Args:
-        config: what to train, with defaults in place of what is asked.
-        asked: of `MEASURED`.
-        budget_s: seconds that this may take.
-        objects: what was given as Python objects, as `Job` has them.
-        silent: print nothing.
-
-    Raises:
-        TuttiError: as `plan` does.
-    """
-    _refuse_elsewhere(config, budget_s)
-    place = Job(config).placement()
-    placed = replace(config, workers=str(place.workers), threads=place.threads)
-    fixed = {"workers", "threads", "batch_size", *MEASURED} - set(asked)
-    found = planned(placed, fixed, budget_s, objects, silent)
-    return replace(found, workers=config.workers, threads=config.threads)
 
 
 def others_at_work(cores: int) -> str | None:

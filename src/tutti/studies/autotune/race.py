@@ -1,26 +1,22 @@
-"""A race of candidates: all are measured for a moment, the best for longer. Needs no torch.
+"""A race of candidates: each is measured for a moment, the fastest for longer. Needs no torch.
 
-    first steps   a ▌ b ▌ c ▌ d ▌ e ████████     one step of each; e is hopeless and goes
+    first steps   a ▌ b ▌ c ▌ d ▌ e ████████     one step of each; e is hopeless and stops
     round 1       a ██ b ██ c ██ d ██
-    round 2       b ██ c ██ d ██ a ██            d is behind by more than the noise and goes
-    round 3       c ███ a ███ b ███              turns get longer, until the best is clear or time is up
+    round 2       b ██ c ██ d ██ a ██            d is behind by more than the margin and stops
+    round 3       c ██ a ██ b ██                 the margin shrinks with the rounds
 
-Taking turns spreads whatever else the machine does over all of them, so candidates are compared round by
-round: by the median of the ratios of their speeds. How these ratios scatter says how far their median may be
-off, and nothing goes before it is behind by more than that.
+Candidates take turns, so other load on the machine slows all of them alike. They are compared round by round,
+by the median of the ratios of their speeds.
 
-Sources: Maron and Moore 1994, "Hoeffding Races: Accelerating Model Selection Search for Classification and
-Function Approximation" (what is surely worse goes, the rest shares the time); Jamieson and Talwalkar 2016,
-"Non-stochastic Best Arm Identification and Hyperparameter Optimization" (fewer candidates, longer turns).
+Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
+(fewer candidates, more measurements of each).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from typing import Final, Generic, TypeVar
 
 from tutti.errors import UserError
@@ -28,62 +24,35 @@ from tutti.errors import UserError
 C = TypeVar("C")
 
 HOPELESS: Final = 5.0
-"""A first step that takes so many times as long as at the best's speed ends a candidate's race ..."""
+"""A candidate stops after its first step if that takes this many times as long as the fastest one's ..."""
 
 COLD_S: Final = 2.0
-"""... if it is longer by so many seconds, too: a first step sets up memory, threads and kernels."""
+"""... and longer by this many seconds: a first step sets up memory, threads and kernels."""
 
-SHORT_S: Final = 0.25
-"""A first step below this says little about the next ones: a few more are made to know their pace."""
+WARM_UP_STEPS: Final = 4
+"""Steps before the first round, which give the duration of a step."""
 
-FEW: Final = 4
-
-SHORTEST_S: Final = 0.15
-LONGEST_S: Final = 1.0
-"""Seconds of a turn."""
+TURN_S: Final = (0.15, 1.0)
+"""Shortest and longest turn."""
 
 ROUNDS: Final = 8
-"""Into how many rounds the time that is left is divided."""
+"""Most rounds of a race; the race ends earlier when one candidate is left."""
 
-MOST_ROUNDS: Final = 40
-"""After so many, more of them say nothing new."""
-
-ENOUGH: Final = 3
-"""Rounds before the race may end early."""
-
-UNKNOWN: Final = 0.5
-"""The noise of a ratio that was measured once; its scatter is believed more with each round."""
-
-BEHIND: Final = 0.02
-"""Contenders that are surely slower than the best by more than this are out."""
-
-SURE: Final = 1.25
-"""By how many times the noise: it is asked after every round, so chance has many tries."""
-
-CLOSE: Final = 0.03
-"""When all that are left are surely slower by less than this, the race ends: any of them will do."""
+MARGIN: Final = 0.05
+"""A candidate stops when it is slower than the fastest by more than max(MARGIN, 0.5 / rounds^2)."""
 
 TIE: Final = 0.02
-"""Contenders slower by less than this are as good as the best, if the noise hides the difference."""
-
-
-class Fate(Enum):
-    """The fate of a candidate."""
-
-    WAITING = "not measured"
-    RACING = "measured"
-    STOPPED = "stopped early"
-    UNFIT = "does not fit"
+"""Candidates slower than the fastest by less than this count as equally fast."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Some training steps.
+    """Duration of some training steps.
 
     Attributes:
-        steps: how many.
-        samples: behind all of them.
-        seconds: that they took.
+        steps: their number.
+        samples: in all of them.
+        seconds: for all of them.
     """
 
     steps: int
@@ -97,29 +66,29 @@ class Timing:
 
 
 Measure = Callable[[C, int], Timing]
-"""Makes so many training steps in the way of a candidate; raises `UserError` where that does not fit."""
+"""Makes a number of training steps as the candidate says; raises `UserError` where that does not fit."""
 
 
-@dataclass
-class Contender(Generic[C]):
-    """A candidate and what was measured of it.
+@dataclass(eq=False)
+class Entry(Generic[C]):
+    """A candidate and its measurements.
 
     Attributes:
         candidate: what was measured.
-        fate: what became of it.
-        first: its first step.
+        first: its first step; None: not measured.
         turns: samples per second in each round that it took part in.
-        steps: that it made in all.
-        step_s: seconds of a step, as last seen.
-        problem: why it does not fit.
+        steps: made in all.
+        step_s: seconds of a step, as last measured.
+        stopped: whether it left the race early.
+        problem: why it cannot be trained.
     """
 
     candidate: C
-    fate: Fate = Fate.WAITING
     first: Timing | None = None
     turns: dict[int, float] = field(default_factory=dict)
     steps: int = 0
     step_s: float = 0.0
+    stopped: bool = False
     problem: UserError | None = None
 
     @property
@@ -138,59 +107,40 @@ class Contender(Generic[C]):
         return (high - low) / 2 / middle
 
     def note(self, timing: Timing) -> None:
-        """Take steps into account."""
+        """Add steps that were made."""
         self.steps += timing.steps
         self.step_s = timing.seconds / timing.steps
 
 
-@dataclass(frozen=True)
-class Gap:
-    """The speed of one candidate compared with another.
-
-    Attributes:
-        ratio: of their speeds.
-        noise: how far that may be off, either way.
-    """
-
-    ratio: float
-    noise: float
+def ratio(one: Entry[C], other: Entry[C]) -> float:
+    """Return the speed of `one` over that of `other`: the median over the rounds they share, or by rates."""
+    rounds = one.turns.keys() & other.turns.keys()
+    if rounds:
+        return median(one.turns[number] / other.turns[number] for number in rounds)
+    assert one.rate is not None, "not measured"
+    assert other.rate is not None, "not measured"
+    return one.rate / other.rate
 
 
-def gap(one: Contender[C], other: Contender[C]) -> Gap:
-    """Compare the speeds of `one` and `other` by the rounds that both took part in, or else their rates."""
-    ratios = [one.turns[turn] / other.turns[turn] for turn in one.turns.keys() & other.turns.keys()]
-    if not ratios:
-        rates = one.rate, other.rate
-        assert rates[0] is not None, "what was not measured cannot be compared"
-        assert rates[1] is not None, "what was not measured cannot be compared with"
-        return Gap(rates[0] / rates[1], UNKNOWN)
-    middle = median(ratios)
-    # Twice the standard error of a median, from the mean deviation: sqrt(pi / 2) for either.
-    scatter = 2 * (math.pi / 2) * fmean(abs(ratio - middle) for ratio in ratios) / math.sqrt(len(ratios))
-    return Gap(middle, max(scatter, UNKNOWN / len(ratios) ** 2))
+def racing(entries: Sequence[Entry[C]]) -> list[Entry[C]]:
+    """Return the entries that were measured and have not stopped."""
+    return [entry for entry in entries if entry.first is not None and not entry.stopped]
 
 
-def racing(entries: Sequence[Contender[C]]) -> list[Contender[C]]:
-    """Those that are still in the race."""
-    return [entry for entry in entries if entry.fate is Fate.RACING]
-
-
-def leader(entries: Sequence[Contender[C]]) -> Contender[C]:
-    """The fastest in the rounds that all who are in the race took part in, or else by their rates."""
+def leader(entries: Sequence[Entry[C]]) -> Entry[C]:
+    """Return the fastest in the rounds that all entries in the race share, or else by their rates."""
     rivals = racing(entries)
-    together = set.intersection(*(set(entry.turns) for entry in rivals))
-
-    def speed(entry: Contender[C]) -> float:
-        return median(entry.turns[turn] for turn in together) if together else entry.rate or 0.0
-
-    return max(rivals, key=speed)
+    shared = set.intersection(*(set(entry.turns) for entry in rivals))
+    if not shared:
+        return max(rivals, key=lambda entry: entry.rate or 0.0)
+    return max(rivals, key=lambda entry: median(entry.turns[number] for number in shared))
 
 
-def equals(entries: Sequence[Contender[C]]) -> list[Contender[C]]:
-    """The leader, and those in the race that are as fast: slower by less than the noise, and than TIE."""
+def ties(entries: Sequence[Entry[C]]) -> list[Entry[C]]:
+    """Return the entries in the race that are as fast as the leader, the leader first."""
     best = leader(entries)
-    gaps = [(entry, gap(entry, best)) for entry in racing(entries) if entry is not best]
-    return [best] + [entry for entry, to in gaps if to.ratio + to.noise >= 1 and to.ratio >= 1 - TIE]
+    rivals = [entry for entry in racing(entries) if entry is not best]
+    return [best, *(entry for entry in rivals if ratio(entry, best) >= 1 - TIE)]
 
 
 def race(
@@ -200,94 +150,79 @@ def race(
     deadline: float,
     *,
     exhaustive: bool = False,
-) -> list[Contender[C]]:
-    """Measure candidates until the best is clear, or time is up.
+) -> list[Entry[C]]:
+    """Measure candidates until one is left, all rounds are over, or time is up.
 
     Args:
-        candidates: in the order of the first steps; those that seem promising should come first.
+        candidates: in the order of their first steps; promising ones should come first.
         measure: makes some steps.
         clock: seconds.
-        deadline: when, by that clock, no turn may begin that would end later. The first candidate is measured
-            all the same.
-        exhaustive: nothing is stopped early: all are measured until time is up.
+        deadline: by that clock; no turn begins that would end later. The first candidate is measured anyway.
+        exhaustive: stop no candidate, and go on until time is up.
 
     Returns:
         One entry for each candidate, in the same order.
 
     Raises:
-        UserError: no candidate fits; this is what the first one said.
+        UserError: no candidate fits; this is the error of the first one.
     """
-    entries = [Contender(candidate) for candidate in candidates]
+    entries = [Entry(candidate) for candidate in candidates]
     _first_steps(entries, measure, clock, deadline)
     if not exhaustive:
         _stop_hopeless(entries)
-    for number in range(1, MOST_ROUNDS + 1):
+    number = 0
+    while exhaustive or number < ROUNDS:
+        number += 1
         if not _round(number, racing(entries), measure, clock, deadline):
             break
         if not exhaustive:
-            stop_behind(entries)
-            if number >= ENOUGH and decided(entries):
+            stop_slow(entries, number)
+            if number > 2 and len(racing(entries)) == 1:
                 break
     return entries
 
 
-def stop_behind(entries: Sequence[Contender[C]]) -> None:
-    """End the race of those that are surely slower than the best."""
-    best = leader(entries)
+def stop_slow(entries: Sequence[Entry[C]], rounds: int) -> None:
+    """Stop the entries that are slower than the leader by more than the margin."""
+    best, margin = leader(entries), max(MARGIN, 0.5 / rounds**2)
     for entry in racing(entries):
-        to = gap(entry, best)
-        if to.ratio + SURE * to.noise < 1 - BEHIND:
-            entry.fate = Fate.STOPPED
-
-
-def decided(entries: Sequence[Contender[C]]) -> bool:
-    """Tell whether it no longer matters which of those in the race is taken."""
-    best = leader(entries)
-    gaps = [gap(entry, best) for entry in racing(entries) if entry is not best]
-    return all(to.ratio - to.noise > 1 - CLOSE for to in gaps)
+        entry.stopped = ratio(entry, best) < 1 - margin
 
 
 def _first_steps(
-    entries: Sequence[Contender[C]], measure: Measure[C], clock: Callable[[], float], deadline: float
+    entries: Sequence[Entry[C]], measure: Measure[C], clock: Callable[[], float], deadline: float
 ) -> None:
-    shortest = math.inf
     for entry in entries:
-        if shortest < math.inf and clock() + shortest > deadline:
+        shortest = min((one.first.seconds for one in racing(entries) if one.first), default=0.0)
+        if racing(entries) and clock() + shortest > deadline:
             return
         try:
             entry.first = measure(entry.candidate, 1)
         except UserError as error:
-            entry.fate, entry.problem = Fate.UNFIT, error
+            entry.problem = error
             continue
-        entry.fate = Fate.RACING
         entry.note(entry.first)
-        shortest = min(shortest, entry.first.seconds)
-        if entry.step_s < SHORT_S:
-            entry.note(measure(entry.candidate, FEW))
-    if entries and all(entry.fate is Fate.UNFIT for entry in entries):
-        assert entries[0].problem is not None
-        raise entries[0].problem
+        if entry.step_s < TURN_S[0]:
+            entry.note(measure(entry.candidate, WARM_UP_STEPS))
+    if not racing(entries):
+        raise next(entry.problem for entry in entries if entry.problem is not None)
 
 
-def _stop_hopeless(entries: Sequence[Contender[C]]) -> None:
-    """End the race of those whose first step alone says enough."""
-    firsts = [(entry, entry.first) for entry in racing(entries) if entry.first is not None]
-    best = max(first.rate for _, first in firsts)
-    for entry, first in firsts:
-        seconds = first.samples / best
-        if first.seconds > max(HOPELESS * seconds, seconds + COLD_S):
-            entry.fate = Fate.STOPPED
+def _stop_hopeless(entries: Sequence[Entry[C]]) -> None:
+    """Stop the entries whose first step alone is far too slow."""
+    best = max(entry.first.rate for entry in entries if entry.first is not None)
+    for entry in entries:
+        if entry.first is not None:
+            fastest_s = entry.first.samples / best
+            entry.stopped = entry.first.seconds > max(HOPELESS * fastest_s, fastest_s + COLD_S)
 
 
 def _round(
-    number: int,
-    rivals: Sequence[Contender[C]],
-    measure: Measure[C],
-    clock: Callable[[], float],
-    deadline: float,
+    number: int, rivals: Sequence[Entry[C]], measure: Measure[C], clock: Callable[[], float], deadline: float
 ) -> bool:
-    """One turn of each; whether there was time for all."""
-    seconds = min(LONGEST_S, max(SHORTEST_S, (deadline - clock()) / (ROUNDS * len(rivals))))
+    """Give each rival a turn; return whether there was time for all."""
+    shortest, longest = TURN_S
+    seconds = min(longest, max(shortest, (deadline - clock()) / (ROUNDS * len(rivals))))
     first = number % len(rivals)
     for entry in [*rivals[first:], *rivals[:first]]:
         steps = max(1, round(seconds / max(entry.step_s, 1e-9)))

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Final
 
 from tutti.studies.autotune.candidates import Candidate
-from tutti.studies.autotune.following import Twins
-from tutti.studies.autotune.race import Contender, Fate, equals, gap, leader, racing
+from tutti.studies.autotune.race import Entry, leader, racing, ratio, ties
+from tutti.studies.autotune.twins import Twins
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
-Way = Contender[Candidate]
-"""A way to train, and what was measured of it."""
+Way = Entry[Candidate]
+"""A way to train, and its measurements."""
 
 HEADS: Final = (
     "ranks",
@@ -27,10 +27,13 @@ HEADS: Final = (
     "remark",
 )
 
+FASTER: Final = 1.05
+"""The speed-up from which on another precision is worth its rounding."""
+
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The measurements, and what to take.
+    """The measurements, and the pick.
 
     Attributes:
         ways: those to choose from.
@@ -52,25 +55,24 @@ class Recommendation:
 
     @property
     def best(self) -> Way:
-        """The fastest to choose from; of those that are as fast within the noise, the simplest."""
-        return min(equals(self.ways), key=lambda way: way.candidate.complexity)
+        """The simplest of the fastest ways."""
+        return min(ties(self.ways), key=lambda way: way.candidate.complexity)
 
     @property
     def faster(self) -> Way | None:
-        """The fastest in another precision, if it is surely faster than the best of the ways."""
+        """The fastest in another precision, if it is faster than the best of the ways."""
         reference = self._reference()
         if reference is None or not racing(self.others):
             return None
         way = leader(self.others)
-        to = gap(way, reference)
-        return None if way is reference or len(way.turns) < 2 or to.ratio - to.noise <= 1 else way
+        return way if way is not reference and len(way.turns) > 1 and ratio(way, reference) > FASTER else None
 
     def why(self) -> list[str]:
-        """The reason for the pick, and what another precision brings, one sentence each."""
+        """Return the reason for the pick, and the gain by another precision, one sentence each."""
         return [self._reason(), *self._precision()]
 
     def in_short(self) -> list[str]:
-        """The measurements and the choice, one line for each choice that there was."""
+        """Return one line for each choice that there was."""
         measured = sum(way.rate is not None for way in self.ways)
         ways = f"{measured} combination{'' if measured == 1 else 's'}"
         raced = f"measured {ways} in {self.seconds:.0f} s: {self._reason()}"
@@ -79,89 +81,72 @@ class Recommendation:
 
     def _reason(self) -> str:
         pick = self.best
-        found = f"{self._name(pick)}: {pick.rate or 0:,.0f} samples/s"
-        even = [way for way in equals(self.ways) if way is not pick]
+        rate = f"{self._name(pick)}: {pick.rate or 0:,.0f} samples/s"
+        even = [self._name(way) for way in ties(self.ways) if way is not pick]
         if even:
-            noise = max(gap(way, pick).noise for way in even)
-            listed = " and ".join(self._name(way) for way in even)
-            return f"{found}; as fast within the noise of {noise:.1%}, but not as simple: {listed}"
+            return f"{rate}; as fast, but not as simple: {' and '.join(even)}"
         rivals = [way for way in self.ways if way is not pick and way.rate is not None]
-        if not rivals:
-            late = any(way.fate is Fate.WAITING for way in self.ways)
-            return f"{found}; " + ("no time was left for others: raise --budget" if late else "the only way")
-        second = max(rivals, key=lambda way: gap(way, pick).ratio)
-        to = gap(second, pick)
-        sentence = f"{found}; the next, {self._name(second)}, has {to.ratio:.0%} of that speed"
-        if to.ratio + to.noise > 1:
-            sentence += f", give or take {to.noise:.0%}: a longer --budget says more"
-        return sentence
+        if rivals:
+            second = max(rivals, key=lambda way: ratio(way, pick))
+            return f"{rate}; the next, {self._name(second)}, has {ratio(second, pick):.0%} of that speed"
+        late = any(way.first is None and way.problem is None for way in self.ways)
+        return f"{rate}; " + ("no time was left for others: raise --budget" if late else "the only way")
 
     def _name(self, way: Way) -> str:
-        """Name a way by what tells it from the others, such as "2 ranks x 1 thread, channels_last"."""
+        """Name a way by what differs between the ways, such as "2 ranks x 1 thread, channels_last"."""
         one, every = way.candidate, [other.candidate for other in self.ways]
         parts = {"precision": one.precision, "layout": one.layout, "batch_size": f"batch {one.batch_size}"}
-        telling = [text for part, text in parts.items() if len({getattr(c, part) for c in every}) > 1]
-        return ", ".join([one.shape, *telling])
+        differing = [text for part, text in parts.items() if len({getattr(c, part) for c in every}) > 1]
+        return ", ".join([one.shape, *differing])
 
     def _precision(self) -> list[str]:
-        """The gain by another precision, and whether it is chosen."""
-        reference, faster = self._reference(), self.faster
-        rivals = [way for way in self.others if way is not reference and way.rate is not None]
-        if reference is None or not rivals:
-            tried = [way for way in self.others if way is not reference]
-            return (
-                [f"{tried[0].candidate.precision} is not chosen: {self._remark(tried[0])}"] if tried else []
-            )
-        if faster is None:
-            way = max(rivals, key=lambda way: gap(way, reference).ratio)
-            to, name = gap(way, reference), way.candidate.precision
-            if to.ratio + to.noise < 1:
-                return [f"{name} is not chosen: it has {to.ratio:.0%} of that speed here"]
-            speed = f"{to.ratio:.2f} times that speed, give or take {to.noise:.0%}"
-            return [f"{name} is not chosen: it is not surely faster here ({speed})"]
-        name, times = faster.candidate.precision, gap(faster, reference).ratio
-        speed = f"{self._name(faster)} in {name} is {times:.2f} times as fast"
+        """Return the gain by another precision, and whether it is chosen."""
+        reference = self._reference()
+        rivals = [way for way in self.others if way is not reference]
+        if not rivals:
+            return []
+        measured = [way for way in rivals if way.rate is not None]
+        if reference is None or not measured:
+            return [f"{rivals[0].candidate.precision} is not chosen: {_remark(rivals[0])}"]
+        way = self.faster or max(measured, key=lambda way: ratio(way, reference))
+        name, speed = way.candidate.precision, f"{ratio(way, reference):.2f} times as fast"
+        if self.faster is None:
+            return [f"{name} is not chosen: it is {speed} here"]
         if self.twins is None:
             return [
-                f"{name} is not chosen: {speed}, but no time was left to compare its loss: raise --budget"
+                f"{name} is not chosen: it is {speed}, but no time was left to compare losses: raise --budget"
             ]
-        if self.twins.follows:
-            return [f"{name} is chosen: {speed}, and {self.twins.why()}"]
-        return [f"{name} is not chosen: {speed}, but {self.twins.why()}"]
+        verdict, link = ("chosen", "and") if self.twins.follows else ("not chosen", "but")
+        return [f"{name} is {verdict}: {self._name(way)} in {name} is {speed}, {link} {self.twins.why()}"]
 
     def _reference(self) -> Way | None:
         """The best of the ways, as it was measured beside the other precision."""
         candidate = self.best.candidate
         return next((way for way in self.others if way.candidate == candidate and way.rate), None)
 
-    def ratio(self, way: Way) -> float | None:
-        """The speed of a way / that of the pick, from the rounds that both took part in; None: unknown."""
-        if way.rate is None:
+    def of_pick(self, way: Way) -> float | None:
+        """Return the speed of a way over that of the pick; None: not measured."""
+        if way.rate is None or self.pick.rate is None:
             return None
-        if way is self.pick:
-            return 1.0
-        reference, pick = self._reference(), self.pick
-        if not any(way is one for one in self.ways):
-            reference = pick if any(pick is one for one in self.others) else reference
-            return None if reference is None else gap(way, reference).ratio
-        of_best = gap(way, self.best).ratio
-        return of_best if pick is self.best or reference is None else of_best / gap(pick, reference).ratio
+        return self._of_best(way) / self._of_best(self.pick)
+
+    def _of_best(self, way: Way) -> float:
+        return ratio(way, self.best if way in self.ways else self._reference() or self.best)
 
     def rows(self) -> list[Way]:
-        """All ways, the fastest first, and those that were not measured last."""
+        """Return all ways, the fastest first, and those that were not measured last."""
         further = [way for way in self.others if way.candidate != self.best.candidate]
-        return sorted([*self.ways, *further], key=lambda way: -(self.ratio(way) or 0.0))
+        return sorted([*self.ways, *further], key=lambda way: -(self.of_pick(way) or 0.0))
 
     def show(self, stream: IO[str]) -> None:
         """Print the table."""
         table = TextTable(HEADS, left=("precision", "layout", "remark"), drop=("spread", "batch", "layout"))
         for way in self.rows():
-            table.add_row(*self.cells(way), style="bold" if way is self.pick else "")
+            table.add_row(*self._cells(way), style="bold" if way is self.pick else "")
         console_on(stream).print(table)
 
-    def cells(self, way: Way) -> list[str]:
-        """A row of the table, with nothing where there is no number."""
-        one, ratio = way.candidate, self.ratio(way)
+    def _cells(self, way: Way) -> list[str]:
+        one, speed = way.candidate, self.of_pick(way)
         return [
             str(one.ranks),
             str(one.threads),
@@ -170,39 +155,38 @@ class Recommendation:
             str(one.batch_size),
             "" if way.rate is None else f"{way.rate:,.0f}",
             "" if way.spread is None else f"± {way.spread:.0%}",
-            "" if ratio is None else f"{ratio:.2f}",
-            ", ".join(filter(None, ["pick" if way is self.pick else "", self._remark(way)])),
+            "" if speed is None else f"{speed:.2f}",
+            ", ".join(filter(None, ["pick" if way is self.pick else "", _remark(way)])),
         ]
 
-    def _remark(self, way: Way) -> str:
-        if way.fate is Fate.STOPPED:
-            return f"stopped early, after {way.steps} step{'s' if way.steps > 1 else ''}"
-        if way.fate is Fate.UNFIT:
-            return f"does not fit: {way.problem}"
-        if way.fate is Fate.WAITING:
-            return "not measured: no time left"
-        return "" if way.turns else "its first steps: no time for more"
-
     def as_json(self) -> dict[str, Any]:
-        """All of it as JSON values; speeds in samples per second, `turns` by round."""
+        """Return all of it as JSON values; speeds in samples per second, `turns` by round."""
         return {
             "pick": asdict(self.pick.candidate),
             "why": self.why(),
             "seconds": self.seconds,
             "short_trainings": None if self.twins is None else self.twins.as_json(),
-            "candidates": [self._record(way) for way in self.rows()],
+            "candidates": [
+                {
+                    **asdict(way.candidate),
+                    "samples_per_s": way.rate,
+                    "spread": way.spread,
+                    "of_the_pick": self.of_pick(way),
+                    "first_step_s": None if way.first is None else way.first.seconds,
+                    "steps": way.steps,
+                    "turns": {str(turn): rate for turn, rate in way.turns.items()},
+                    "remark": _remark(way),
+                }
+                for way in self.rows()
+            ],
         }
 
-    def _record(self, way: Way) -> dict[str, Any]:
-        return {
-            **asdict(way.candidate),
-            "fate": way.fate.value,
-            "to_choose_from": any(way is one for one in self.ways),
-            "samples_per_s": way.rate,
-            "spread": way.spread,
-            "of_the_pick": self.ratio(way),
-            "first_step_s": None if way.first is None else way.first.seconds,
-            "steps": way.steps,
-            "turns": {str(turn): rate for turn, rate in way.turns.items()},
-            "problem": None if way.problem is None else str(way.problem),
-        }
+
+def _remark(way: Way) -> str:
+    if way.problem is not None:
+        return f"does not fit: {way.problem}"
+    if way.first is None:
+        return "not measured: no time left"
+    if way.stopped:
+        return f"stopped early, after {way.steps} step{'s' if way.steps > 1 else ''}"
+    return "" if way.turns else "its first steps: no time for more"

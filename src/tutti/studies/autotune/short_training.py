@@ -18,16 +18,16 @@ from tutti.model_parallel.base import Whole
 from tutti.run.build import Task, assemble, build_strategy, reseed
 from tutti.run.jobs import Job
 from tutti.studies.autotune.candidates import Candidate
-from tutti.studies.autotune.following import ORDERS, Twins
+from tutti.studies.autotune.twins import ORDERS, Twins
 from tutti.training.evaluation import evaluate
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Trainer
 
 PROBED_BATCHES: Final = 4
-"""The loss is measured on the samples of so many batches ..."""
+"""The loss is measured on the samples of this many batches ..."""
 
 PROBED_LEAST: Final = 128
-"""... and on at least so many."""
+"""... and on at least this many samples."""
 
 
 def short_trainings(
@@ -48,7 +48,7 @@ def short_trainings(
         task: with the first weights; it stays as it is.
         pair: one rank in fp32, and the same in another precision.
         updates: of each training.
-        is_late: whether no training may begin any more.
+        is_late: whether time is up.
 
     Returns:
         The losses, or the problem that the other precision has.
@@ -56,9 +56,9 @@ def short_trainings(
     size = pair[0].batch_size
     probe = some_of(task.dataset.validation or task.dataset.train, max(PROBED_LEAST, PROBED_BATCHES * size))
     losses: tuple[list[float], list[float]] = ([], [])
-    before, precision = float("nan"), pair[1].precision
+    precision, before = pair[1].precision, math.nan
     for order in range(ORDERS):
-        for way, found in zip(pair, losses, strict=True):
+        for way, measured in zip(pair, losses, strict=True):
             if is_late():
                 return Twins(
                     precision, updates, problem="no time was left for all short trainings: raise --budget"
@@ -66,12 +66,12 @@ def short_trainings(
             try:
                 before, after = train_shortly(job, comm, task, way, updates, order, probe)
             except NotFinite:
-                return Twins(precision, updates, problem=f"its loss is not finite in {way.precision}")
+                after = math.nan
             except UserError as error:
                 return Twins(precision, updates, problem=f"a short training cannot be made: {error}")
             if not math.isfinite(after):
                 return Twins(precision, updates, problem=f"its loss is not finite in {way.precision}")
-            found.append(after)
+            measured.append(after)
     return Twins(precision, updates, before, tuple(losses[0]), tuple(losses[1]))
 
 
@@ -120,7 +120,7 @@ def train_shortly(
 
 
 def with_learned_offset(module: nn.Module, task: Task) -> None:
-    """Have the model's outputs begin at the mean of the targets, where these are amounts.
+    """Add the mean of the targets to the model's outputs, for regression.
 
     A model of 1000 +- 1 spends most of its training on the way to 1000, where all precisions are alike;
     only there does it show that numbers with 8 bits cannot tell 1000 from 1001. A last layer whose bias has

@@ -16,8 +16,9 @@ from tutti.run.arguments import as_arguments
 from tutti.studies.arguments import Arguments, StudyOptions
 from tutti.studies.cross_validation.candidates import alternatives, candidates_of, servers_of
 from tutti.studies.cross_validation.display import train_shown
+from tutti.studies.cross_validation.result import AUTO, CrossValidated
 from tutti.studies.cross_validation.splits import splitter_of
-from tutti.studies.cross_validation.study import AUTO, CrossValidated, CrossValidation, without_groups
+from tutti.studies.cross_validation.study import CrossValidation, without_groups
 from tutti.studies.crossing import refuse_single_run
 from tutti.studies.samples import look_at
 from tutti.studies.score import score_of

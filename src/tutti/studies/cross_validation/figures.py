@@ -16,8 +16,8 @@ from tutti.records.usage import UsageRecord
 from tutti.reports.figures.base import BAR, WIDTH, Data, amount, chart, coloured, number, pick, table, tips
 from tutti.reports.figures.classes import confusion_cells, confusion_pair
 from tutti.reports.page import Drawn
+from tutti.studies.cross_validation.result import CrossValidated
 from tutti.studies.cross_validation.scores import best_first
-from tutti.studies.cross_validation.study import CrossValidated
 
 SAMPLES: Final = 600
 """The points of a line: of more samples some are left out."""

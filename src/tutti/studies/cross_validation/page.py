@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tutti.records.farm_folder import FarmFolder
 from tutti.reports.page import PAGE, drawing, write_page
-from tutti.studies.cross_validation.display import score_rows
-from tutti.studies.cross_validation.study import CrossValidated
+from tutti.studies.cross_validation.result import CrossValidated
 
 
 def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None = None) -> Path:
@@ -24,7 +23,7 @@ def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None =
     """
     with drawing():
         from tutti.studies.cross_validation.figures import figures_of
-    heads, rows = score_rows(found)
+    heads, rows = found.rows()
     kinds = ["best", *[""] * len(rows)]
     words = {
         "title": f"Cross-validation on {folder.plan.question['data']}",

@@ -10,42 +10,29 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from io import StringIO
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from tutti.errors import BadData, BadRunFolder, UnknownName
+from tutti.errors import BadData
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.json_lines import Json
 from tutti.records.npz import read_npz
-from tutti.records.predictions import Predictions
-from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import PREDICTIONS, RunFolder, folder_name
+from tutti.records.run import EpochRecord
+from tutti.records.run_folder import folder_name
 from tutti.records.splits import Split, write_splits
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.candidates import servers_of
-from tutti.studies.cross_validation.scores import FoldScores, best_first, write_scores
-from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
+from tutti.studies.cross_validation.result import AUTO, KIND, job_name
 from tutti.studies.farms import FOLDER, Blocks, keep_data
-from tutti.studies.score import Score, score_by_metrics
 
 if TYPE_CHECKING:
     from tutti.studies.samples import Samples  # Imports torch.
-
-KIND: Final = "cv"
-"""The kind of a farm."""
-
-SCORES: Final = "scores.csv"
-COMPARISON: Final = "compare.csv"
-
-AUTO: Final = "auto"
 
 
 @dataclass(frozen=True)
@@ -177,112 +164,6 @@ class FoldJobs:
         """The seconds of a job of a candidate; of one whose first fold still runs, more than any."""
         known = self._seconds[name]
         return mean(known) if known else float("inf")
-
-
-def job_name(candidate: str, fold: int) -> str:
-    """Name the job of a fold, counted from 0."""
-    return f"{candidate}/fold-{fold}"
-
-
-@dataclass(frozen=True)
-class CrossValidated:
-    """The result of `tutti.cross_validate`; printed, it is the table of scores with the comparison in words.
-
-    Attributes:
-        scores: of each candidate that has any, by name, such as "lenet/cosine": those of its folds, their
-            mean and deviation, and the confusion of classes.
-        comparison: of each two candidates, in words: `sentence`.
-        failed: the jobs that have failed, with why in one line.
-        folder: of the farm, which has all runs and the tables.
-        labels: the classes' names; empty when unknown.
-        left: how many jobs are yet to be done.
-    """
-
-    scores: dict[str, FoldScores]
-    comparison: list[Difference] = field(repr=False)
-    failed: dict[str, str]
-    folder: Path
-    labels: tuple[str, ...] = field(default=(), repr=False)
-    left: int = 0
-
-    @classmethod
-    def read(cls, folder: FarmFolder) -> CrossValidated:
-        """Read the result from the folder of a farm, as far as its jobs have come.
-
-        Raises:
-            BadRunFolder: it is the folder of no cross-validation, or a file in it is damaged.
-        """
-        question = question_of(folder)
-        failed, left = dict[str, str](), 0
-        runs = dict[str, list[Summary | None]]()
-        for name in question["candidates"]:
-            runs[name] = []
-            for fold in range(len(question["ratios"])):
-                job = job_name(name, fold)
-                state = folder.state(job)
-                finished = state is JobState.FINISHED
-                runs[name].append(RunFolder(folder.job(job)).read(Summary) if finished else None)
-                if state is JobState.FAILED:
-                    failed[job] = (folder.error(job) or "").strip().rpartition("\n")[2]
-                elif not finished:
-                    left += 1
-        known = [one.validation for found in runs.values() for one in found if one and one.validation]
-        score = score_by_metrics(known) if question["score"] == AUTO else Score.read(question["score"])
-        scores = {name: FoldScores.of(score, found) for name, found in runs.items() if any(found)}
-        comparison = compare(scores, question["ratios"])
-        return cls(scores, comparison, failed, folder.path, tuple(question["labels"]), left)
-
-    @property
-    def best(self) -> str:
-        """The candidate with the best mean, of those with a score of each fold if there are any.
-
-        The comparison says whether the difference is significant.
-        """
-        return best_first(self.scores)[0]
-
-    def predictions(self, name: str) -> Predictions:
-        """Return the predictions of a candidate for all samples that were held out, in their order.
-
-        With repeats there is one for each time that a sample was held out.
-
-        Args:
-            name: of the candidate.
-
-        Raises:
-            UnknownName: it has none.
-        """
-        if name not in self.scores:
-            raise UnknownName("candidate", name, self.scores)
-        folder = FarmFolder.open(self.folder)
-        jobs = [folder.job(job_name(name, fold)) for fold in range(len(self.scores[name].folds))]
-        found = [Predictions.read(job / PREDICTIONS) for job in jobs if (job / PREDICTIONS).is_file()]
-        rows, outputs, targets = (
-            np.concatenate([getattr(one, part) for one in found]) for part in ("rows", "outputs", "targets")
-        )
-        order = np.argsort(rows, kind="stable")
-        return Predictions(rows[order], outputs[order], targets[order])
-
-    def __str__(self) -> str:
-        from tutti.studies.cross_validation.display import print_scores
-
-        text = StringIO()
-        print_scores(self, text)
-        return text.getvalue().rstrip()
-
-    def write_tables(self) -> None:
-        """Write the tables of scores and of differences."""
-        write_scores(self.folder / SCORES, self.scores, self.labels)
-        write_comparison(self.folder / COMPARISON, self.comparison)
-
-
-def question_of(folder: FarmFolder) -> Json:
-    """Return the question of a cross-validation, as `CrossValidation.begin` has recorded it."""
-    if folder.plan.kind != KIND:
-        raise BadRunFolder(
-            f"{folder.path} is the farm of a '{folder.plan.kind}', and no cross-validation; give one that "
-            "'tutti cv' wrote"
-        )
-    return folder.plan.question
 
 
 def without_groups(config: TrainConfig, groups: object) -> TrainConfig:

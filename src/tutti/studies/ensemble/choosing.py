@@ -25,9 +25,9 @@ from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.output_kinds import Kind, kind_of
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS, RunFolder, TrainedOn
+from tutti.studies.cross_validation.result import job_name, question_of
 from tutti.studies.cross_validation.scores import FoldScores
 from tutti.studies.cross_validation.significance import Difference, compare
-from tutti.studies.cross_validation.study import job_name, question_of
 from tutti.studies.ensemble.library import Library, library_of
 
 ENSEMBLE: Final = "the ensemble"

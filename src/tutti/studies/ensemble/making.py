@@ -16,7 +16,7 @@ from tutti.records.output_kinds import kind_of
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run.config import OBJECT, TrainConfig
 from tutti.run.trained import TrainedModel
-from tutti.studies.cross_validation.study import job_name
+from tutti.studies.cross_validation.result import job_name
 from tutti.studies.ensemble.choosing import Selection
 from tutti.studies.ensemble.module import Ensemble
 from tutti.training.weights import set_weights, weights_to_bytes

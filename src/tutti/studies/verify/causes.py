@@ -58,13 +58,13 @@ def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int,
 
 
 def _mixes(objective: Objective, module: nn.Module, batch: Batch, parts: int) -> bool:
-    """Tell whether parts of a batch have other outputs than the whole."""
+    """Return whether parts of a batch have other outputs than the whole."""
     whole, *cut = (_outputs(objective, module, one, 0) for one in (batch, *cut_batch(batch, parts)))
     return _differ(objective, whole, torch.cat(cut))
 
 
 def is_random(objective: Objective, module: nn.Module, batch: Batch) -> bool:
-    """Tell whether the outputs of a model depend on random numbers that are not drawn by sample."""
+    """Return whether a model's outputs depend on random numbers that are not drawn by sample."""
     return _differ(objective, *(_outputs(objective, module, batch, seed) for seed in (0, 1)))
 
 

@@ -257,7 +257,7 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
     sequential = _Runs(job, task, config.steps, part, parts) if comm.rank == 0 else None
     names = trained_names(task.module)
     with closing(portion_of(layout, comm, task.module, task.workload(config.batch_size))) as portion:
-        # Samples are dealt as the sequential run has them, whatever the speeds of ranks.
+        # Each rank gets the same share: the speeds of ranks do not count here.
         even = replace(job, config=replace(config, balance="none"))
         parallel = Parallel(assemble(even, comm, task, strategy, portion), names)
         verdict = _compare(job, comm, parallel, sequential)

@@ -48,7 +48,7 @@ class Distance:
     Attributes:
         largest: over all steps.
         step: where it was found, from 1.
-        first: that of the first step.
+        first: the distance in the first step.
     """
 
     largest: float = 0.0
@@ -74,7 +74,7 @@ class Distance:
 
 @dataclass
 class Deviation:
-    """Distance of a quantity of the parallel run from that of the sequential run, and what rounding explains.
+    """Distance of a quantity between the parallel and the sequential run, and what rounding explains.
 
     Some models and optimizers amplify rounding from step to step. So the sequential run is made again in ways
     that change the rounding and nothing else. In the first step nothing was amplified yet: a distance of

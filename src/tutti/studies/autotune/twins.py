@@ -1,4 +1,4 @@
-"""The verdict of short trainings on a precision: whether its loss follows that of fp32. Needs no torch.
+"""Whether the loss in another precision follows that of fp32, judged by short trainings. Needs no torch.
 
     order 0   fp32 ────╮ loss 0.613       bf16 ────╮ 0.611      difference -0.002
     order 1   fp32 ───╮  loss 0.640       bf16 ───╮  0.645      difference +0.005
@@ -8,15 +8,13 @@
 All trainings begin with the same weights. Those of a row are twins: they see the same batches, draw the same
 dropout, and differ in the precision alone. Their loss is measured on the same samples afterwards.
 
-With fp32's losses l_k and its twin's l_k + d_k over K orders, bf16 follows if
+With fp32's losses l_k and its twin's l_k + d_k over K orders of the batches, bf16 follows if
 
     sqrt(mean d_k^2) <= s = sqrt(sum (l_k - mean l)^2 / (K - 1))
 
-so if rounding changes the loss no more than another order of the batches does, about which nobody cares. With
-K = 3 and normal losses, s^2 / sigma^2 is exponential with mean 1, so a precision whose loss is worse by a
-constant c sigma passes with the probability exp(-c^2): 99 % for a tenth of sigma, 37 % for sigma, 2 % for
-twice sigma. And the loss must have fallen by more than s: a training that learns nothing cannot show what is
-lost.
+so rounding may change the loss by what another order of the batches changes it. With K = 3 and normal losses,
+s^2 / sigma^2 is exponential with mean 1: a loss that is worse by c sigma passes with probability exp(-c^2).
+The loss must have fallen by more than s, as a training that learns nothing shows nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ ORDERS: Final = 3
 """Number of orders of the batches."""
 
 LEAST_UPDATES: Final = 20
-"""A shorter training says nothing: the first updates of most optimizers are not like the later ones."""
+"""A shorter training shows nothing: the first updates of most optimizers are not like the later ones."""
 
 MOST_UPDATES: Final = 100
 """A longer one is not needed: rounding that spoils a training does so in each update."""
@@ -69,33 +67,33 @@ class Twins:
 
     @property
     def learned(self) -> bool:
-        """True if fp32's loss has fallen by more than it varies."""
+        """Whether fp32's loss has fallen by more than it varies."""
         return self.before - fmean(self.reference) > self.spread
 
     @property
     def follows(self) -> bool:
-        """True if the precision may be chosen."""
+        """Whether the precision may be chosen."""
         return not self.problem and self.learned and self.deviation <= self.spread
 
     def why(self) -> str:
-        """Say what was seen, as a clause."""
+        """Return the reason for the verdict, as a clause."""
         if self.problem:
             return self.problem
         loss = abs(fmean(self.reference)) or 1.0
-        off, spread = f"{self.deviation / loss:.2%}", f"{self.spread / loss:.2%}"
+        deviation, spread = f"{self.deviation / loss:.2%}", f"{self.spread / loss:.2%}"
         if not self.learned:
             return (
-                f"in {self.updates} updates the loss in fp32 fell by no more than the {spread} that another "
-                "order of the batches changes it by, which shows nothing"
+                f"in {self.updates} updates fp32's loss fell by less than the {spread} between "
+                "orders of batches"
             )
         verdict = "no more than" if self.follows else "more than"
         return (
-            f"after {self.updates} updates its loss differs from fp32's by {off}, {verdict} the {spread} of "
-            f"another order of the batches ({len(self.reference)} orders)"
+            f"after {self.updates} updates its loss differs from fp32's by {deviation}, {verdict} the "
+            f"{spread} of another order of the batches ({len(self.reference)} orders)"
         )
 
     def as_json(self) -> dict[str, object]:
-        """All of it as JSON values."""
+        """Return all of it as JSON values."""
         figures = {"deviation": self.deviation, "spread": self.spread} if not self.problem else {}
         return {**vars(self), **figures, "follows": self.follows, "why": self.why()}
 
@@ -104,9 +102,9 @@ def updates_within(seconds: float, update_s: float, run: int) -> int:
     """Return how many updates each training may have.
 
     Args:
-        seconds: that all may take.
+        seconds: for all of them.
         update_s: seconds of an update in fp32 and one in the other precision together.
         run: the updates of the run; a longer training would not be a short one.
     """
-    # Each training is followed by a look at the loss, and begins with making the model: a tenth or so.
+    # A tenth is for building the models and measuring the losses.
     return min(MOST_UPDATES, run, int(0.9 * seconds / (ORDERS * max(update_s, 1e-9))))
