@@ -51,7 +51,7 @@ class Training:
         command = (
             f"{tutti} train lenet --data mnist --precision fp64 --steps {steps} --out run "
             f"-n {ranks} --threads 1 --strategy {strategy} --callbacks stamp.py:Stamp "
-            "--on-failure respawn --max-failures 1000"
+            "--on-failure respawn"
         )
         self.process = subprocess.Popen(
             command.split(), cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from tutti.checkpoint.writer import Writer
+from tutti.checkpoint.writer_process import Writer
 
 _idle: list[tuple[subprocess.Popen[bytes], Connection]] = []
 

@@ -20,7 +20,7 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import PeerLost
 from tutti.records.checkpoints import newest
 from tutti.run.config import TrainConfig
-from tutti.run.survival import _last_copy_kept
+from tutti.run.start import _last_copy_kept
 from tutti.run.train_job import TrainJob
 
 

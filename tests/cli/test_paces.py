@@ -19,7 +19,6 @@ def test_a_run_from_a_queue_with_validation_beside_it(
     assert main([*words, "-n", "2", "--out", str(tmp_path / "run")]) == 0
     said = capfd.readouterr().out
     assert "staleness: mean " in said
-    assert "validation (background): held training up for " in said
     records = RunFolder.open(tmp_path / "run").history().records
     assert [record.epoch for record in records] == [1, 2, 3, 4]
     for record in records:

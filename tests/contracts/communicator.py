@@ -92,15 +92,6 @@ def check_all_reduce_sums(comm: Communicator) -> None:
             assert_equal_everywhere(comm, vector)
 
 
-def check_all_reduce_of_a_part_of_a_vector(comm: Communicator) -> None:
-    whole = torch.full((100,), float(comm.rank + 1))
-    comm.all_reduce(whole[10:20])
-    total = float(sum(range(1, comm.size + 1)))
-    assert torch.equal(whole[10:20], torch.full((10,), total))
-    assert torch.equal(whole[:10], torch.full((10,), float(comm.rank + 1)))
-    assert torch.equal(whole[20:], torch.full((80,), float(comm.rank + 1)))
-
-
 def check_reduce_scatter_sums_its_slice_alone(comm: Communicator) -> None:
     for dtype in DTYPES:
         for length in LENGTHS:
@@ -202,16 +193,6 @@ def check_exchange_round_a_ring(comm: Communicator) -> None:
             assert torch.equal(vector, values(before, length, dtype))
 
 
-def check_exchange_of_long_vectors_round_a_ring(comm: Communicator) -> None:
-    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    for tag in (0, 8):
-        mine, theirs = torch.full((LONG,), float(comm.rank)), torch.full((LONG,), -1.0)
-        comm.exchange(mine, after, theirs, before, tag)
-        assert theirs.min().item() == theirs.max().item() == before
-        assert mine.min().item() == mine.max().item() == comm.rank
-    comm.barrier()
-
-
 def check_exchange_keeps_the_order_of_messages_of_its_tag(comm: Communicator) -> None:
     before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     comm.send(torch.tensor([1.0]), to=after, tag=9)
@@ -223,16 +204,6 @@ def check_exchange_keeps_the_order_of_messages_of_its_tag(comm: Communicator) ->
     assert vector.item() == 3.0
     comm.recv(vector, source=before, tag=10)
     assert vector.item() == 2.0
-    comm.barrier()
-
-
-def check_exchange_sends_even_if_it_refuses_what_comes(comm: Communicator) -> None:
-    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    with pytest.raises(ValueError, match=r"(?s)5.*3|3.*5"):
-        comm.exchange(torch.arange(5.0), after, torch.zeros(3), before, tag=96)
-    vector = torch.zeros(5)
-    comm.recv(vector, source=before, tag=96)
-    assert torch.equal(vector, torch.arange(5.0))
     comm.barrier()
 
 
@@ -305,29 +276,6 @@ def check_lock_excludes_the_other_ranks(comm: Communicator) -> None:
     node.barrier()
 
 
-def check_many_locks_at_once_are_independent(comm: Communicator) -> None:
-    node = comm.node
-    locks, word = node.locks(5), node.shared(5, dtype=torch.int64)
-    assert len(locks) == 5
-    for turn in range(20):
-        which = (node.rank + turn) % 5
-        with locks[which]:
-            seen = int(word[which])
-            comm.compute(1e-6)
-            word[which] = seen + 1
-    node.barrier()
-    assert word.sum().item() == 20 * node.size
-    if node.rank == 0:
-        with locks[0], locks[3]:
-            node.barrier()
-            node.barrier()
-    else:
-        node.barrier()
-        with locks[1], locks[2], locks[4]:
-            pass
-        node.barrier()
-
-
 def check_kept_servers_come_after_the_workers(comm: Communicator) -> None:
     assert comm.servers is None
     assert keep_servers(comm, []) is comm
@@ -358,15 +306,6 @@ def check_split_by_parity(comm: Communicator) -> None:
     part.all_reduce(vector)
     assert vector.item() == sum(members)
     assert part.all_gather_objects(comm.rank) == members
-    part.close()
-    comm.barrier()
-
-
-def check_split_orders_by_key(comm: Communicator) -> None:
-    part = comm.split(7, key=-comm.rank)
-    assert part is not None
-    assert (part.rank, part.size) == (comm.size - 1 - comm.rank, comm.size)
-    assert part.all_gather_objects(comm.rank) == list(reversed(range(comm.size)))
     part.close()
     comm.barrier()
 
@@ -426,15 +365,6 @@ def check_cross_is_one_lane_over_the_hosts(comm: Communicator) -> None:
         cross.all_reduce(vector)
         assert torch.equal(vector, torch.full((7,), float(comm.hosts)))
     comm.barrier()
-
-
-def check_clock_never_goes_back(comm: Communicator) -> None:
-    moments = []
-    for _ in range(5):
-        moments.append(comm.clock())
-        comm.compute(1e-3)
-        comm.barrier()
-    assert moments == sorted(moments)
 
 
 CHECKS: Final[tuple[Callable[[Communicator], None], ...]] = tuple(

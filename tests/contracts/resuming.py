@@ -52,7 +52,6 @@ class Course:
         late: whether a part of the model gets its first gradient after the stop, in place of most gradients.
         in_turn: whether one worker steps after the other: then those that wait for nobody do the same in each
             run of processes, too.
-        stops: whether the state is taken in the middle.
     """
 
     strategy: Strategy
@@ -62,7 +61,6 @@ class Course:
     steps: int = END
     late: bool = False
     in_turn: bool = False
-    stops: bool = True
 
 
 @dataclass(frozen=True)
@@ -128,16 +126,14 @@ def begin(comm: Communicator, course: Course) -> Left | None:
     replica = place(module, comm, course.strategy.home)
     worker = course.strategy.worker(replica, comm, optimizer, Clip())
     _train(comm, course, replica, worker, optimizer, range(STOP))
-    weights, state, options = module.state_dict(), State(), options_of(optimizer)
-    if course.stops:
-        comm.barrier()
-        worker.settle()
-        weights, state, options = deepcopy((module.state_dict(), worker.state(), options_of(optimizer)))
-        worker.resume()
-        comm.barrier()
-        worker.settle()
-        worker.resume()
-        comm.barrier()
+    comm.barrier()
+    worker.settle()
+    weights, state, options = deepcopy((module.state_dict(), worker.state(), options_of(optimizer)))
+    worker.resume()
+    comm.barrier()
+    worker.settle()
+    worker.resume()
+    comm.barrier()
     worker.traffic.take()
     _train(comm, course, replica, worker, optimizer, range(STOP, course.steps))
     final = _finished(comm, course, replica, worker)

@@ -50,7 +50,6 @@ from tests.contracts.training import (
 )
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
-from tutti.data import Batches
 from tutti.errors import PeerLost
 from tutti.launch.placement import split_off_servers
 from tutti.replica import Replica
@@ -336,39 +335,6 @@ def check_batch_norm_learns_one_set_of_statistics(strategy: type[Strategy], know
     assert (found.fixed[:8] > 0).any()
     assert (found.fixed[8:16] > 0).all()
     assert found.accuracy > 0.7
-    # At a rate of 0 the statistics depend on nothing but who has seen which samples.
-    still = replace(run, optimizer=partial(sgd, lr=0.0), epochs=2)
-    ranks = 1 if run.strategy.most_workers == 1 else 3
-    of_ranks = _gathered(still, ranks)
-    mean = torch.stack(of_ranks).mean(0)
-    assert float((outcomes(still, world(run.strategy, ranks))[0].fixed[:16] - mean).abs().max()) < 1e-6
-    for own in of_ranks if ranks > 1 else []:
-        assert float((own - mean).abs().max()) > 1e-3
-
-
-def _gathered(run: Run, ranks: int) -> list[torch.Tensor]:
-    """What BatchNorm of each rank has gathered by the end of the last epoch, after means in those before."""
-    training, _ = run.data()
-    torch.manual_seed(0)
-    module, own = run.model(), run.strategy.pace is not Pace.TOGETHER
-    norm = next(layer for layer in module if isinstance(layer, torch.nn.BatchNorm1d))
-    batches = [
-        Batches(training, run.batch_size, rank, ranks, run.strategy.passes, seed=7, own=own)
-        for rank in range(ranks)
-    ]
-    mean = norm.running_mean.double(), norm.running_var.double()
-    for epoch in range(run.epochs):
-        found = []
-        for dealt in batches:
-            norm.running_mean.copy_(mean[0])
-            norm.running_var.copy_(mean[1])
-            for _, passes in dealt.epoch(epoch):
-                for batch in passes:
-                    if batch.share:
-                        module(batch.inputs)
-            found.append(torch.cat([norm.running_mean.double(), norm.running_var.double()]))
-        mean = torch.stack(found).mean(0).split(len(norm.running_mean))
-    return found
 
 
 def check_tied_weights_stay_tied(strategy: type[Strategy], known: Setting) -> None:
@@ -417,10 +383,6 @@ def check_evaluation_settles_and_training_resumes(strategy: type[Strategy], know
     for found in _demanding_world(known, brisk(strategy, known)).run(steps):
         assert found
         assert all(found)
-
-
-def _distances(module: torch.nn.Module, value: float) -> list[float]:
-    return [float((parameter.detach() - value).abs().max()) for parameter in module.parameters()]
 
 
 def check_a_lost_peer_is_lost_everywhere(strategy: type[Strategy], known: Setting) -> None:
@@ -474,18 +436,6 @@ def check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped(
                     where = f"{course.strategy}, {course.optimizer}, {hosts} hosts"
                     assert torch.equal(after.final, before.final), where
                     assert not differences(before, after), where
-
-
-def check_taking_the_state_does_not_change_the_course(strategy: type[Strategy], known: Setting) -> None:
-    one = brisk(strategy, known)
-    for hosts in (1, 2) if on_several_hosts(one) else (1,):
-        if strategy.name == "adpsgd":
-            continue  # Whoever has asked another worker waits for the answer first.
-        course = Course(one, in_turn=one.pace is Pace.FREE)
-        looked = world(one, 4, hosts).run(begin, course)
-        whole = world(one, 4, hosts).run(begin, replace(course, stops=False))
-        for found, expected in zip(looked, whole, strict=True):
-            assert found is None or torch.equal(found.final, expected.final), f"{hosts} hosts"
 
 
 def _courses(strategy: type[Strategy], known: Setting) -> list[Course]:

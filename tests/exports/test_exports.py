@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +132,7 @@ def test_one_file_for_torch_and_one_of_safetensors_have_the_whole_state_dictiona
 # --- and back
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
 def test_what_was_written_is_read_again(run: Path, tmp_path: Path, form: str) -> None:
     content = read_from(run / "checkpoints" / "latest")
     FORMS[form].write(tmp_path / "file", content)
@@ -142,35 +140,11 @@ def test_what_was_written_is_read_again(run: Path, tmp_path: Path, form: str) ->
     torch.testing.assert_close(read_from(tmp_path / "file").weights, content.weights, rtol=0, atol=0)
 
 
-def saved_by_a_program(rank: int, folder: str, layout: str) -> None:
-    module = Network()
-    fully_shard(module, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
-    weights, state = get_state_dict(module, optimizer_of(module))
-    states = {
-        "model and optimizer": {"model": weights, "optimizer": state},
-        "within an application": {"app": {"model": weights, "optim": state}},
-        "weights alone": weights,
-        "beside other things": {**weights, "optim": state, "epoch": 3},
-    }
-    dcp.save(states[layout], checkpoint_id=folder)
-
-
-@pytest.mark.parametrize(
-    "layout", ["model and optimizer", "within an application", "weights alone", "beside other things"]
-)
-def test_weights_are_found_as_programs_lay_them_out(
-    jobs: dict[int, Ranks], tmp_path: Path, layout: str
-) -> None:
-    jobs[3].run(lambda rank: saved_by_a_program(rank, str(tmp_path), layout))
-    expected = dict(Network().state_dict())
-    torch.testing.assert_close(read_from(tmp_path).weights, expected, rtol=0, atol=0)
-
-
 def test_a_run_is_evaluated_with_other_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, said = str(tmp_path / "run"), list[str]()
     words = ["--data", "digits", "-n", "1", "--threads", "1", "--steps", "30", "--checkpoint", "10 steps"]
     assert main(["train", "mlp", *words, "--out", folder]) == 0
-    assert main(["export", folder, "--to", "dcp", "--out", f"{tmp_path}/a"]) == 0
+    assert main(["export", folder, "--to", "safetensors", "--out", f"{tmp_path}/a"]) == 0
     newest = f"{folder}/checkpoints/step-00000010"
     assert main(["export", newest, "--to", "torch", "--out", f"{tmp_path}/b"]) == 0
     for weights in (
@@ -198,7 +172,7 @@ def test_optimizers_of_workers_with_their_own_are_left_out_and_that_is_said(
 ) -> None:
     train(tmp_path / "run", 2, lambda: Local(every=2))
     assert main(["export", str(tmp_path / "run"), "--to", "dcp", "--out", f"{tmp_path}/a"]) == 0
-    assert "optimizer of its own" in capsys.readouterr().err
+    assert "its own optimizer" in capsys.readouterr().err
     described = dcp.FileSystemReader(tmp_path / "a").read_metadata().state_dict_metadata
     assert {name.partition(".")[0] for name in described} == {"model"}
 
@@ -217,35 +191,6 @@ def refused(place: Path, *words: str, to: str = "torch") -> None:
     assert not out.exists()
 
 
-@pytest.fixture
-def folder(run: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "dcp"
-    FORMS["dcp"].write(path, read_from(run))
-    return path
-
-
-def test_a_folder_with_a_part_missing(folder: Path) -> None:
-    file = next(folder.glob("*.distcp"))
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    refused(folder, "damaged")
-    file.unlink()
-    refused(folder, "damaged", file.name)
-    (folder / ".metadata").write_bytes(b"")
-    refused(folder, "damaged")
-
-
-def described(folder: Path) -> Any:
-    return pickle.loads((folder / ".metadata").read_bytes())
-
-
-def test_a_folder_whose_parts_leave_gaps(folder: Path) -> None:
-    metadata = described(folder)
-    metadata.state_dict_metadata["model.first.weight"].chunks.pop()
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    refused(folder, "parts of 'model.first.weight' are missing")
-
-
 class Malicious:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -254,23 +199,10 @@ class Malicious:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.parametrize("where", [".metadata", "a part", "a file of torch", "an old file of torch"])
-def test_no_code_in_a_file_is_run(folder: Path, tmp_path: Path, where: str) -> None:
-    mark, place = tmp_path / "mark", folder
-    malicious = Malicious(mark)
-    if where == ".metadata":
-        (folder / where).write_bytes(pickle.dumps(malicious))
-    elif where == "a part":
-        metadata = described(folder)
-        buffer = BytesIO()
-        torch.save(malicious, buffer)
-        for stored in metadata.storage_data.values():
-            stored.offset, stored.length = 0, len(buffer.getvalue())
-        next(folder.glob("*.distcp")).write_bytes(buffer.getvalue())
-        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    else:
-        place = tmp_path / "a.pt"
-        torch.save(malicious, place, _use_new_zipfile_serialization=where == "a file of torch")
+@pytest.mark.parametrize("new", [True, False])
+def test_no_code_in_a_file_is_run(tmp_path: Path, new: bool) -> None:
+    mark, place = tmp_path / "mark", tmp_path / "a.pt"
+    torch.save(Malicious(mark), place, _use_new_zipfile_serialization=new)
     refused(place)
     assert not mark.exists()
 
@@ -280,6 +212,9 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
     refused(tmp_path / "none", "does not exist")
     (tmp_path / "text").write_text("some words")
     refused(tmp_path / "text", "has no weights", "dcp, safetensors, torch")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / ".metadata").touch()
+    refused(tmp_path / "d", "dcp_to_torch")
     with zipfile.ZipFile(tmp_path / "zip", "w") as file:
         file.writestr("a", "b")
     refused(tmp_path / "zip", "torch.save")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -173,7 +172,7 @@ def test_a_block_of_several_ranks(tmp_path: Path) -> None:
     jobs = [_bad("raising_on_rank_1"), _job("sync"), _job("served", strategy="easgd", servers=1)]
     jobs.insert(1, _job("all_served", strategy="easgd", servers=2))
     counted = {"data": f"{BAD}:counted", "data_options": {"folder": str(tmp_path)}}
-    jobs.append(replace(_job("wide", **counted), floats="float64"))
+    jobs.append(_job("wide", precision="fp64", **counted))
     outcomes, _ = _work(folder, jobs, block=2, blocks=1)
     assert "--servers is 2, but the block has 2 ranks" in outcomes["all_served"].why
     assert outcomes["all_served"].state is folder.state("all_served") is JobState.FAILED

@@ -27,7 +27,6 @@ SECONDS = (4.0, 2.5, 4.0, 2.0)
 PIPELINE = PipelineRecord(
     schedule="gpipe",
     microbatches=1,
-    owners=[0, 1],
     layers=[["0"], ["1"]],
     idle=[0.5, 0.25],
     spans=[

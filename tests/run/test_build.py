@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import Batches
 from tutti.data.parts import DataSet, Part
-from tutti.run.build import build_model, deal, seeded
-from tutti.run.checks import refused_strategy
+from tutti.errors import BadOption
+from tutti.replica import Replica
+from tutti.run.build import build_model, deal, graph_of, seeded
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import TrainJob
 from tutti.strategies import EASGD, Local, Solo, Strategy, Sync
+from tutti.training.evaluation import Objective
+from tutti.training.losses import Loss
 
 DRAWING = """
 import torch
@@ -53,7 +59,11 @@ def test_an_update_of_any_strategy_is_computed_in_as_many_passes_as_wanted(strat
     assert sum(sum(update) for mine in found for update in mine) == 19
 
 
-def test_passes_are_given_once() -> None:
-    assert not list(refused_strategy(Sync(every=2), TrainConfig()))
-    (message,) = refused_strategy(Sync(every=2), TrainConfig(accumulate=3))
-    assert message.startswith("--accumulate 3 does not go with --strategy.every 2")
+def test_a_loss_with_a_denominator_of_its_own_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = Batches(Part(torch.zeros(4, 2), torch.zeros(4)), 4)
+    monkeypatch.setattr(Part, "device", property(lambda _: torch.device("cuda")))
+    own = Loss("own", lambda outputs, targets: (outputs.sum(), 4), weighed=True)
+    rest: Any = Objective(own), Replica(nn.Linear(2, 1)), batches
+    assert graph_of(TrainConfig(cuda_graph="auto"), *rest) is None
+    with pytest.raises(BadOption, match=r"use --cuda-graph off"):
+        graph_of(TrainConfig(cuda_graph="on", device="cuda"), *rest)

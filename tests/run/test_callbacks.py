@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +58,6 @@ class LastingDiary(Diary):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.lines = [*state["lines"]]
-
-
-class DiesOnce(tutti.Callback):
-    """Kills each rank once, at a step of its own.
-
-    Args:
-        folder: notes who has been killed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def step(self, course: tutti.Course) -> None:
-        note = self._folder / f"killed-{course.rank}"
-        if course.step == 4 + 3 * course.rank and not note.exists():
-            note.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Impatient(tutti.Callback):
@@ -155,14 +136,6 @@ def test_a_resumed_run_tells_its_callbacks_where_it_goes_on(tmp_path: Path) -> N
     tutti.train(workers=1, resume=out, callbacks=diary, **OPTIONS)
     assert diary.lines[:2] == ["begin 0 of 1 at 6", "epoch 2 of 2"]  # its end is part of the longer run
     assert diary.lines[2:6] == ["step 7", "step 8", "step 9", "epoch 3 of 3"]
-
-
-def test_a_callback_with_a_state_goes_on_after_losses(tmp_path: Path) -> None:
-    alone, diary = LastingDiary(), LastingDiary()
-    tutti.train(workers=2, callbacks=[alone], **OPTIONS)
-    tutti.train(workers=2, callbacks=[diary, DiesOnce(tmp_path)], on_failure="respawn", **OPTIONS)
-    assert len([*tmp_path.iterdir()]) == 2
-    assert alone.lines == diary.lines
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -65,7 +65,7 @@ def test_an_unknown_key_names_the_nearest_one() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is not JSON.*; give the folder of a run"), ("[1]", "holds list, not a table")],
+    [("{", "cannot read the configuration.*; give the folder of a run"), ("[1]", "holds list, not a table")],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.json"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tutti.errors import BadOption, UserError
-from tutti.run.checks import check_job
+from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import TrainJob
 
@@ -37,7 +37,7 @@ def test_names_and_options_are_checked_before_any_data_is_read(
     options: dict[str, Any], ranks: int, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        check_job(TrainJob(TrainConfig(**options)), ranks)
+        check_recipe(TrainJob(TrainConfig(**options)), ranks)
     assert message in str(caught.value)
 
 
@@ -45,7 +45,7 @@ def test_files_are_missed_before_any_rank_starts_without_torch_too(tmp_path: Pat
     command = [sys.executable, "-m", "tutti", "train", "net.py:net", "-n", "2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (2, "")  # no plan
-    assert "the model 'net.py:net' is in no file" in done.stderr
+    assert "net.py:net' is in no file" in done.stderr
 
 
 @pytest.mark.parametrize(("asked", "refused"), [("10s", True), ("off", False), ("60s", False)])

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import BadRunFolder, LauncherLost, PeerLost, RankFailed, RankHung, TuttiError, UserError
-from tutti.launch.placement import place_ranks
+from tutti.errors import (
+    BadOption,
+    BadRunFolder,
+    HostLost,
+    LauncherLost,
+    PeerLost,
+    RankFailed,
+    RankHung,
+    TuttiError,
+    UserError,
+)
+from tutti.launch.launcher import Launcher
+from tutti.launch.placement import Host, Placement, place_ranks
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import Stopping
 from tutti.records.resize_request import (
-    REQUEST,
     ResizeRequest,
     answer_request,
     read_request,
@@ -22,19 +32,19 @@ from tutti.records.resize_request import (
     request_workers,
 )
 from tutti.run.config import TrainConfig
-from tutti.run.recovery_policy import HOUR_S, RecoveryPolicy
+from tutti.run.recovery_policy import MOST_LOSSES, SLOW_S, RecoveryPolicy, after_loss
 from tutti.run.train_job import TrainJob
 
 
 @contextmanager
 def policy_of(
-    folder: Path, on_failure: str = "respawn", workers: int = 3, max_failures: int = 10
+    folder: Path, on_failure: str = "respawn", workers: int = 3
 ) -> Iterator[tuple[RecoveryPolicy, StateMemory, Stopping]]:
     """The policy of a run that has a copy of its state."""
     with closing(StateMemory()) as memory, SignalWatch([]) as signals:
         memory.place.note_folder(folder)
         memory.place.publish(1, {"step": 1})
-        config = TrainConfig("mlp", data="digits", on_failure=on_failure, max_failures=max_failures)
+        config = TrainConfig("mlp", data="digits", on_failure=on_failure)
         stopping = Stopping(signals)
         job = TrainJob(config, memory=memory.place)
         yield RecoveryPolicy(job, place_ranks(workers), memory, stopping), memory, stopping
@@ -67,16 +77,15 @@ def test_the_next_ranks_follow_from_the_end_of_the_last(
                 assert policy.job.takeover == str(end)
 
 
-def test_one_loss_too_many_within_an_hour_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("tutti.run.recovery_policy.time.monotonic", lambda: now)
-    with policy_of(tmp_path, max_failures=2) as (policy, _, _):
-        lost = PeerLost([1], "killed by signal 9")
-        policy.go_on_after(lost)
-        now = HOUR_S
-        policy.go_on_after(lost)
-        policy.go_on_after(lost)
-        with pytest.raises(PeerLost, match="killed by signal 9; it was loss 3 within an hour"):
+def test_losses_between_which_the_run_comes_no_further_end_it(tmp_path: Path) -> None:
+    lost = PeerLost([1], "killed by signal 9")
+    with policy_of(tmp_path) as (policy, memory, _):
+        for _ in range(MOST_LOSSES):
+            policy.go_on_after(lost)
+        memory.place.publish(2, {"step": 2})
+        for _ in range(MOST_LOSSES):
+            policy.go_on_after(lost)
+        with pytest.raises(PeerLost, match=f"killed by signal 9; it was loss {MOST_LOSSES + 1} in a row"):
             policy.go_on_after(lost)
 
 
@@ -186,12 +195,115 @@ def test_a_request_stands_alone_until_its_answer_is_read(
     assert read_request(tmp_path) == other
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"workers": "many"}', "[]"])
-def test_what_is_no_request_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / REQUEST).write_text(text)
-    assert read_request(tmp_path) is None
-
-
 def test_a_request_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRunFolder, match="cannot write"):
         request_workers(tmp_path / "nowhere", 2)
+
+
+def placed(hosts: str, workers: int | None = None, servers: int = 0) -> Placement:
+    return place_ranks("auto" if workers is None else workers, hosts=hosts, servers=servers)
+
+
+def all_but(*dead: str) -> Callable[[Sequence[str], float], list[str]]:
+    return lambda hosts, patience_s: [host for host in hosts if host not in dead]
+
+
+class Busy:
+    """Hosts of which some take longer to answer than one waits at first.
+
+    Args:
+        slow: those.
+        dead: that never answer.
+
+    Attributes:
+        asked: the hosts, each time.
+    """
+
+    def __init__(self, slow: Sequence[str], dead: Sequence[str] = ()) -> None:
+        self._slow, self._dead = slow, dead
+        self.asked: list[list[str]] = []
+
+    def answers(self, hosts: Sequence[str], patience_s: float) -> list[str]:
+        self.asked.append(list(hosts))
+        silent = {*self._dead, *(self._slow if patience_s < SLOW_S else ())}
+        return [host for host in hosts if host not in silent]
+
+
+def on(placement: Placement) -> dict[str, int]:
+    return {host.name: host.ranks for host in placement.hosts}
+
+
+B_LOST = HostLost(["b"], [2, 3], "it cannot be reached any more")
+
+
+def test_fewer_workers_than_places_leave_hosts_that_stand_by() -> None:
+    placement = placed("a:2,b:2,c:2", 3)
+    assert on(placement) == {"a": 2, "b": 1}
+    assert placement.standing_by == (Host("c", 2),)
+    assert placement.describe() == "3 ranks on 2 hosts (a: 2, b: 1), c standing by, started by mpirun"
+    with pytest.raises(BadOption, match="places for 6 ranks"):
+        placed("a:2,b:2,c:2", 7)
+
+
+@pytest.mark.parametrize(
+    ("lost", "dead", "respawned", "shrunk"),
+    [
+        (PeerLost([3], "killed"), (), {"a": 2, "b": 2}, {"a": 2, "b": 1}),
+        (PeerLost([0], "killed"), (), {"a": 2, "b": 2}, {"a": 2, "b": 1}),
+        (LauncherLost("killed"), (), {"a": 2, "b": 2}, {"a": 2, "b": 2}),
+        (B_LOST, (), {"a": 2, "c": 2}, {"a": 2}),
+        # Only its ranks were seen to end.
+        (PeerLost([2], "ended"), ("b",), {"a": 2, "c": 2}, {"a": 2, "c": 1}),
+        # One that stands by is gone, too.
+        (B_LOST, ("c",), {"a": 2, "d": 1, "e": 1}, {"a": 2}),
+        (LauncherLost("killed"), ("b", "c", "d"), None, {"a": 2, "e": 1}),
+    ],
+)
+def test_ranks_go_on_where_there_are_places(
+    lost: PeerLost, dead: Sequence[str], respawned: dict[str, int] | None, shrunk: dict[str, int]
+) -> None:
+    placement = placed("a:2,b:2,c:2,d:1,e:1", 4)
+    if respawned is None:
+        with pytest.raises(PeerLost, match=r"only a, e left, with too few places for 4 workers.*--resume"):
+            after_loss(placement, lost, all_but(*dead), shrinks=False)
+    else:
+        assert on(after_loss(placement, lost, all_but(*dead), shrinks=False)) == respawned
+    assert on(after_loss(placement, lost, all_but(*dead), shrinks=True)) == shrunk
+
+
+def test_a_slow_host_is_not_waited_for_where_another_stands_by_and_is_asked_again_at_the_next_loss() -> None:
+    busy = Busy(slow=["c"], dead=["b"])
+    once = after_loss(placed("a:2,b:2,c:2,d:2", 4), B_LOST, busy.answers, shrinks=False)
+    assert (on(once), busy.asked) == ({"a": 2, "d": 2}, [["c", "d"]])
+    lost = HostLost(["d"], [2, 3], "it cannot be reached any more")
+    assert on(after_loss(once, lost, busy.answers, shrinks=False)) == {"a": 2, "c": 2}
+
+
+def test_hosts_that_were_lost_come_back_only_where_the_run_would_end() -> None:
+    busy = Busy(slow=["b"])
+    assert on(after_loss(placed("a:2,b:2"), B_LOST, busy.answers, shrinks=False)) == {"a": 2, "b": 2}
+    assert busy.asked == [[], ["b"]]
+    with pytest.raises(HostLost, match="only a left"):
+        after_loss(placed("a:2,b:2"), B_LOST, all_but("b"), shrinks=False)
+    assert on(after_loss(placed("a:2,b:2"), B_LOST, busy.answers, shrinks=True)) == {"a": 2}
+    once = after_loss(placed("a:2,b:2,c:2", 4), B_LOST, all_but(), shrinks=False)
+    twice = after_loss(once, PeerLost([2], "ended"), all_but(), shrinks=False)
+    assert on(twice) == {"a": 2, "c": 2}
+    assert "standing by" not in twice.describe()
+
+
+def test_a_lost_server_is_replaced_whoever_shrinks() -> None:
+    placement = placed("a:2,b:2", servers=2)
+    # Ranks 2 and 5 are servers.
+    assert on(after_loss(placement, PeerLost([2, 5], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 2}
+    assert on(after_loss(placement, PeerLost([3], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 1}
+
+
+def test_the_first_host_has_to_be_this_machine_and_the_launcher_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = TrainJob(TrainConfig(model="mlp", data="digits", on_failure="respawn"), write=False)
+    job.check(placed("localhost:1,b:1"))
+    with pytest.raises(BadOption, match=r"from the first of them.*--resume auto"):
+        job.check(placed("node7:1,localhost:1"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(BadOption, match=r"that tutti starts itself.*--resume auto"):
+        job.check(Placement(2, 1, launcher=Launcher.MPIRUN))

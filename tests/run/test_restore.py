@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadCheckpoint, BadOption, RunStopped
+from tutti.errors import BadCheckpoint, BadOption
 from tutti.records.checkpoints import FOLDER, step_folder
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -227,43 +227,11 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(
     assert apart(tmp_path / "run", whole_anywhere) == 0
 
 
-MULTIPLIED = """
-from torch.optim.lr_scheduler import LRScheduler
-
-class Growing(LRScheduler):
-    def __init__(self, optimizer):
-        self.made = {0: "an integer is a key of what this keeps"}
-        super().__init__(optimizer)
-    def get_lr(self):
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] = group["weight_decay"] * 1.5 + 0.01
-        return [group["lr"] * 0.9 for group in self.optimizer.param_groups]
-"""
-
-
-@pytest.mark.parametrize("schedule", ["MultiStepLR", "grow.py:Growing"])
-def test_schedules_go_on_whatever_they_keep_and_change(place: Path, tmp_path: Path, schedule: str) -> None:
-    (place / "grow.py").write_text(MULTIPLIED)
-    options = {"milestones": [3, 9]} if schedule == "MultiStepLR" else {}
-    name = schedule if options else f"{place}/{schedule}"
-    config = config_of(place, "", schedule=name, schedule_options=options)
+def test_a_schedule_of_torch_goes_on(place: Path, tmp_path: Path) -> None:
+    config = config_of(place, "", schedule="MultiStepLR", schedule_options={"milestones": [3, 9]})
     train(replace(config, out=str(tmp_path / "whole")), 2)
     run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
     assert apart(run, tmp_path / "whole") == 0
-
-
-def test_a_finished_run_can_be_longer_and_its_schedule_is_that_of_the_longer_run(
-    whole_anywhere: Path, place: Path, tmp_path: Path
-) -> None:
-    run = shutil.copytree(whole_anywhere, tmp_path / "run", symlinks=True)
-    outcome = train(replace(config_of(place, ""), epochs=5, out=str(run)), 2, Resume(run))
-    longer = train(replace(config_of(place, ""), epochs=5, out=str(tmp_path / "longer")), 2)
-    assert RunFolder(run).finished
-    assert [one.step for one in outcome.history] == [5, 10, 15, 20, 25]
-    # From its end on.
-    assert [one.lr for one in outcome.history[3:]] == [one.lr for one in longer.history[3:]]
-    assert all(one.lr != other.lr for one, other in zip(outcome.history[:3], longer.history[:3], strict=True))
-    assert RunFolder(run).starts().records[-1].step == 3 * UPDATES
 
 
 @pytest.mark.parametrize(
@@ -303,10 +271,7 @@ def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
 
 @pytest.mark.parametrize(
     ("before", "after", "ranks"),
-    [
-        *(("sync", "local", 2), ("local", "local", 3), ("easgd_sync", "sync", 2), ("local", "sync", 1)),
-        *(("sync", "solo", 1), ("solo", "sync", 2), ("solo", "local", 2), ("solo", "diloco", 1)),
-    ],
+    [("sync", "local", 2), ("local", "local", 3), ("solo", "sync", 2), ("solo", "diloco", 1)],
 )
 def test_another_strategy_or_other_ranks_go_on_with_the_learning_rate_of_the_step(
     place: Path, tmp_path: Path, before: str, after: str, ranks: int
@@ -346,10 +311,9 @@ def run(whole_anywhere: Path, tmp_path: Path) -> Iterator[Path]:
 
 def test_another_model_is_refused_by_its_tensors(place: Path, run: Path) -> None:
     config = replace(config_of(place, ""), model_options={"width": 8}, out=str(run))
-    said = r"another model: '0.weight' has shape \(8, 6\), and \(16, 6\) in the checkpoint;.*and \d more"
-    with pytest.raises(BadCheckpoint, match=said):
+    with pytest.raises(BadCheckpoint, match=r"another model.*'0.weight' of shape \("):
         train(config, 2, Resume(run))
-    with pytest.raises(BadCheckpoint, match=r"'3\.weight' is missing there; '3\.bias' is missing there;"):
+    with pytest.raises(BadCheckpoint, match=r"another model.*'3\.weight'"):
         train(replace(config, model="mlp", model_options={}), 2, Resume(run))
 
 
@@ -379,19 +343,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert "tutti: warning: " in capsys.readouterr().err
     assert RunFolder(run).starts().records[-1].step == MIDDLE
     assert apart(run, whole_anywhere) == 0
-
-
-def test_a_strategy_of_the_users_own_goes_on_with_what_its_workers_knew(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom tutti.strategies import Local\n\n"
-        "@dataclass(frozen=True)\nclass Mine(Local):\n    pass\n"
-    )
-    options = {"strategy": f"{tmp_path / 'mine.py'}:Mine", "strategy_options": {"every": 2}}
-    config = replace(config_of(place, "", **options), out=str(tmp_path / "whole"))
-    train(config, 2)
-    run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
-    assert RunFolder(run).starts().records[-1].anew == ()
-    assert apart(run, tmp_path / "whole") == 0
 
 
 # From Python.
@@ -434,13 +385,3 @@ def test_python_code_goes_on_with_what_it_gave(given: str, tmp_path: Path) -> No
         assert torch.equal(ours, theirs)
     with pytest.raises(BadOption, match=r"batch_size=7 \(was 30\)"):
         tutti.train(model or make(), DATA, **options, optimizer=adam, batch_size=7, resume=tmp_path / "run")
-
-
-def test_python_code_that_is_stopped_is_told_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving, "stop_requested", lambda: True)
-    options: dict[str, Any] = {"workers": 1, "threads": 1, "quiet": True, "out": str(tmp_path / "run")}
-    with pytest.raises(RunStopped, match=f"resume='{tmp_path / 'run'}'"):
-        tutti.train("mlp", DATA, **options, epochs=10**6)
-    assert RunFolder(tmp_path / "run").starts().records[0].step == 0

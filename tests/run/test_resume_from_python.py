@@ -45,16 +45,6 @@ def test_what_is_not_given_is_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin(tmp_path, **SGD)
-    fail = "tutti.studies.autotune.plan.measured"
-    monkeypatch.setattr(fail, lambda *_: pytest.fail("it is measured again"))
-    given = {**SGD, "schedule": None, "layout": "auto", "steps": 6}
-    given = {name: value for name, value in given.items() if value is not None}
-    again = tutti.train(net, DATA, out=str(tmp_path), resume="auto", **given)
-    assert (again.config.batch_size, again.config.layout) == (SGD["batch_size"], "contiguous")
-
-
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = begin(tmp_path, **SGD, resume="auto")
     with monkeypatch.context() as patch:

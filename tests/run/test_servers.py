@@ -10,7 +10,7 @@ import pytest
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.run.checks import check_job
+from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.train import work
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -52,7 +52,7 @@ def test_a_number_of_servers_or_levels_that_cannot_be_used_is_named(
 )
 def test_a_strategy_that_does_not_fit_servers_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(tutti.UserError) as caught:
-        check_job(job(**options), 3, hosts=2)
+        check_recipe(job(**options), 3, hosts=2)
     assert message in str(caught.value)
 
 
@@ -81,11 +81,3 @@ def test_a_server_learns_what_the_centre_in_shared_memory_learns() -> None:
     assert shared.weights is not None
     for name, tensor in served.weights.items():
         assert tensor.allclose(shared.weights[name], rtol=1e-12, atol=1e-12)
-
-
-def test_processes_train_with_a_server() -> None:
-    options = {"epochs": 6, "lr": 0.003, "batch_size": 32, "quiet": True}
-    result = tutti.train("mlp", "digits", strategy="downpour", workers=2, servers=1, **options)
-    assert result.summary.test is not None
-    assert result.summary.test.metrics["accuracy"] > 0.9
-    assert (result.config.workers, result.config.servers) == ("2", 1)

@@ -19,7 +19,6 @@ from tutti.records.run_folder import RunFolder
 from tutti.records.splits import read_split
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.result import CrossValidated
-from tutti.studies.cross_validation.study import CrossValidation
 
 DRAW = np.random.default_rng(0)
 INPUTS = DRAW.normal(size=(60, 6)).astype(np.float32)
@@ -100,25 +99,6 @@ def test_what_has_finished_is_kept_and_another_question_refused(result: CrossVal
         _validated(result.folder, resume=True)
     with pytest.raises(BadOption, match="fingerprint"):
         _validated(result.folder, schedules=[None, "cosine"], data=(INPUTS + 1, TARGETS), resume=True)
-
-
-def test_floats_are_those_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    questions: list[CrossValidation] = []
-
-    def planned(question: CrossValidation, *rest: object) -> None:
-        questions.append(question)
-        raise InterruptedError
-
-    monkeypatch.setattr("tutti.studies.cross_validation.api.train_shown", planned)
-    floats = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with pytest.raises(InterruptedError):
-            _validated(tmp_path / "farm")
-    finally:
-        torch.set_default_dtype(floats)
-    jobs = questions[0].jobs(2, tmp_path).values()
-    assert {job.floats for some in jobs for job in some} == {"float64"}
 
 
 def test_a_fold_is_an_ordinary_run_of_files(result: CrossValidated) -> None:

@@ -42,9 +42,6 @@ _NAMES: Final = {
 }
 """The dtypes as safetensors calls them."""
 
-_PAIRS: Final = ":real,imaginary"
-"""Ends the name of a complex128 tensor, which safetensors does not know: it is kept as pairs of float64."""
-
 _MARK: Final = "$"
 """The first character of a key that says what kind of value stands there."""
 
@@ -53,15 +50,10 @@ _HEADER_ALIGNMENT: Final = 64
 
 @dataclass
 class EncodedState:
-    """A rank's state in parts that can be written.
+    """A rank's state in parts that can be written."""
 
-    Attributes:
-        head: the JSON head.
-        tensors: by their names in the safetensors file, in its order; they are live.
-    """
-
-    head: bytes = b""
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    head: bytes = b""  # JSON
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # by their names, in order; they are live
 
     def header(self) -> bytes:
         """Return the beginning of the safetensors file, before the tensors."""
@@ -103,10 +95,6 @@ def decode(head: Json, tensors: Mapping[str, Tensor]) -> State:
     Raises:
         KeyError, TypeError, ValueError: this was not encoded by `encode`.
     """
-    tensors = {
-        name.removesuffix(_PAIRS): torch.view_as_complex(tensor) if name.endswith(_PAIRS) else tensor
-        for name, tensor in tensors.items()
-    }
     return State(
         _decoded_held(head["joint"], "joint", tensors),
         _decoded_held(head["alone"], "alone", tensors),
@@ -116,11 +104,7 @@ def decode(head: Json, tensors: Mapping[str, Tensor]) -> State:
 
 
 class _Encoder:
-    """The collector of all tensors of a state.
-
-    Attributes:
-        tensors: by the names that they get.
-    """
+    """The collector of all tensors of a state, by the names that they get."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -130,7 +114,7 @@ class _Encoder:
         pieces = []
         for piece in held.pieces:
             name = _name_of(part, piece.name, piece.start, piece.stop)
-            if not self._has(name):
+            if name not in self.tensors:
                 self._keep(name, piece.values)
                 pieces.append([piece.name, piece.start, piece.stop, list(piece.shape), piece.order])
         return {"pieces": pieces, "numbers": self.value(held.numbers, f"{part}/numbers")}
@@ -149,7 +133,7 @@ class _Encoder:
             ]
         if isinstance(value, Tensor):
             # A path may be written in two ways: {"a": {"b": ...}} and {"a/b": ...}.
-            name = f"{path}#{len(self.tensors)}" if self._has(path) else path
+            name = f"{path}#{len(self.tensors)}" if path in self.tensors else path
             self._keep(name, value)
             return {"$tensor": name}
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
@@ -160,12 +144,7 @@ class _Encoder:
             "numbers, texts, tensors, and lists and dictionaries of them whose keys are texts"
         )
 
-    def _has(self, name: str) -> bool:
-        return name in self.tensors or name + _PAIRS in self.tensors
-
     def _keep(self, name: str, tensor: Tensor) -> None:
-        if tensor.dtype == torch.complex128:
-            name, tensor = name + _PAIRS, torch.view_as_real(tensor.detach().resolve_conj())
         if tensor.dtype not in _NAMES:
             raise TypeError(
                 f"the state has a tensor of {tensor.dtype} under '{name}', which safetensors does not know; "

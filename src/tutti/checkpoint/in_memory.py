@@ -13,8 +13,7 @@ from typing import BinaryIO, cast
 
 from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.checkpoint.reading import Checkpoint
-from tutti.checkpoint.sharing import MemoryCheckpoint, received
+from tutti.checkpoint.reading import Checkpoint, MemoryCheckpoint, received
 from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
 from tutti.comm.base import Communicator
 from tutti.records.checkpoints import Manifest
@@ -27,10 +26,7 @@ class MemorySaver:
 
     def __init__(self, comm: Communicator, place: MemoryPlace) -> None:
         self._comm, self._place = comm, place
-        ranks = range(comm.size)
-        firsts = comm.all_gather_objects(comm.node.broadcast_object(comm.rank))
-        senders = [rank for rank in ranks if firsts[rank] != 0]
-        self._copies = [MemorySnapshot(comm, comm.node, ranks, senders, copy) for copy in place.copies]
+        self._copies = [MemorySnapshot(comm, comm.node, copy) for copy in place.copies]
         whole = place.whole if comm.rank == 0 else 0
         self._number = 2 if comm.broadcast_object(whole) == 1 else 1
 

@@ -3,7 +3,6 @@
     page      wishes │ folder │ description of copy 1, of copy 2 │ takeover
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
-    data      an arena with the data set, which need not be read again
 
 The copies take turns, and a copy is described last, by a number that grows: a rank that dies while it copies
 leaves the other one. No rank makes any of it larger, or writes to it by a call: a disk without room for more
@@ -22,17 +21,13 @@ from typing import Final
 
 from tutti.checkpoint.writer_process import Order, write_checkpoint
 from tutti.comm.shm import memfd
-from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import newest, tidy
 from tutti.records.json_lines import Json
 
-TABLE_BYTES: Final = 16
-"""The beginning of the first allocation of the arena of the data."""
-
 _SLOT: Final = 1 << 24
-"""The room for a text on the page, in bytes, of which only what is written takes memory."""
+"""The room for a text on the page, in bytes, which takes memory only where it is written."""
 
 _LENGTH: Final = 8
 """The size of the number before a text: its length, 0 if there is none."""
@@ -46,17 +41,10 @@ _NUMBER: Final = "number"
 
 @dataclass(frozen=True)
 class MemoryPlace:
-    """The address of the memory.
-
-    Attributes:
-        page: that of the page.
-        copies: those of the two copies.
-        data: that of the arena.
-    """
+    """The address of the memory."""
 
     page: FileAddress
     copies: tuple[FileAddress, FileAddress]
-    data: FileAddress
 
     @property
     def whole(self) -> int:
@@ -68,6 +56,11 @@ class MemoryPlace:
     def copies_taken(self) -> int:
         """The number of copies that were taken."""
         return max((found[_NUMBER] for _, found in self.described()), default=0)
+
+    @property
+    def step(self) -> int:
+        """The step of the last copy; -1: there is none."""
+        return max((found["step"] for _, found in self.described()), default=-1)
 
     @property
     def takeover(self) -> str | None:
@@ -165,25 +158,18 @@ class MemoryPlace:
 
 
 class StateMemory:
-    """The memory, in the process that has made it; it is gone when that closes it or ends.
-
-    Attributes:
-        place: where ranks of this host find it.
-    """
+    """The memory, in the process that has made it; ranks of this host find it by `place`."""
 
     def __init__(self) -> None:
         self._made = [memfd.make_roomy(what) for what in ("state-page", "state-1", "state-2")]
         page, *copies = map(FileAddress.of, self._made)
-        self._data = Arena.create()
-        self._data.allocate(TABLE_BYTES)
-        self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address)
+        self.place = MemoryPlace(page, (copies[0], copies[1]))
 
     def want_copy(self, wanted: bool) -> None:
-        """Have the ranks copy their state as soon as they can, or no more than they do by themselves."""
+        """Ask the ranks to copy their state as soon as they can, or withdraw that."""
         os.pwrite(self._made[0], bytes([wanted]), _WANTED)
 
     def close(self) -> None:
         """Give it back."""
         for one in self._made:
             os.close(one)
-        self._data.close()

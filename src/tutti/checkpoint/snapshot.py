@@ -1,4 +1,4 @@
-"""Memory for copies of the states of a host's ranks, which the process that writes them has too.
+"""Memory for copies of the states of all ranks, which the process that writes them has too.
 
     memfd   │ rank 0: safetensors file │ head │ facts of the run │ rank 1: safetensors file │ ... 16 TiB
                       header, tensors    with room to grow                   nothing of it real
@@ -40,15 +40,10 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Room:
-    """The place of a rank's files in the memory.
+    """The place of a rank's files in the memory."""
 
-    Attributes:
-        start: of its region.
-        most: how large each file may be.
-    """
-
-    start: int
-    most: Sizes
+    start: int  # of its region
+    most: Sizes  # how large each file may be
 
     @property
     def starts(self) -> list[int]:
@@ -61,7 +56,7 @@ class Room:
         return _round_up(sum(_round_up(most, _FILE_ALIGNMENT) for most in self.most), _PAGE)
 
     def holds(self, sizes: Sizes) -> bool:
-        """Tell whether files of these sizes have room."""
+        """Return whether files of these sizes have room."""
         return all(size <= most for size, most in zip(sizes, self.most, strict=True))
 
 
@@ -75,38 +70,31 @@ def rooms_for(sizes: Mapping[int, Sizes]) -> dict[int, Room]:
 
 
 class MemorySnapshot:
-    """The copies of the states of ranks whose files one process writes.
+    """The copies of the states of all ranks, on the host of rank 0 (collective).
 
     Attributes:
-        memory: on the first of them, the descriptor of what has all copies; None: elsewhere, and when closed.
+        memory: on rank 0 the descriptor of what has all copies; None: elsewhere, and when closed.
 
     Args:
         comm: all ranks.
-        host: those of this host.
-        ranks: those whose files are written together; the first of them has it done.
-        senders: the ranks that send their copies to that one, as they are on other hosts.
-        given: the memory to copy to; None: it is made, and given back when the first rank closes it or ends.
+        host: the ranks that share memory with this one.
+        given: the memory to copy to; None: it is made, and given back when rank 0 closes it or ends.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        host: Communicator,
-        ranks: Sequence[int],
-        senders: Sequence[int],
-        given: FileAddress | None = None,
-    ) -> None:
-        self._comm, self._host, self._first = comm, host, ranks[0]
-        self._sends = comm.rank in senders
-        self._senders = [rank for rank in senders if rank in ranks]
+    def __init__(self, comm: Communicator, host: Communicator, given: FileAddress | None = None) -> None:
+        self._comm, self._host = comm, host
+        leaders = comm.all_gather_objects(host.broadcast_object(comm.rank))
+        self._senders = [rank for rank, leader in enumerate(leaders) if leader != 0]
+        self._sends = comm.rank in self._senders
         self._rooms: dict[int, Room] = {}
         self._regions: dict[int, _Region] = {}
-        # Made before anything is amiss: behind a limit on the size of files it could not become larger.
-        holds = comm.rank == self._first and not self._sends
-        self.memory = None if not holds else memfd.make_roomy("snapshot") if given is None else given.open()
+        self.memory: int | None = None
+        if comm.rank == 0:
+            # Made before anything is amiss: behind a limit on the size of files it could not become larger.
+            self.memory = memfd.make_roomy("snapshot") if given is None else given.open()
 
     def take(self, encoded: EncodedState, texts: Sequence[bytes], sizes: Mapping[int, Sizes]) -> None:
-        """Copy this rank's files; on the first rank those of all are there when this returns (collective)."""
+        """Copy this rank's files; on rank 0 those of all are there when this returns (collective)."""
         rank = self._comm.rank
         if not self._rooms or not all(self._rooms[other].holds(needed) for other, needed in sizes.items()):
             self._regions.clear()
@@ -115,9 +103,9 @@ class MemorySnapshot:
         self._regions[rank].copy(encoded, texts)
         if self._sends:
             for file in self._regions[rank].files(sizes[rank]):
-                self._comm.send(file, self._first, _TAG)
+                self._comm.send(file, 0, _TAG)
             return
-        if rank == self._first:
+        if rank == 0:
             for sender in self._senders:
                 for file in self._regions[sender].files(sizes[sender]):
                     self._comm.recv(file, sender, _TAG)
@@ -146,7 +134,7 @@ class MemorySnapshot:
             self._regions[rank] = _Region(self._rooms[rank])
             return
         address = ""
-        if rank == self._first:
+        if rank == 0:
             assert self.memory is not None, "it is not closed"
             # Always as long: under a virtual clock a message takes as long as it is.
             address = f"{os.getpid():010} {self.memory:010}"

@@ -1,4 +1,4 @@
-"""The process that writes a host's checkpoints beside training. It imports neither torch nor numpy.
+"""The process that writes checkpoints beside training. It imports neither torch nor numpy.
 
 rank       snapshot │ train ...              │ snapshot │ train ...
 process             └ writes, at nice 19 ┘ answers
@@ -7,18 +7,19 @@ process             └ writes, at nice 19 ┘ answers
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
+import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from tutti.records.checkpoints import (
-    FileEntry,
     Manifest,
     commit,
     remove,
@@ -27,16 +28,12 @@ from tutti.records.checkpoints import (
     unfinished_folder,
     write_file,
 )
-from tutti.records.json_lines import Record, parse_record, to_json
 
 PROGRAM: Final = (
     "import json, sys; parent, connection, sys.path[:] = json.loads(sys.argv[1]); "
     "from tutti.checkpoint.writer_process import main; main(parent, connection)"
 )
 """The program of the process: with the rank's search path it finds the same modules."""
-
-_LOOK_S: Final = 0.05
-"""Pause between two looks whether other hosts are done."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _NICEST: Final = 19
@@ -48,14 +45,12 @@ class Order:
 
     memory: str  # the path of the file that has the snapshot
     folder: Path
-    attempt: str  # equal on all hosts
-    files: dict[str, tuple[int, int]]  # offset and size in the memory of each file of this host
+    attempt: str  # distinguishes it from others of the same step
+    files: dict[str, tuple[int, int]]  # offset and size in the memory of each file
     step: int
     ranks: int
     keep: int
     score: float | None = None
-    host: int = 0  # host 0 commits the checkpoint when all have written
-    hosts: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,15 +58,8 @@ class WriterAnswer:
     """The outcome of an order."""
 
     step: int
-    error: str | None  # None: this host's files are written, and on host 0 the checkpoint is whole
+    error: str | None  # None: the checkpoint is whole
     left: str | None = None  # what could not be tidied up afterwards
-
-
-@dataclass(frozen=True)
-class _Written(Record):
-    """The files that one host has written."""
-
-    files: dict[str, FileEntry]
 
 
 def main(parent: int, descriptor: int) -> None:
@@ -94,31 +82,25 @@ def _carry_out(order: Order) -> WriterAnswer:
     except OSError as error:
         return WriterAnswer(order.step, f"cannot write {error.filename or order.folder}: {error.strerror}")
     left = None
-    if order.host == 0:
-        try:
-            tidy(order.folder, order.step, order.keep)
-        except OSError as error:
-            left = f"cannot change {error.filename or order.folder}: {error.strerror}"
+    try:
+        tidy(order.folder, order.step, order.keep)
+    except OSError as error:
+        left = f"cannot change {error.filename or order.folder}: {error.strerror}"
     return WriterAnswer(order.step, None, left)
 
 
 def write_checkpoint(order: Order) -> None:
-    """Write this host's files; on host 0 commit the checkpoint once all hosts have written."""
+    """Write the files of a checkpoint, and commit it."""
     unfinished = unfinished_folder(order.folder, order.step, order.attempt)
     memory = os.open(order.memory, os.O_RDONLY)
     try:
-        if order.host == 0:
-            remove_unfinished(order.folder, but=unfinished)
-        unfinished.mkdir(exist_ok=True)
+        remove_unfinished(order.folder)
+        unfinished.mkdir()
         files = {
             name: write_file(unfinished / name, memory, offset, size)
             for name, (offset, size) in order.files.items()
         }
-        if order.host:
-            _report(unfinished, order.host, files)
-        else:
-            files |= _of_other_hosts(order.hosts, unfinished)
-            commit(unfinished, Manifest(order.step, order.ranks, files, order.score))
+        commit(unfinished, Manifest(order.step, order.ranks, files, order.score))
     except OSError:
         with suppress(OSError):
             remove(unfinished)
@@ -127,21 +109,66 @@ def write_checkpoint(order: Order) -> None:
         os.close(memory)
 
 
-def _report(unfinished: Path, host: int, files: dict[str, FileEntry]) -> None:
-    """Leave the entries of this host's files for host 0."""
-    path = unfinished / f"host-{host}.json"
-    temporary = path.with_suffix(".part")
-    temporary.write_text(to_json(_Written(files)))
-    temporary.rename(path)
+_KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "PYTHONHOME")
+"""The variables of the environment that the process gets: with others it would take itself for a rank."""
 
 
-def _of_other_hosts(hosts: int, unfinished: Path) -> dict[str, FileEntry]:
-    """Wait for the other hosts; returns the entries of their files."""
-    files: dict[str, FileEntry] = {}
-    for host in range(1, hosts):
-        path = unfinished / f"host-{host}.json"
-        while not path.exists():
-            time.sleep(_LOOK_S)
-        files |= parse_record(path.read_bytes(), _Written).files
-        path.unlink()
-    return files
+class Writer:
+    """The process that writes checkpoints.
+
+    It starts with the first checkpoint, as many runs end before that, and again after it was killed.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._step: int | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it was writing at the last `poll`."""
+        return self._step is not None
+
+    def give(self, order: Order) -> None:
+        """Order a checkpoint; call this only when it is not busy."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._connection is not None
+        self._step = order.step
+        with suppress(ConnectionError):  # `poll` reports that the process is gone
+            self._connection.send(order)
+
+    def poll(self, timeout_s: float | None = 0.0) -> WriterAnswer | None:
+        """Return the outcome of the order, once; None: there is none yet. No limit: wait."""
+        if self._step is None or self._connection is None or not self._connection.poll(timeout_s):
+            return None
+        step, self._step = self._step, None
+        try:
+            return cast("WriterAnswer", self._connection.recv())
+        except (EOFError, ConnectionError):
+            self.close()
+            return WriterAnswer(step, "the process that writes it was killed")
+
+    def close(self) -> None:
+        """End the process at once."""
+        self._step = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> None:
+        self.close()
+        self._connection, theirs = Pipe()
+        with theirs:
+            start = [os.getpid(), theirs.fileno(), [str(path) for path in sys.path]]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, json.dumps(start)],
+                stdin=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C is for the ranks
+            )

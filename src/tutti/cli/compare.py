@@ -37,7 +37,7 @@ FOLDER = Path("comparisons")
 
 SEVERAL = "may be given several times"
 
-_OF_LOSSES = ("on_failure", "max_failures", "hang_timeout")
+_OF_LOSSES = ("on_failure", "hang_timeout")
 _OF_CHECKPOINTS = ("time_limit", "checkpoint", "keep", *_OF_LOSSES)
 """The options of checkpoints: the runs of a comparison have none, as their time is measured."""
 

@@ -65,7 +65,7 @@ class EvaluateCommand(Command):
         here |= {"workers": "auto", "threads": None}
         config = config_from({**here, **given}, dotted, trained)
         other = other_data or left
-        run_job(EvaluateJob(config, str(run.folder), part, str(run.weights), other, run.notes))
+        run_job(EvaluateJob(config, str(run.folder), part, str(run.weights), other))
         return 0
 
 

@@ -46,7 +46,7 @@ class Form(ABC):
     @staticmethod
     @abstractmethod
     def fits(path: Path) -> bool:
-        """Tell whether what is there looks like this form, damaged or not."""
+        """Return whether a place looks like this form, damaged or not."""
 
     @staticmethod
     @abstractmethod

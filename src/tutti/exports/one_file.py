@@ -58,7 +58,7 @@ class TorchForm(Form):
     def read(path: Path) -> Exported:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # Of a pickle of somebody else's, whatever there is.
+        except Exception as error:  # A foreign pickle raises anything.
             raise BadCheckpoint(
                 f"{path} is damaged, or not what torch.save writes ({type(error).__name__}: {error}); save "
                 "it again, as a state dictionary"
@@ -74,7 +74,7 @@ class TorchForm(Form):
     @override
     @staticmethod
     def write(path: Path, content: Exported) -> None:
-        # A view would be saved with all that it is a view of. What is tied stays so.
+        # A view would be saved with its base. What is tied stays so.
         copies = {id(x): x.detach().clone() for x in content.weights.values()}
         buffer = io.BytesIO()
         torch.save({name: copies[id(x)] for name, x in content.weights.items()}, buffer)

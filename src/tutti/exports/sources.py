@@ -1,4 +1,4 @@
-"""Weights from wherever they are: a run, one of its checkpoints, or files of another program."""
+"""Weights from any place: a run, one of its checkpoints, or files of another program."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Exported:
     assert saved.alone is not None
     alone = by_name([saved.alone])
     if alone and checkpoint.ranks > 1:
-        left_out = "each worker has an optimizer of its own, so no state of an optimizer is taken"
+        left_out = "each worker has its own optimizer, so no state of an optimizer is taken"
         return Exported(weights, notes=(left_out,))
     kept = alone or by_name([joint])
     groups = training["groups"]

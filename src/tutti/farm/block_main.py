@@ -32,8 +32,7 @@ from tutti.farm.shared_data import SharedData
 from tutti.launch.rank_main import channel as own_channel
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
-from tutti.run.assembled import RunContext
-from tutti.run.train import train
+from tutti.run.train import RunContext, train
 from tutti.training.progress import Progress
 
 PRUNED: Final = "those who compare it with other runs have ended it"

@@ -180,7 +180,7 @@ class HostPool:
         resume = Resume(folder, auto=True) if run.has(CONFIG) else None
         folder.mkdir(parents=True, exist_ok=True)
         config = replace(job.config, out=str(folder), workers=str(workers), threads=self._threads)
-        task = TrainJob(config, objects=job.objects, resume=resume, floats=job.floats)
+        task = TrainJob(config, objects=job.objects, resume=resume)
         ranks.tell(TrainTask(block, task, folder.absolute() / LOG, job.prunable))
         if job.runs_code:
             ranks.spent = True

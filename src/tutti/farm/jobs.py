@@ -27,14 +27,12 @@ class FarmJob:
         config: its configuration; the farm chooses its folder, ranks and threads.
         objects: what was given as Python objects instead of names, as in a `Job`.
         prunable: it asks its source after each epoch whether to end with it.
-        floats: torch's default type of floats, as in a `TrainJob`.
     """
 
     name: str
     config: TrainConfig
     objects: dict[str, Pickled] = field(default_factory=dict)
     prunable: bool = False
-    floats: str | None = None
 
     @property
     def runs_code(self) -> bool:

@@ -28,7 +28,7 @@ from tutti.launch.malloc import give_back_memory
 from tutti.load_object import names_object
 from tutti.records.json_lines import to_json
 from tutti.run.build import data_seed, given_data, open_config_data, seeded
-from tutti.run.train_job import TrainJob
+from tutti.run.jobs import Recipe
 
 
 class _Lying(NamedTuple):
@@ -50,32 +50,32 @@ class SharedData:
         self._known: dict[str, _Lying] = {}
         self._seen: dict[_Lying, SamplePool] = {}
 
-    def open(self, job: TrainJob, comm: Communicator) -> DataSet:
+    def open(self, recipe: Recipe, comm: Communicator) -> DataSet:
         """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was."""
         found: _Lying | UserError | None = None
         if comm.node.rank == 0:
             try:
-                found = self._look_up(job)
+                found = self._look_up(recipe)
             except UserError as error:
                 found = error  # the other ranks wait for the leader's word
         lying = comm.node.broadcast_object(found)
         if isinstance(lying, UserError):
             raise lying
-        return open_config_data(job, comm, self._pool(cast("_Lying", lying)))
+        return open_config_data(recipe, comm, self._pool(cast("_Lying", lying)))
 
-    def _look_up(self, job: TrainJob) -> _Lying:
-        key = _key(job)
+    def _look_up(self, recipe: Recipe) -> _Lying:
+        key = _key(recipe)
         if key not in self._known:
             with self._arena.lock(self._index):
                 self._known = self._read_index()
                 if key not in self._known:
-                    self._read(job, key)
+                    self._read(recipe, key)
                     give_back_memory()  # No job needs as much again.
         return self._known[key]
 
-    def _read(self, job: TrainJob, key: str) -> None:
-        with seeded(data_seed(job.config)), keeping_doubles(job.config.precision == "fp64"):
-            given, options = given_data(job)
+    def _read(self, recipe: Recipe, key: str) -> None:
+        with seeded(data_seed(recipe.config)), keeping_doubles(recipe.config.precision == "fp64"):
+            given, options = given_data(recipe)
             contents = read_source(given, without_stream(given, options, BY_NUMBER))
             outline = PoolOutline.of(contents)
         refuse_too_large(outline.name, outline.nbytes, FEWER)
@@ -106,11 +106,10 @@ class SharedData:
         self._arena.words(self._index, 1)[0] = len(content)
 
 
-def _key(job: TrainJob) -> str:
+def _key(recipe: Recipe) -> str:
     """Return what decides which samples a run has, before they are divided."""
-    config = job.config
+    config = recipe.config
     # A factory may draw random numbers, which depend on the seed.
     seed = data_seed(config) if names_object(config.data) else None
-    floats = config.precision == "fp64", job.floats, str(torch.get_default_dtype())
-    named = to_json([config.data, config.data_options, seed, *floats])
+    named = to_json([config.data, config.data_options, seed, config.precision == "fp64"])
     return hashlib.sha256(named.encode()).hexdigest()

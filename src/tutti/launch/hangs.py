@@ -92,8 +92,8 @@ class Sign:
 
 
 @dataclass
-class _Course:
-    """The course of a rank.
+class _RankHistory:
+    """The past signs of a rank.
 
     Attributes:
         beat: the last step word that was read.
@@ -152,7 +152,7 @@ class HangWatch:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._courses: dict[int, _Course] = {}
+        self._histories: dict[int, _RankHistory] = {}
         self._looked_at: float | None = None
 
     def look(self, signs: Mapping[int, Sign], now: float) -> dict[int, str]:
@@ -163,19 +163,19 @@ class HangWatch:
             now: the time, by the monotonic clock.
         """
         passed, self._looked_at = now - (self._looked_at or now), now
-        courses = {rank: self._courses.setdefault(rank, _Course()) for rank in signs}
+        histories = {rank: self._histories.setdefault(rank, _RankHistory()) for rank in signs}
         if passed > PAUSE_S:
-            for course in courses.values():
-                course.since += passed
-                course.stopped_at = course.idle = None
+            for history in histories.values():
+                history.since += passed
+                history.stopped_at = history.idle = None
             return {}
         limit_s = self._timeout_s
-        stuck = [rank for rank, sign in signs.items() if courses[rank].is_stuck(sign, limit_s)]
-        idle = [rank for rank, sign in signs.items() if courses[rank].is_idle(sign, now, limit_s)]
-        late = [rank for rank, sign in signs.items() if courses[rank].is_stopped(sign, now, limit_s)]
+        stuck = [rank for rank, sign in signs.items() if histories[rank].is_stuck(sign, limit_s)]
+        idle = [rank for rank, sign in signs.items() if histories[rank].is_idle(sign, now, limit_s)]
+        late = [rank for rank, sign in signs.items() if histories[rank].is_stopped(sign, now, limit_s)]
         if late or stuck:
             # Ranks that wait for a stopped one are as stuck as it is, and may be found first.
-            stopped = [rank for rank in signs if courses[rank].stopped_at is not None]
+            stopped = [rank for rank in signs if histories[rank].stopped_at is not None]
             if stopped:
                 return {rank: STOPPED_WHY if signs[rank].stopped else SILENT_WHY for rank in stopped}
         works = [rank for rank, sign in signs.items() if not sign.waits]
@@ -192,7 +192,7 @@ class HangWatch:
         return {rank: self._no_step(rank, now, "waited for the others as they did for it") for rank in stuck}
 
     def _no_step(self, rank: int, now: float, waited: str) -> str:
-        return f"it made no step for {now - self._courses[rank].since:.0f} s, and {waited}"
+        return f"it made no step for {now - self._histories[rank].since:.0f} s, and {waited}"
 
 
 class HostSigns:

@@ -91,7 +91,7 @@ def _run(connection: LauncherConnection) -> None:
     connection.send(Started(mpi_segments()))
     entry = resolve_name(job.entry)  # It imports what takes long.
     if isinstance(comm, BlockingCommunicator):
-        connection.course = comm.peers.course
+        connection.last_sign = comm.peers.last_sign
     payload = comm.broadcast_object(job.payload)
     connection.leave(done(comm.rank, entry(comm, payload)))
     comm.close()

@@ -236,13 +236,13 @@ class LauncherConnection:
 
     Attributes:
         job: of the ranks.
-        course: returns the beat of this rank, and whether it waits for others; None: MPI has not started.
+        last_sign: returns the beat of this rank, and whether it waits for others; None: MPI has not started.
     """
 
     def __init__(self, connection: Connection, job: RemoteJob) -> None:
         self._connection, self.job = connection, job
         self._lock, self._leaves = threading.Lock(), False
-        self.course: Callable[[], tuple[int, bool]] | None = None
+        self.last_sign: Callable[[], tuple[int, bool]] | None = None
 
     def send(self, message: Started | Stoppable | Sign) -> None:
         """Send a message; that nobody is there any more is noticed by `watch`."""
@@ -274,8 +274,8 @@ class LauncherConnection:
                 page.request()
             elif asked == STACKS:
                 print_stacks()
-            elif self.course is not None:
-                self.send(Sign(*self.course()))
+            elif self.last_sign is not None:
+                self.send(Sign(*self.last_sign()))
         if not self._leaves:
             end()
 

@@ -14,9 +14,8 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from tutti.checkpoint.reading import Checkpoint, newest
+from tutti.checkpoint.reading import Checkpoint, for_all, newest
 from tutti.checkpoint.saver import Saver
-from tutti.checkpoint.sharing import for_all
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder, TuttiError
 from tutti.object_state import as_values, from_values, load_state_of, state_of
 from tutti.optim.state import options_of

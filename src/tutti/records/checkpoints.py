@@ -255,16 +255,11 @@ def remove(path: Path) -> None:
         _delete(path.rename(gone))
 
 
-def remove_unfinished(folder: Path, but: Path | None = None) -> None:
-    """Remove what writers have left that were killed, all `but` one.
-
-    What cannot be removed stays until the next time: the writer of a job that was just killed may live on
-    another host for seconds, and it harms nobody.
-    """
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writers have left that were killed; what cannot be removed stays until the next time."""
     for path in folder.glob(f".*{_UNFINISHED}"):
-        if path != but:
-            with suppress(OSError):
-                _delete(path)
+        with suppress(OSError):
+            _delete(path)
 
 
 def _delete(path: Path) -> None:

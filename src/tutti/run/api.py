@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
@@ -26,9 +27,9 @@ from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
 from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
-from tutti.run.build import reseed, seeded
+from tutti.run.build import seeded
 from tutti.run.config import Options, TrainConfig
-from tutti.run.curves import curves, frame
+from tutti.run.jobs import Recipe
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run
@@ -36,7 +37,7 @@ from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
-from tutti.training.evaluation import load_buffers, named_buffers
+from tutti.training.loggers.base import figures_of
 from tutti.training.precision import Arithmetic
 from tutti.training.weights import bring_back, read_weights
 
@@ -65,19 +66,12 @@ class Result:
         Returns:
             A data frame if pandas is installed, else a list of dicts.
         """
-        return frame(self.history)
-
-    def plot(self) -> Any:
-        """Draw loss and metrics against the epochs: a chart of altair, which a notebook shows.
-
-        Raises:
-            BadOption: altair is not installed.
-        """
-        return curves(self.history)
+        rows = [figures_of(record) for record in self.history]
+        return rows if find_spec("pandas") is None else import_module("pandas").DataFrame(rows)
 
 
 class TrainOptions(TypedDict, total=False):
-    """The fields of `TrainConfig` that are not arguments of their own of `tutti.train`: its `**options`."""
+    """The `**options` of `tutti.train`: the other fields of `TrainConfig`."""
 
     model_options: Options
     data_options: Options
@@ -120,17 +114,10 @@ class TrainOptions(TypedDict, total=False):
     checkpoint: str
     keep: int
     on_failure: str
-    max_failures: int
     hang_timeout: str
     skip_nonfinite: int
     log: str
     out: str | None
-
-
-def other_floats() -> str | None:
-    """Return torch's default type of floats, such as "float64", where the program has chosen another."""
-    floats = torch.get_default_dtype()
-    return None if floats == torch.float32 else str(floats).removeprefix("torch.")
 
 
 @as_arguments()
@@ -155,10 +142,8 @@ def train(
     """Train a model in parallel, and wait for the result.
 
     The ranks are new processes, which get the arguments by value: a script needs no guard such as
-    `if __name__ == "__main__"`, and functions and classes of a notebook can be used. The process that forks
-    them has torch imported and is kept for later calls, which need not wait for that: until this process
-    ends, the environment changes, or five minutes have passed. In a program that mpirun or srun started, the
-    ranks that are there train instead.
+    `if __name__ == "__main__"`, and functions and classes of a notebook can be used. In a program that mpirun
+    or srun started, the ranks that are there train instead.
 
     Args:
         model: a name ("mlp", "package.module:factory", "file.py:factory"), an `nn.Module`, whose weights
@@ -168,7 +153,7 @@ def train(
             torch `Dataset` or a pair of them, a DataLoader (its data set, batch size and `collate_fn` are
             taken), a frame of pandas or polars (`data_options={"target": "column"}`), or a function that
             makes a data set. Several inputs are a dict or a tuple in place of one. Floats are kept as
-            float32; as float64 with `precision="fp64"`, or after `torch.set_default_dtype(torch.float64)`.
+            float32; as float64 with `precision="fp64"`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
         optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters; by
@@ -176,8 +161,8 @@ def train(
         schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
             update.
         loss: a name, a loss module of torch, or a function (outputs, targets) -> mean over the samples, or
-            (sum of the losses, weight to divide it by): a sum of any denominator is divided by that of the
-            whole batch, over all ranks and passes.
+            (sum of the losses, weight to divide it by): the sum is divided by the weight of the whole
+            batch, over all ranks and passes.
         metrics: comma-separated names, or a list of names and functions: (outputs, targets) -> one value a
             sample, or a number for all of them; or as scikit-learn's, (y_true, y_pred) -> a number.
         sampling: draws the samples of an epoch with replacement: "balanced", each class equally often, or a
@@ -194,12 +179,11 @@ def train(
             this is the result.
         **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
             weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
-            written when `out` names one. precision and layout may be "auto": then a measurement
-            of at most 20 s on the ranks chooses them first, and the result's configuration has what it chose.
+            written when `out` names one.
 
     Returns:
         The trained model, the history and the summary. A module that was given is the trained one: its
-        weights, and what it has changed in attributes of its own, are those of rank 0; it keeps its dtype.
+        weights and its buffers are rank 0's; it keeps its dtype.
         Another model has the trained dtype: float64 with precision="fp64".
 
     Raises:
@@ -215,7 +199,7 @@ def train(
     given = {"model": model, "data": data, "strategy": strategy, "workers": workers, "optimizer": optimizer}
     given |= {"schedule": schedule, "loss": loss, "metrics": metrics, "sampling": sampling}
     given |= {"augment": augment, "callbacks": callbacks}
-    _refuse_wrong(given, options, {"quiet": quiet, "trace": trace})
+    _refuse_wrong(given, options)
     watchers = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     given["callbacks"] = watchers or None
     given["data"] = without_loaders(data, options, quiet)
@@ -243,23 +227,22 @@ def _job(
     given: dict[str, object], options: TrainOptions, quiet: bool, resume: str | None
 ) -> tuple[TrainJob, RunOutcome | None]:
     """Return the job that arguments make, and its outcome if it is a run that has come to its end."""
-    began = time.time()
-    # What is left at its default is not said, so that a resumed run goes on with what it had.
+    # A resumed run goes on with what it had where an argument is left at its default.
     left = [name for name, one in given.items() if one is None or (isinstance(one, str) and one == "auto")]
-    values, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
+    chosen, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
     if "workers" not in left:
-        values["workers"] = str(given["workers"])
+        chosen["workers"] = str(given["workers"])
     spell_class_weights(options)
-    plain = dict(options)
-    config = TrainConfig.from_json({**values, **plain})
+    chosen |= options
+    config = TrainConfig.from_json(chosen)
     found = None if resume is None else Resume.find(resume, config.out)
     outcome = None
     if found is not None:
         before = TrainConfig.read(found.folder, trust=True)
-        chosen = {**values, **plain}
         config = replace(placed(before, chosen).changed(chosen), out=str(found.folder))
-        config = going_on(before, config) if found.goes_on else config
-        outcome = outcome_again(found, config, quiet) if found.goes_on else None
+        if found.goes_on:
+            config = going_on(before, config)
+            outcome = outcome_again(found, config, quiet)
         if outcome is not None:
             outcome = replace(outcome, weights=read_weights(RunFolder(Path(str(outcome.folder))).weights))
     job = TrainJob(
@@ -268,56 +251,47 @@ def _job(
         quiet=quiet,
         write=config.out is not None,
         bring_weights=True,
-        floats=str(torch.get_default_dtype()).removeprefix("torch."),
         notebook=_in_notebook(),
         resume=found,
-        began=began,
     )
     return job, outcome
 
 
-def _refuse_wrong(
-    given: Mapping[str, object], options: Mapping[str, object], flags: Mapping[str, object]
-) -> None:
-    """Refuse arguments that there are not, and values of another kind."""
+def _refuse_wrong(given: Mapping[str, object], options: Mapping[str, object]) -> None:
+    """Refuse unknown arguments, and values of another kind."""
     for name in options:
         if name not in TrainOptions.__annotations__:
             known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
             known.remove("options")
             raise UnknownName("argument", name, known, "See help(tutti.train).")
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise BadOption(f"{name} is {flag!r}; give True or False")
     for name in ("model", "data"):
         if given[name] is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
     refuse_built(given["optimizer"])
-    for name in ("optimizer", "schedule", "loss", "metrics", "callbacks"):
+    several = cast("Sequence[object]", given["callbacks"])
+    for one in several if isinstance(several, list | tuple) else [several]:
+        refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
+    for name in ("optimizer", "schedule", "loss", "metrics"):
         value = given[name]
-        for one in value if name in ("metrics", "callbacks") and isinstance(value, list | tuple) else [value]:
-            if name == "callbacks":
-                refuse_other(one, Callback | str, "callback", "one of a class derived from tutti.Callback")
-            elif not (one is None or isinstance(one, str) or callable(one)):
+        for one in value if name == "metrics" and isinstance(value, list | tuple) else [value]:
+            if not (one is None or isinstance(one, str) or callable(one)):
                 raise BadOption(f"{name} is {one!r}; give a name or a function, as help(tutti.train) says")
 
 
 def _in_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook, whose cell shows what ranks print."""
+    """Return whether this process is the kernel of a notebook, whose cell shows what ranks print."""
     ipython = sys.modules.get("IPython")
-    # That of a terminal has no kernel.
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
     """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given."""
-    pair = isinstance(data, tuple | list) and any(isinstance(one, DataLoader) for one in data)
-    if pair:
-        loaders = [Unloaded.of(one) if isinstance(one, DataLoader) else one for one in cast("Any", data)]
-    elif isinstance(data, DataLoader):
-        loaders = [Unloaded.of(data)]
-    else:
+    pair = isinstance(data, tuple | list)
+    given: Any = data if pair else [data]
+    loaders = [Unloaded.of(one) if isinstance(one, DataLoader) else one for one in given]
+    first = next((one for one in loaders if isinstance(one, Unloaded)), None)
+    if first is None:
         return data
-    first = next(one for one in loaders if isinstance(one, Unloaded))
     options.setdefault("batch_size", first.batch_size)
     if not quiet:
         print(first.said, flush=True)
@@ -347,19 +321,16 @@ def refuse_built(optimizer: object) -> None:
         )
 
 
-def _trained_model(model: object, job: TrainJob, outcome: RunOutcome) -> nn.Module:
-    """The caller's module, or a new one, with the trained weights."""
-    if not isinstance(model, nn.Module):
-        with ONE_AT_A_TIME, seeded(job.config.seed):
-            reseed(job.config.seed, 0)
-            options = job.config.model_options
-            built = models.build(job.given("model"), outcome.shape, outcome.outputs, options)
+def _trained_model(model: object, recipe: Recipe, outcome: RunOutcome) -> nn.Module:
+    """Return the caller's module, or a new one, with the trained weights."""
+    config = recipe.config
+    if isinstance(model, nn.Module):
+        built = model
+    else:
+        with ONE_AT_A_TIME, seeded(config.seed):
+            built = models.build(recipe.given("model"), outcome.shape, outcome.outputs, config.model_options)
         if outcome.config.precision == "fp64":
             built = Arithmetic("fp64").prepare(built)
-    else:
-        built = model
     assert outcome.weights is not None
     bring_back(outcome.weights, built)
-    if built.state_dict().keys() == outcome.weights.keys():
-        load_buffers(built, {**named_buffers(built), **outcome.buffers})
     return built

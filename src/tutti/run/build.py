@@ -40,7 +40,7 @@ from tutti.records.splits import seed_of_data
 from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.config import OBJECT, Options, TrainConfig, split_of
-from tutti.run.jobs import Job
+from tutti.run.jobs import Recipe
 from tutti.run.optimization import build_optimizer, build_schedule, load_optimizer
 from tutti.run.train_job import PARTS
 from tutti.state import Saved
@@ -52,21 +52,17 @@ from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.losses import LOSSES, named_loss, refuse_without_shares
+from tutti.training.losses import named_loss, refuse_without_shares
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending, Monitor
-from tutti.training.targets import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
 
 DEFAULT_EPOCHS: Final = 20
 """Passes over the training samples, when neither epochs nor steps is given."""
-
-FEW: Final = 5
-"""Up to so many classes are told by their names."""
 
 
 @contextmanager
@@ -84,17 +80,6 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-@contextmanager
-def default_floats(name: str | None) -> Iterator[None]:
-    """Make `name` torch's default type of floats meanwhile; None: leave it as it is."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(before if name is None else getattr(torch, name))
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def reseed(seed: int, rank: int) -> None:
     """Seed every global random generator, for each rank differently."""
     mixed = [int(word) for word in np.random.SeedSequence((seed, rank)).generate_state(3, np.uint32)]
@@ -108,20 +93,17 @@ def reseed(seed: int, rank: int) -> None:
 
 
 def open_config_data(
-    job: Job, comm: Communicator, pool: SamplePool | None = None, known: KnownClasses | None = None
+    recipe: Recipe, comm: Communicator, pool: SamplePool | None = None, known: KnownClasses | None = None
 ) -> DataSet:
-    """The data set of the configuration (collective); only one rank of each host reads it.
+    """Open the data set of the configuration (collective); only one rank of each host reads it.
 
     Args:
-        job: has the configuration.
+        recipe: names the data.
         comm: all ranks.
         pool: the samples, if they are in memory already.
         known: the classes of a model that the data are for.
-
-    Raises:
-        UserError: the data or the split cannot be used.
     """
-    config, options = job.config, job.config.data_options
+    config, options = recipe.config, recipe.config.data_options
     given: object = None
     # Where samples are asked for by their numbers, they stay in their stored order.
     by_number = config.split is not None or config.predictions or config.sampling not in (None, BALANCED)
@@ -130,7 +112,7 @@ def open_config_data(
     seeding = seeded(data_seed(config)) if leads and config.split is not None else nullcontext()
     with seeding, keeping_doubles(config.precision == "fp64"):
         if leads:
-            given, options = given_data(job)
+            given, options = given_data(recipe)
         if pool is None and (not by_number or (known is not None and config.split is None)):
             found = open_data(given, comm, config.validation, config.seed, options, known)
             if leads and isinstance(found.train, StreamedPart):
@@ -143,24 +125,24 @@ def open_config_data(
 
 
 def data_seed(config: TrainConfig) -> int:
-    """Return the seed of the data that a function makes: that of the data which were split, if they were."""
+    """Return the seed of the data that a function makes; a file of splits has its own."""
     if config.split is None:
         return config.seed
     found = seed_of_data(Path(split_of(config.split)[0]).expanduser())
     return config.seed if found is None else found
 
 
-def given_data(job: Job) -> tuple[object, Options]:
+def given_data(recipe: Recipe) -> tuple[object, Options]:
     """Return what a run's data are to be read from, and with which options."""
-    given, options = job.given("data"), job.config.data_options
+    given, options = recipe.given("data"), recipe.config.data_options
     if callable(given) and not isinstance(given, Dataset):
-        return call_with_options(given, options, "data set", job.config.data), {}
+        return call_with_options(given, options, "data set", recipe.config.data), {}
     return given, options
 
 
-def free_given_data(job: Job, comm: Communicator) -> None:
+def free_given_data(recipe: Recipe, comm: Communicator) -> None:
     """Free the caller's copy of data that were given as an object, once they are open."""
-    given = job.objects.get("data")
+    given = recipe.objects.get("data")
     if given is not None and (comm.node.rank == 0 or given.is_own):
         given.free()
 
@@ -194,36 +176,34 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
     )
 
 
-def build_model(job: Job, dataset: DataSet) -> nn.Module:
-    """The model of the configuration, with its initial weights."""
-    given = job.given("model")
-    reseed(job.config.seed, 0)
+def build_model(recipe: Recipe, dataset: DataSet) -> nn.Module:
+    """Build the model of the configuration, with its initial weights."""
+    given, config = recipe.given("model"), recipe.config
     if isinstance(given, str):
-        # A file may draw numbers when it is imported, which happens on the rank that reads the data before.
-        models.MODELS.load(given)
-        reseed(job.config.seed, 0)
-    return models.build(given, dataset.shape, outputs_for(dataset), job.config.model_options)
+        models.MODELS.load(given)  # A file may draw numbers when it is imported.
+    reseed(config.seed, 0)
+    return models.build(given, dataset.shape, outputs_for(dataset), config.model_options)
 
 
-def build_strategy(job: Job, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:
-    """The strategy of the configuration; "auto" is solo for one worker, else sync, whose options it takes."""
-    given = job.given("strategy")
+def build_strategy(recipe: Recipe, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:
+    """Build the strategy of the configuration; "auto" is solo for one worker without options, else sync."""
+    given, config = recipe.given("strategy"), recipe.config
     refuse_other(given, Strategy | str, "strategy", "tutti.Sync(), or a name")
     if not isinstance(given, Strategy):
-        auto = "solo" if workers == 1 and not job.config.strategy_options else "sync"
+        auto = "solo" if workers == 1 and not config.strategy_options else "sync"
         kind = strategies.named(auto if given == "auto" else given)
         known = [f.name for f in fields(kind)]
-        for key in job.config.strategy_options:
+        for key in config.strategy_options:
             if key not in known:
                 raise UnknownName("option", key, known, of=f"the strategy '{kind.name}'")
-        given = kind(**job.config.strategy_options)
-    given.check(workers, hosts, servers, job.config.levels)
+        given = kind(**config.strategy_options)
+    given.check(workers, hosts, servers, config.levels)
     return given
 
 
-def build_chances(job: Job, dataset: DataSet) -> Tensor | None:
-    """The weights by which epochs draw the training samples; None: they take each once."""
-    given = job.given("sampling")
+def build_chances(recipe: Recipe, dataset: DataSet) -> Tensor | None:
+    """Return the weights by which epochs draw the training samples; None: they take each once."""
+    given = recipe.given("sampling")
     if given is not None and isinstance(dataset.train, StreamedPart):
         raise BadOption(
             "--sampling draws samples from anywhere, and these are streamed window by window; leave it out, "
@@ -237,12 +217,12 @@ def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     return config.accumulate * strategy.passes
 
 
-def augmentation(job: Job, task: Task, chances: Tensor | None = None) -> Augmentation | None:
+def augmentation(recipe: Recipe, task: Task, chances: Tensor | None = None) -> Augmentation | None:
     """Return what changes the training batches, if the configuration names something."""
-    config, data = job.config, task.dataset
+    config, data = recipe.config, task.dataset
     if config.augment is None:
         return None
-    given, options = job.given("augment"), config.augment_options
+    given, options = recipe.given("augment"), config.augment_options
     found = Augmentation(given, options, data.train, config.seed, data.classes, chances)
     if data.classes is not None and found.example.is_floating_point():
         refuse_without_shares(task.objective.loss, found.example)
@@ -253,16 +233,18 @@ def graph_of(
     config: TrainConfig, objective: Objective, replica: Replica, batches: Batches
 ) -> GraphedPass | None:
     """Return what computes forward and backward by a CUDA graph; None where no graph does."""
-    part, loss, obstacle = batches.part, objective.loss, None
-    if part.device.type != "cuda":
-        obstacle = "samples that do not lie on a GPU"
-    elif isinstance(batches, Queue) or batches.augment is not None or config.precision == "fp16":
-        obstacle = "batches from a queue, changed samples, or fp16"
-    elif loss.weighed or loss.whole or isinstance(part.stored_inputs, Columns):
-        obstacle = "several inputs, or a loss that gets all outputs or has a denominator of its own"
-    if obstacle is not None and config.cuda_graph == "on":
-        raise BadOption(f"--cuda-graph on is not for {obstacle}; use --cuda-graph off")
-    if obstacle is not None or config.cuda_graph == "off":
+    part, loss = batches.part, objective.loss
+    fits = (
+        part.device.type == "cuda"
+        and not (isinstance(batches, Queue) or batches.augment is not None or config.precision == "fp16")
+        and not (loss.weighed or loss.whole or isinstance(part.stored_inputs, Columns))
+    )
+    if not fits and config.cuda_graph == "on":
+        raise BadOption(
+            "--cuda-graph on is for samples of one input on a GPU, batches that nothing changes, and a loss "
+            "of each sample; use --cuda-graph off"
+        )
+    if not fits or config.cuda_graph == "off":
         return None
     if config.cuda_graph == "auto" and not can_be_recorded(replica.module, loss):
         return None
@@ -272,7 +254,7 @@ def graph_of(
 def deal(
     config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator, chances: Tensor | None = None
 ) -> tuple[Batches, SpeedBalance | None]:
-    """Deal this rank its batches, with what keeps them balanced, as the configuration says (collective)."""
+    """Deal this rank its batches, with what keeps them balanced (collective)."""
     own = strategy.pace is not Pace.TOGETHER
     size = config.batch_size
     batches = Batches(
@@ -285,58 +267,32 @@ def deal(
 
 @dataclass(frozen=True)
 class Task:
-    """Data, model, loss and metrics: all of a run but the way of training.
-
-    Attributes:
-        dataset: what is to be learned.
-        name: of the model.
-        module: the model.
-        parameters: how many trainable numbers it has.
-        objective: loss and metrics of the run, and how the model computes.
-    """
+    """Data, model, loss and metrics: a run without the way of training."""
 
     dataset: DataSet
-    name: str
+    name: str  # of the model
     module: nn.Module
-    parameters: int
+    parameters: int  # trainable numbers
     objective: Objective
 
     @property
     def nbytes(self) -> int:
-        """The size of the weights in bytes, of the whole model where this rank holds a portion of it."""
+        """The bytes of the weights, of the whole model where this rank holds a portion of it."""
         own = sum(one.numel() * one.itemsize for one in [*self.module.parameters(), *self.module.buffers()])
         return max(own, self.parameters * torch.float32.itemsize)
 
     def described(self) -> str:
-        """Model, data and what is to be learned, in a line each."""
+        """Describe model, data and what is to be learned, in a line each."""
         data, of = self.dataset, self.objective
         parts = {name: len(part) for name in PARTS if (part := getattr(data, name)) is not None}
         sizes = summary_lines.counts(self.name, self.parameters, data.name, parts, data.shape)
-        return f"{sizes}\n{summary_lines.task(self.kind, of.loss.name, [one.name for one in of.metrics])}"
-
-    @property
-    def kind(self) -> str:
-        """The kind of targets, in words."""
-        targets, data, loss = self.dataset.train.targets, self.dataset, self.objective.loss
-        if data.classes is not None:
-            names = f" ({', '.join(data.labels)})" if data.labels and len(data.labels) <= FEW else ""
-            positions = f" at each of {'x'.join(map(str, targets.shape[1:]))} positions"
-            return (
-                f"{_count(data.classes, 'class', 'classes')}{names}{positions if targets.dim() > 1 else ''}"
-            )
-        numbers = outputs_for(data)
-        if loss.labels:
-            return f"shares of {targets.shape[1]} classes"
-        if loss.each is not None:
-            if not are_flags(targets):
-                return _count(numbers, "probability", "probabilities")
-            return f"multi-label, {numbers} labels of 0 or 1" if numbers > 1 else "binary, a label of 0 or 1"
-        if loss.name not in LOSSES:
-            return f"{_count(numbers, 'number', 'numbers')} for each sample"
-        return f"regression of {_count(numbers, 'number', 'numbers')}"
+        kind = (
+            f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
+        )
+        return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:
-        """Describe the work to layouts of the model over ranks: `batch_size` samples are behind an update."""
+        """Describe the work to layouts of the model over ranks."""
         return Workload(self.dataset.train, batch_size, self.objective.loss, self.objective.arithmetic)
 
     def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
@@ -351,20 +307,21 @@ class Task:
         return None if part is None else evaluate(self.module, part, comm, self.objective).total(comm)
 
 
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
-
-
-def prepare_task(job: Job, dataset: DataSet, trained: TrainedOn | None = None) -> Task:
+def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = None) -> Task:
     """Build the model, and check that all fits; `trained` is what it was trained on, if on other data."""
-    config = job.config
+    config = recipe.config
+    if config.predictions and dataset.validation is None:
+        raise BadOption(
+            "--predictions is for the validation part, and there is none; give --validation a share, or "
+            "--split"
+        )
     arithmetic = Arithmetic(config.precision, config.layout, config.device)
     if arithmetic.has_room_for(dataset.nbytes):
         dataset = dataset.on(config.device)
     weights = class_weights_of(config, trained)
-    loss = named_loss(job.given("loss"), dataset, config.loss_options, weights)
-    metrics = named_metrics(job.given("metrics"), loss, dataset)
-    module = arithmetic.prepare(build_model(job, dataset))
+    loss = named_loss(recipe.given("loss"), dataset, config.loss_options, weights)
+    metrics = named_metrics(recipe.given("metrics"), loss, dataset)
+    module = arithmetic.prepare(build_model(recipe, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
     objective = Objective(loss, metrics, dataset.classes, arithmetic)
     objective = check_fit(module, dataset.train, objective)
@@ -380,29 +337,17 @@ def class_weights_of(config: TrainConfig, trained: TrainedOn | None) -> str | Te
 
 @dataclass(frozen=True)
 class Assembly:
-    """The parts of a training run on one rank.
+    """The parts of a training run on one rank."""
 
-    Attributes:
-        config: the configuration, with all that was left open filled in.
-        task: what is learned, by this rank's portion of the model.
-        strategy: how the workers train.
-        portion: of the model.
-        workers: the ranks, and how this one steps.
-        schedule: the batches, and how many updates are made with them.
-        ending: when the run ends earlier, and with which weights.
-        callbacks: that the user has given; None: none.
-        saved: the state to go on from; None: the run begins.
-    """
-
-    config: TrainConfig
-    task: Task
+    config: TrainConfig  # with everything that was left open filled in
+    task: Task  # learned by this rank's portion of the model
     strategy: Strategy
     portion: Portion
     workers: Workers
     schedule: Schedule
     ending: Ending
-    callbacks: Callbacks | None
-    saved: Saved | None
+    callbacks: Callbacks | None  # None: the user has given none
+    saved: Saved | None  # the state to go on from; None: the run begins
 
     def trainer(self, hooks: Hooks | None = None, agenda: Agenda | None = None) -> Trainer:
         """The trainer of the whole run."""
@@ -413,7 +358,7 @@ class Assembly:
 
 
 def assemble(
-    job: Job,
+    recipe: Recipe,
     comm: Communicator,
     task: Task,
     strategy: Strategy,
@@ -424,33 +369,29 @@ def assemble(
     """Lay a rank's portion of the model out for training (collective).
 
     Args:
-        job: what is to be done.
+        recipe: of the run.
         comm: all ranks that train.
         task: what is learned.
         strategy: fits the ranks.
         portion: of the task's model.
         saved: what the run goes on from; the portion has its weights.
-        ends: asked after each epoch why the run is to end with it (collective); None: nobody is.
-
-    Raises:
-        UserError: a part, or the rule of its end, cannot be made as the configuration says.
+        ends: returns after each epoch why the run is to end with it (collective); None: nothing ends it.
     """
     module, data, objective = portion.module, task.dataset, task.objective
-    given = job.given("callbacks")
+    given = recipe.given("callbacks")
     callbacks = None if given is None else Callbacks(given, comm, module)
     told = [] if ends is None else [ends]
     told += [] if callbacks is None else [callbacks.why_end]
-    monitor = Monitor.parse(job.config.monitor, better_of(objective.metrics), data.validation is not None)
-    patience, target, best = job.config.patience, job.config.target, job.config.restore_best
-    ending = Ending(monitor, patience, target, best, tuple(told))
-    optimizer = build_optimizer(job, module)
-    config = resolved(job.config, comm, task, strategy, optimizer)
-    chances = build_chances(job, data)
+    optimizer = build_optimizer(recipe, module)
+    config = resolved(recipe.config, comm, task, strategy, optimizer)
+    monitor = Monitor.parse(config.monitor, better_of(objective.metrics), data.validation is not None)
+    ending = Ending(monitor, config.patience, config.target, config.restore_best, tuple(told))
+    chances = build_chances(recipe, data)
     batches, balance = deal(config, strategy, data.train, portion.peers, chances)
-    batches.augment = augmentation(job, task, chances)
+    batches.augment = augmentation(recipe, task, chances)
     length = Schedule(batches, config.epochs, config.steps)
     replica = portion.place(strategy)
-    lr = build_schedule(job, optimizer, length.updates)
+    lr = build_schedule(recipe, optimizer, length.updates)
     stepped = 0
     if saved is not None:
         foreign = type(strategy) not in STRATEGIES.values()
@@ -474,7 +415,7 @@ def assemble(
 def resolved(
     config: TrainConfig, comm: Communicator, task: Task, strategy: Strategy, optimizer: Optimizer
 ) -> TrainConfig:
-    """The configuration with all that was left to us filled in."""
+    """Return the configuration with everything that was left open filled in."""
     names = ",".join(metric.name for metric in task.objective.metrics) or "none"
     # Another host may have more memory, or less, and the parts and the order of the samples are to stay.
     streamed = decided(config.data, isinstance(task.dataset.train, StreamedPart))

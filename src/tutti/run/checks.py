@@ -1,4 +1,4 @@
-"""The checks of a job that need no data: its names, its options, and its strategy. Runs on every rank."""
+"""The checks that need no data: names, options and strategy. Runs on every rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from tutti import models, optim
-from tutti.data import DataSet
 from tutti.data.batches import check_split
 from tutti.errors import BadOption
 from tutti.load_object import names_object
@@ -17,7 +16,7 @@ from tutti.optim.schedules import check_schedule
 from tutti.parameter_server.base import Centre
 from tutti.run.build import build_strategy
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import Job, layout_of
+from tutti.run.jobs import Recipe, layout_of
 from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
@@ -36,19 +35,20 @@ _PACES: Final = {
 
 _WORKERS: Final = {
     Pace.TOGETHER: "make each update together, from one batch",
-    Pace.ABREAST: "have batches of their own and make every step at the same time",
-    Pace.FREE: "have batches of their own and wait for nobody",
+    Pace.ABREAST: "make every step at the same time, each from its batches",
+    Pace.FREE: "train on batches of their own, and do not wait",
 }
-"""The workers of a pace, in words."""
+"""What the workers of a pace do."""
 
 
-def check_job(job: Job, ranks: int, hosts: int = 1) -> Strategy:
-    """Look up the names of a job, and refuse what no data could mend.
+def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = False) -> Strategy:
+    """Look up the names of a recipe, and refuse what no data could mend.
 
     Args:
-        job: what is to be done.
+        recipe: what is to be trained.
         ranks: how many there are, servers included.
         hosts: on how many hosts.
+        compared: single steps are compared with those of one process.
 
     Returns:
         The strategy, which fits the ranks and the other options.
@@ -57,25 +57,16 @@ def check_job(job: Job, ranks: int, hosts: int = 1) -> Strategy:
         UnknownName: there is no part, or no option of a part, of this name.
         BadOption: an option cannot be used, or not by these ranks.
     """
-    config = job.config
-    _check_names(job)
+    config = recipe.config
+    _check_names(recipe)
     layout = layout_of(config, ranks)
     workers = ranks - config.servers if layout is None else layout.data
-    strategy = build_strategy(job, workers, hosts, config.servers)
-    for message in refused_strategy(strategy, config, job.compared):
+    strategy = build_strategy(recipe, workers, hosts, config.servers)
+    for message in refused_strategy(strategy, config, compared):
         raise BadOption(message)
     if strategy.pace is Pace.TOGETHER:
         check_split(config.batch_size, workers)
     return strategy
-
-
-def check_predictions(config: TrainConfig, dataset: DataSet) -> None:
-    """Refuse to keep predictions of a part that there is not."""
-    if config.predictions and dataset.validation is None:
-        raise BadOption(
-            "--predictions is for the validation part, and there is none; give --validation a share, or "
-            "--split"
-        )
 
 
 def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False) -> Iterator[str]:
@@ -85,7 +76,7 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
         yield f"--accumulate {c.accumulate} does not go with --strategy.every {strategy.passes}; give one"
     if compared and pace is not Pace.TOGETHER:
         yield (
-            f"{name} gives every worker batches of its own, so it does not follow sequential training; "
+            f"{name} gives every worker other batches, so it does not follow sequential training; "
             "compare one that makes each update together, such as '--strategy sync'"
         )
     for (option, value), needed in () if compared else _PACES.items():
@@ -109,22 +100,22 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
         )
 
 
-def _check_names(job: Job) -> None:
+def _check_names(recipe: Recipe) -> None:
     """Refuse names that stand for nothing, but for data, which are opened next.
 
     What names an object of the user's is not loaded.
     """
-    config = job.config
+    config = recipe.config
 
     def named(field: str) -> str | None:
         name = getattr(config, field)
-        return None if name is None or field in job.objects or names_object(name) else name
+        return None if name is None or field in recipe.objects or names_object(name) else name
 
     if (model := named("model")) is not None:
         models.MODELS.check(model)
     if (schedule := named("schedule")) is not None:
         check_schedule(schedule)
-    for metric in config.metrics.split(",") if "metrics" not in job.objects else ():
+    for metric in config.metrics.split(",") if "metrics" not in recipe.objects else ():
         if not names_object(metric.strip()):
             check_metrics(metric.strip())
     if (loss := named("loss")) not in (None, "auto"):
@@ -136,6 +127,6 @@ def _check_names(job: Job) -> None:
         optim.build(optimizer, [matrix], config.lr, config.optimizer_options)
     if config.class_weights is not None:
         given_weights(config.class_weights)
-    if "metrics" not in job.objects and (better := better_of_names(config.metrics)) is not None:
+    if "metrics" not in recipe.objects and (better := better_of_names(config.metrics)) is not None:
         # Whether there is a validation part shows when there are samples.
         Ending(Monitor.parse(config.monitor, better, validated=True), target=config.target)

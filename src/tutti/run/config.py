@@ -26,7 +26,6 @@ from tutti.training.loggers import optional_loggers
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
 
-
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
 
@@ -53,10 +52,10 @@ def option(
     help: str | Callable[[], str],
     choices: tuple[str, ...] = (),
     *,
-    least: int | None = None,
-    most: int | None = None,
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> Any:
-    """A field that is an option of the command line."""
+    """Make a field that is an option of the command line."""
     about = {"help": help, "choices": choices, "least": least, "most": most}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)
@@ -69,7 +68,7 @@ def help_of(option: Field[Any]) -> str:
     return str(help() if callable(help) else help)
 
 
-# Registries of names alone: the packages that hold those of the parts import torch.
+# Registries of names alone: the packages that hold the parts import torch.
 DATA_SETS: Final[Registry[object]] = Registry("tutti.data.builtin", "data set")
 _FORMATS: Final[Registry[object]] = Registry("tutti.data.formats", "data file format")
 _LOSSES: Final[Registry[object]] = Registry("tutti.training.losses", "loss")
@@ -125,7 +124,7 @@ class TrainConfig:
     weights: str | None = option(
         None,
         "begin with these weights in place of the model's first ones: a run folder, a checkpoint, or what "
-        "else 'tutti export' reads; the optimizer begins anew",
+        "else 'tutti export' reads; the optimizer is new",
     )
     data: str = option(
         "digits",
@@ -204,7 +203,7 @@ class TrainConfig:
     balance: str = option(
         "none",
         "when workers differ in speed: split each batch by speed, where all make one update together; or "
-        "hand out batches to whoever asks (queue), where workers wait for nobody",
+        "hand out batches to workers that ask (queue), where these do not wait for each other",
         ("none", "speed", "queue"),
     )
     threads: int | None = option(
@@ -243,7 +242,7 @@ class TrainConfig:
     )
     accumulate: int = option(
         1,
-        "compute each worker's part of an update in so many passes, one after the other, and add up their "
+        "compute each worker's part of an update in this number of passes, and add up their "
         "gradients: memory for a part of the batch, and the same training",
         least=1,
     )
@@ -323,9 +322,6 @@ class TrainConfig:
         "the state in memory, with new ranks (respawn) or with one fewer (shrink)",
         ("stop", "respawn", "shrink"),
     )
-    max_failures: int = option(
-        10, "with --on-failure respawn or shrink: so many losses within an hour are survived", least=1
-    )
     hang_timeout: str = option(
         "60s",
         "a rank that makes no step for so long and waits for no other is lost: its stacks are printed, and "
@@ -334,7 +330,7 @@ class TrainConfig:
     )
     skip_nonfinite: int = option(
         0,
-        "so many updates in a row are skipped if a gradient or a loss is NaN or inf, and the rank is named; "
+        "skip up to this number of updates in a row whose gradient or loss is NaN or inf, and name the rank; "
         "0: no gradient is looked at, and such a loss ends the run",
         least=0,
     )
@@ -353,16 +349,18 @@ class TrainConfig:
     out: str | None = option(None, "run folder to write; by default runs/DATE-MODEL-DATA")
 
     def __post_init__(self) -> None:
-        _check(self)
+        for f in fields(self):
+            _check_field(f, getattr(self, f.name))
+        for message in _refused(self):
+            raise BadOption(message)
 
     def as_json(self) -> dict[str, Any]:
-        """The configuration as JSON values."""
-        values = vars(self).items()
-        return {name: deepcopy(value) if isinstance(value, dict) else value for name, value in values}
+        """Return the configuration as JSON values."""
+        return deepcopy(vars(self))
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> TrainConfig:
-        """The configuration that `as_json` gave.
+        """Return the configuration that `as_json` gave.
 
         Raises:
             UnknownName: a key that is no option.
@@ -378,7 +376,7 @@ class TrainConfig:
         """Return the same configuration but for some fields.
 
         Options of a part go with it: another strategy begins with its own defaults. Epochs that are given
-        take the place of steps, and steps that of epochs.
+        replace steps, and steps replace epochs.
 
         Args:
             given: new values by field; the options of a part after the part.
@@ -400,7 +398,7 @@ class TrainConfig:
 
     @classmethod
     def read(cls, path: str | Path, trust: bool = False, replaced: Collection[str] = ()) -> TrainConfig:
-        """The configuration in a JSON file, such as the `config.json` of a run folder.
+        """Return the configuration in a JSON file, such as the `config.json` of a run folder.
 
         Args:
             path: of the file, or of the folder of a run.
@@ -413,18 +411,12 @@ class TrainConfig:
         """
         path = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
         try:
-            # As it was written: names of files must not be changed.
             values = json.loads(path.read_bytes())
-        except OSError as error:
-            raise BadOption(f"cannot read the configuration '{path}': {error.strerror}; {_REMEDY}") from error
-        except ValueError as error:
-            raise BadOption(f"the configuration '{path}' is not JSON: {error}; {_REMEDY}") from error
-        except RecursionError:
-            raise BadOption(f"the configuration '{path}' has too many levels") from None
-        if not isinstance(values, dict):
-            raise BadOption(
-                f"the configuration '{path}' holds {type(values).__name__}, not a table of options"
-            )
+            if not isinstance(values, dict):
+                raise ValueError(f"it holds {type(values).__name__}, not a table of options")
+        except (OSError, ValueError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BadOption(f"cannot read the configuration '{path}': {why}; {_REMEDY}") from error
         config = cls.from_json(values)
         if not trust:
             check_trust(path, values, replaced)
@@ -433,7 +425,7 @@ class TrainConfig:
 
 OF_LONG_RUNS: Final = (
     *("weights", "monitor", "patience", "target", "restore_best", "time_limit", "checkpoint", "keep"),
-    *("predictions", "on_failure", "max_failures", "hang_timeout", "skip_nonfinite"),
+    *("predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
@@ -485,7 +477,6 @@ _NEEDED: Final = (
     ("augment_options", "augment", "name what changes the samples, such as --augment crop"),
     ("parallel_options", "parallel", "name a way, such as --parallel pipeline"),
     ("schedule_options", "schedule", "name one, such as --schedule cosine"),
-    ("max_failures", "on_failure", "give --on-failure respawn or shrink"),
 )
 """Options that need another one, and why."""
 
@@ -502,7 +493,7 @@ def _given(config: TrainConfig, row: str) -> str:
 
 
 def _refused(config: TrainConfig) -> Iterator[str]:
-    """Describe what a configuration cannot be, whatever the strategy."""
+    """Describe what a configuration cannot be under any strategy."""
     for one, other, why in _TOGETHER:
         if (first := _given(config, one)) and (second := _given(config, other)):
             yield f"{first} does not go with {second}: {why}; leave one of them out"
@@ -529,13 +520,6 @@ def _refused(config: TrainConfig) -> Iterator[str]:
             yield f"{flag(name)} is {value}; give a finite number above 0"
 
 
-def _check(config: TrainConfig) -> None:
-    for f in fields(config):
-        _check_field(f, getattr(config, f.name))
-    for message in _refused(config):
-        raise BadOption(message)
-
-
 def _check_field(f: Field[Any], value: Any) -> None:
     """Refuse a value that is not of the field's type, or not one of its values."""
     name, about = flag(f.name), f.metadata
@@ -554,7 +538,8 @@ def _check_field(f: Field[Any], value: Any) -> None:
             )
     if about["choices"] and value not in about["choices"]:
         raise UnknownName("value", str(value), about["choices"], of=name)
-    if about["least"] is not None and value < about["least"]:
-        raise BadOption(f"{name} is {value}; the smallest possible is {about['least']}")
-    if about["most"] is not None and value > about["most"]:
-        raise BadOption(f"{name} is {value}; the largest possible is {about['most']}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value < about["least"]:
+            raise BadOption(f"{name} is {value}; the smallest possible is {about['least']}")
+        if value > about["most"]:
+            raise BadOption(f"{name} is {value}; the largest possible is {about['most']}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tutti.comm.base import Communicator
-from tutti.data import DataSet
+from tutti.data.columns import Columns, columns_of, sequences_in
+from tutti.data.parts import DataSet, Part, Scale
 from tutti.data.sources import with_columns
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData
@@ -17,9 +18,8 @@ from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
 from tutti.run.build import open_config_data, prepare_task, seeded
 from tutti.run.config import OBJECT
-from tutti.run.jobs import Job, load_job
-from tutti.run.seen import aligned, part_named, scale_seen
-from tutti.run.train_job import EvaluateJob
+from tutti.run.jobs import Recipe, load_job
+from tutti.run.train_job import PARTS, EvaluateJob
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
@@ -29,9 +29,6 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         The evaluation, equal on all ranks.
     """
     job = load_job(payload, EvaluateJob)
-    if comm.rank == 0:
-        for note in job.notes:
-            print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
     with seeded(job.config.seed):
         trained = RunFolder(Path(job.folder)).read(TrainedOn)
         dataset = open_seen(job, comm, trained, job.other_data)
@@ -49,24 +46,20 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     return result
 
 
-def open_seen(job: Job, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
+def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
     """Open the data of a configuration as a model sees them (collective)."""
-    config = job.config
-    # Names of classes that were not as many as the classes are not known any more.
+    config = recipe.config
     if config.split is not None or not (other or trained.labels):
-        return seen_as(open_config_data(job, comm), trained)
+        return seen_as(open_config_data(recipe, comm), trained)
     if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
         options = with_columns(config.data, config.data_options, trained.columns)
-        job = replace(job, config=replace(config, data_options=options))
-    found = open_config_data(job, comm, known=KnownClasses(trained.classes, trained.labels))
+        recipe = replace(recipe, config=replace(config, data_options=options))
+    found = open_config_data(recipe, comm, known=KnownClasses(trained.classes, trained.labels))
     return seen_as(found, trained, "columns" in config.data_options)
 
 
 def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataSet:
-    """Other data, seen by the model as it saw the data that it was trained on.
-
-    They get the same scale, the same classes and the same order of columns.
-    """
+    """Give other data the scale and the classes of the data that a model was trained on."""
     columns = () if chosen else dataset.columns
     dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))
     here, there = dataset.classes, trained.classes
@@ -79,3 +72,73 @@ def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataS
     dataset = dataset.with_parts(lambda part: replace(part, scale=scale))
     named = trained.columns if columns else dataset.columns
     return replace(dataset, columns=named, classes=trained.classes, labels=trained.labels)
+
+
+def scale_seen(trained: TrainedOn) -> Scale:
+    """Return the scale of the inputs that a model was trained on."""
+    each = tuple(Scale(one.mean, one.std, one.fill) for one in trained.inputs)
+    return Scale(trained.mean, trained.std, trained.fill, each)
+
+
+def part_named(dataset: DataSet, name: str) -> Part:
+    """Return the part of a data set that is called "train", "validation" or "test"."""
+    part: Part | None = getattr(dataset, name)
+    if part is None:
+        have = ", ".join(one for one in PARTS if getattr(dataset, one) is not None)
+        raise BadData(f"{dataset.name} has no {name} part; it has: {have}. Choose one with --part")
+    return part
+
+
+def aligned(name: str, part: Part, columns: Sequence[str], trained: TrainedOn) -> Part:
+    """Return a part of other data, called `name`, with its several inputs in the order of training.
+
+    `columns` are the names of the columns of a table; empty: it has none, or the user has chosen them.
+
+    Raises:
+        BadData: inputs are missing, or are of another shape or another kind of numbers.
+    """
+    there = trained.columns
+    if columns and there and not there[0].isdecimal() and tuple(columns) != tuple(there):
+        raise BadData(
+            f"{name} has the inputs {', '.join(columns[:10])}, but the model was trained on "
+            f"{', '.join(there[:10])}; give these, in this order"
+        )
+    if trained.inputs:
+        part = _in_columns(trained, part)
+    stored = part.stored_inputs
+    known = trained.dtype or ("uint8" if trained.mean else "")
+    here = "" if isinstance(stored, Columns) else str(stored.dtype).removeprefix("torch.")
+    if here and known and _kind(here) != _kind(known):
+        hint = ", from 0 to 255" if known == "uint8" else ""
+        raise BadData(
+            f"the inputs of {name} are {here}, but the model was trained on {known}{hint} ({trained.name}); "
+            f"convert them, as by array.astype('{known}')"
+        )
+    if part.shape != trained.of_inputs:
+        raise BadData(
+            f"the inputs of {name} have shape {part.shape}, but the model was trained on {trained.of_inputs} "
+            f"({trained.name}); give data of that shape"
+        )
+    return part
+
+
+def _kind(dtype: str) -> str:
+    return "float" if dtype.startswith(("float", "bfloat")) else dtype
+
+
+def _in_columns(trained: TrainedOn, part: Part) -> Part:
+    """Put the inputs that a model takes in its order, and sequences as long as those it knows."""
+    stored, names = part.stored_inputs, tuple(one.name for one in trained.inputs if one.name)
+    columns = columns_of(stored)
+    there = stored.names if isinstance(stored, Columns) else ()
+    # Of named inputs there may be more than the model takes.
+    if not {*names} <= {*there} or (not names and len(columns) != len(trained.inputs)):
+        return part
+    ordered = [columns[there.index(name)] for name in names] if names else columns
+    found = (
+        replace(column if column.values is not None else sequences_in(column), longest=one.shape[0])
+        if one.sequence
+        else column
+        for one, column in zip(trained.inputs, ordered, strict=True)
+    )
+    return replace(part, stored_inputs=Columns(tuple(found), names))

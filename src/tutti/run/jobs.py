@@ -22,26 +22,11 @@ from tutti.run.pickled import Pickled
 
 
 @dataclass(frozen=True)
-class Job:
-    """The work of a command's ranks.
-
-    Attributes:
-        entry: the function that each rank calls with the communicator and the pickled job, as
-            "package.module:function".
-        announced: the plan is printed in one line, unless the job is quiet.
-        compared: their training is compared with that of one process.
-        config: the configuration.
-        objects: what was given as Python objects instead of names, by field of `config`.
-        quiet: print nothing.
-    """
-
-    entry: ClassVar[str]
-    announced: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
+class Recipe:
+    """A configuration, and the Python objects that stand behind its names."""
 
     config: TrainConfig
-    objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)
-    quiet: bool = field(default=False, kw_only=True)
+    objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)  # by field of `config`
 
     def given(self, field: str) -> Any:
         """Return the object that the caller gave for a field of the configuration, or else its value."""
@@ -57,9 +42,20 @@ class Job:
         if isinstance(value, str) and value.startswith(OBJECT):
             raise BadOption(
                 f"{field} was a Python object of a script ('{value.removeprefix(OBJECT)}'), which this "
-                f"configuration cannot bring back; run that script again, or name one with {flag(field)}"
+                f"configuration cannot bring back; run that script again, name one with {flag(field)}, or "
+                "give a model again: tutti.load(run, model=...)"
             )
         return value
+
+
+@dataclass(frozen=True)
+class Job(Recipe):
+    """The work of a command's ranks."""
+
+    entry: ClassVar[str]  # "package.module:function", which gets the communicator and the pickled job
+    announced: ClassVar[bool] = True  # the plan is printed in one line, unless the job is quiet
+
+    quiet: bool = field(default=False, kw_only=True)  # print nothing
 
     def placement(self, memory_bytes: int | None = None) -> Placement:
         """The ranks to start."""

@@ -12,7 +12,7 @@ from tutti import optim
 from tutti.errors import BadOption
 from tutti.optim.sharded import announce
 from tutti.run.config import Options
-from tutti.run.jobs import Job
+from tutti.run.jobs import Recipe
 from tutti.state import Saved, Values
 from tutti.training.run_parts import Schedule
 
@@ -22,9 +22,9 @@ OF_SCHEDULES: Final = frozenset(
 """Options of param groups that a learning-rate schedule sets."""
 
 
-def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
-    """The optimizer of the configuration over the module's trainable parameters."""
-    config, given = job.config, job.given("optimizer")
+def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:
+    """Build the optimizer of the configuration over the module's trainable parameters."""
+    config, given = recipe.config, recipe.given("optimizer")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if isinstance(given, str):
         return optim.build(given, parameters, config.lr, config.optimizer_options)
@@ -46,29 +46,27 @@ def build_optimizer(job: Job, module: nn.Module) -> Optimizer:
     return optimizer
 
 
-def build_schedule(job: Job, optimizer: Optimizer, updates: int) -> LRScheduler | None:
-    """The learning-rate schedule of the configuration, stepped after each of so many updates."""
-    given, options, validate = job.given("schedule"), job.config.schedule_options, job.config.validate
+def build_schedule(
+    recipe: Recipe, optimizer: Optimizer, updates: int, compared: bool = False
+) -> LRScheduler | None:
+    """Build the learning-rate schedule of the configuration, which is stepped after each update."""
+    given, config = recipe.given("schedule"), recipe.config
     if given is None:
         return None
     schedule = (
-        optim.schedule(given, optimizer, updates, options)
+        optim.schedule(given, optimizer, updates, config.schedule_options)
         if isinstance(given, str)
-        else given(optimizer, **options)
+        else given(optimizer, **config.schedule_options)
     )
     if not hasattr(schedule, "step"):
         raise BadOption(
-            f"schedule '{job.config.schedule}' made a {type(schedule).__name__}; it must return a scheduler "
-            "of torch.optim.lr_scheduler"
+            f"schedule '{config.schedule}' made a {type(schedule).__name__}; it must return a scheduler of "
+            "torch.optim.lr_scheduler"
         )
-    if isinstance(schedule, ReduceLROnPlateau) and (job.compared or validate != "pause"):
+    if isinstance(schedule, ReduceLROnPlateau) and (compared or config.validate != "pause"):
         raise BadOption(
-            "schedule ReduceLROnPlateau needs the loss of each epoch before the next one begins; "
-            + (
-                "single steps are compared here: leave --schedule out"
-                if job.compared
-                else "use --validate pause"
-            )
+            "schedule ReduceLROnPlateau needs the loss of each epoch before the next one begins: use "
+            "--validate pause, and no command that compares single steps"
         )
     return cast("LRScheduler", schedule)
 
@@ -91,7 +89,7 @@ def load_optimizer(
     options: list[Values] = schedule["options"]
     stepped = 0
     fits = length.has_length_of(training.shared) and schedule["state"] is not None
-    # What ReduceLROnPlateau has set came of the losses so far: to step it anew would not give that.
+    # The rate of ReduceLROnPlateau comes from the losses so far; steps would not repeat it.
     if lr is not None and not isinstance(lr, ReduceLROnPlateau) and not fits:
         # As far as is certain now: the trainer makes the other steps once it knows the batches.
         begun = training.shared["epoch"] * length.batches.updates

@@ -31,18 +31,11 @@ _mapped: Final = weakref.WeakKeyDictionary[mmap.mmap, FileAddress]()
 
 @dataclass(frozen=True)
 class Pickled:
-    """A pickled object.
+    """A pickled object. Its maker has the file open as long as the object is used there."""
 
-    Attributes:
-        content: the pickle; empty: it is the last of the large parts.
-        held: the file of the large parts, or the same as bytes; None: there are none. The process that made
-            the object has the file open as long as the object is used there.
-        lengths: of the large parts, in bytes.
-    """
-
-    content: bytes
-    held: FileAddress | bytearray | None = None
-    lengths: tuple[int, ...] = ()
+    content: bytes  # the pickle; empty: it is the last of the large parts
+    held: FileAddress | bytearray | None = None  # the file of the large parts, or their bytes
+    lengths: tuple[int, ...] = ()  # of the large parts, in bytes
 
     @classmethod
     def of(cls, value: object, pickler: Callable[..., pickle.Pickler] = pickle.Pickler) -> Pickled:
@@ -85,7 +78,7 @@ class Pickled:
         return self if self.held is None else replace(self, held=bytearray(self._memory()))
 
     def free(self) -> None:
-        """Free the file's memory: nobody loads the object any more. Nothing happens if it is in use here."""
+        """Free the file's memory, unless the object is in use here; it cannot be loaded afterwards."""
         if isinstance(self.held, FileAddress) and self.held not in _mapped.values():
             file = self.held.open()
             os.ftruncate(file, 0)

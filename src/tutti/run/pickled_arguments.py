@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import ChainMap
 from pickle import PickleBuffer
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -17,21 +17,14 @@ from tutti.run.config import OBJECT
 from tutti.run.pickled import Pickled
 from tutti.strategies import STRATEGIES, Strategy
 
-_Memory: TypeAlias = torch.TypedStorage
-"""What torch makes a tensor of, be it of bytes."""
 
-
-def _memory(storage: torch.UntypedStorage, dtype: torch.dtype) -> _Memory:
+def _memory(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
     # Torch gives its own constructor no types.
     return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
-def _pickled_memory(memory: _Memory) -> tuple[Any, tuple[torch.UntypedStorage, torch.dtype]]:
-    return _of_dtype, (memory._untyped_storage, memory.dtype)
-
-
-def _of_dtype(memory: _Memory, dtype: torch.dtype) -> _Memory:
-    return _memory(memory._untyped_storage, dtype)
+def _pickled_memory(memory: torch.TypedStorage) -> tuple[Any, tuple[torch.UntypedStorage, torch.dtype]]:
+    return _memory, (memory._untyped_storage, memory.dtype)
 
 
 def _pickled_bytes(storage: torch.UntypedStorage) -> tuple[Any, tuple[PickleBuffer, torch.device]]:
@@ -39,20 +32,15 @@ def _pickled_bytes(storage: torch.UntypedStorage) -> tuple[Any, tuple[PickleBuff
     return _of_bytes, (PickleBuffer(content.cpu().numpy().data), storage.device)
 
 
-def _of_bytes(content: bytes | bytearray | memoryview, device: torch.device) -> _Memory:
-    found = np.frombuffer(content, np.uint8)
+def _of_bytes(content: bytes | bytearray | memoryview, device: torch.device) -> torch.UntypedStorage:
     # A copy of torch's own memory: models may resize it.
-    made = torch.empty(len(found), dtype=torch.uint8)
-    made.numpy()[:] = found
-    return _memory(made.to(device).untyped_storage(), torch.uint8)
+    made = torch.empty(len(content), dtype=torch.uint8)
+    made.numpy()[:] = np.frombuffer(content, np.uint8)
+    return made.to(device).untyped_storage()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles the memory of tensors once, however many lie in it, and whatever their dtype.
-
-    Torch pickles it once more for each, which parts views from what they are views of; and nobody can load
-    what it makes of newer dtypes, such as float8.
-    """
+    """Pickles the memory of tensors once, though several lie in it: torch would do so once for each."""
 
     dispatch_table: ClassVar = ChainMap(
         {torch.UntypedStorage: _pickled_bytes, torch.TypedStorage: _pickled_memory},

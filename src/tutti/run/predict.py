@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,9 +22,9 @@ from tutti.data.streaming.part import StreamedPart
 from tutti.data.unlabelled import open_inputs
 from tutti.records.files import refusing
 from tutti.run.build import open_config_data, seeded
+from tutti.run.evaluate import aligned, part_named
 from tutti.run.jobs import load_job
-from tutti.run.prediction_files import SUFFIXES, Meaning
-from tutti.run.seen import aligned, part_named
+from tutti.run.prediction_files import Meaning, PredictionFile
 from tutti.run.train_job import PredictJob
 from tutti.run.trained import Predictor, load_trained
 from tutti.run.trained_run import UNUSED, find_run
@@ -37,10 +36,7 @@ def work(comm: Communicator, payload: bytes) -> None:
     """Predict; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, PredictJob)
     run = find_run(job.place, job.trust, job.weights, UNUSED)
-    speaks = comm.rank == 0
-    for note in run.notes if speaks else ():
-        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
-    write_predictions(job, comm, load_trained(run, job.config.device, warn=speaks))
+    write_predictions(job, comm, load_trained(run, job.config.device, warn=comm.rank == 0))
 
 
 def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor) -> None:
@@ -53,7 +49,7 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
     meaning = Meaning(predictor.kind, data.classes, data.labels)
     done = 0
-    with SUFFIXES[path.suffix](path, samples, meaning) if comm.rank == 0 else nullcontext() as file:
+    with PredictionFile(path, samples, meaning) if comm.rank == 0 else nullcontext() as file:
         for rows, block in blocks:
             outputs = outputs_of(predictor, block, comm, arithmetic)
             if file is not None and outputs is not None:

@@ -6,15 +6,12 @@ out.npy                 the probabilities alone, or the amounts, of shape (sampl
 
 from __future__ import annotations
 
-import csv
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Final
+from types import TracebackType
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,23 +23,20 @@ from tutti.records.output_kinds import Kind
 
 Array = NDArray[Any]
 
+SUFFIXES: Final = (".csv", ".parquet", ".npy")
+"""The ends of the names of files of predictions."""
+
 _WIDEST: Final = 2000
 """The most columns of a table."""
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of a model's values.
-
-    Attributes:
-        kind: of the outputs.
-        classes: how many there are; None: none.
-        labels: their names, or empty.
-    """
+    """The meaning of a model's values."""
 
     kind: Kind
     classes: int | None
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # names of the classes, or empty
 
     def columns(self, rows: Array, values: Array) -> dict[str, Array]:
         """Return the columns of a table: the numbers of the samples, their classes, and the values."""
@@ -66,106 +60,63 @@ class Meaning:
         return columns | dict(zip(heads, values.reshape(len(values), -1).T, strict=True))
 
 
-class PredictionFile(AbstractContextManager["PredictionFile"], ABC):
-    """A file of predictions that is being written.
-
-    Args:
-        path: of the file.
-        samples: how many there will be.
-        meaning: of the values.
-    """
+class PredictionFile(AbstractContextManager["PredictionFile"]):
+    """A file of predictions that is being written; `samples` is how many there will be."""
 
     def __init__(self, path: Path, samples: int, meaning: Meaning) -> None:
-        self.path, self.samples, self.meaning = path, samples, meaning
-        self.stack, self.begun = ExitStack(), False
+        self._path, self._samples, self._meaning = path, samples, meaning
+        self._unfinished = unfinished_file(path)
+        self._stack = ExitStack()
+        self._writer: Any = None
 
-    @abstractmethod
     def append(self, rows: Array, values: Array, dtype: type) -> None:
-        """Add some samples.
+        """Add some samples, by their numbers.
 
         Args:
-            rows: their numbers, of shape (samples,).
+            rows: numbers of shape (samples,).
             values: float64, of shape (samples, ...).
             dtype: np.float32 or np.float64: the precision that the values have.
-
-        Raises:
-            BadData: they do not fit into such a file.
         """
+        if self._path.suffix == ".npy":
+            self._append_array(np.ascontiguousarray(values, dtype))
+            return
+        import pyarrow
 
-    def open(self, mode: str) -> Any:
-        """Open the file under its name while it is not whole."""
-        path = unfinished_file(self.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
-        return self.stack.enter_context(path.open(mode, encoding=encoding, newline=newline))
+        columns = self._meaning.columns(rows, values).items()
+        table = pyarrow.table({k: v.astype(dtype) if v.dtype.kind == "f" else v for k, v in columns})
+        if self._writer is None:
+            self._writer = self._stack.enter_context(self._table_writer(self._open(), table.schema))
+        self._writer.write_table(table)
+
+    def _append_array(self, values: Array) -> None:
+        if self._writer is None:
+            self._writer = self._open()
+            shape = (self._samples, *values.shape[1:])
+            head = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(self._writer, head)
+        self._writer.write(values.tobytes())
+
+    def _open(self) -> IO[bytes]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return self._stack.enter_context(self._unfinished.open("wb"))
+
+    def _table_writer(self, file: IO[bytes], schema: Any) -> Any:
+        from pyarrow import csv, parquet
+
+        kind = csv.CSVWriter if self._path.suffix == ".csv" else parquet.ParquetWriter
+        return kind(file, schema)
 
     @override
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        unfinished = unfinished_file(self.path)
-        with refusing(self.path):
+        with refusing(self._path):
             try:
-                self.stack.close()
+                self._stack.close()
                 if kind is None:
-                    os.replace(unfinished, self.path)
+                    os.replace(self._unfinished, self._path)
             finally:
-                unfinished.unlink(missing_ok=True)
-
-
-class CsvFile(PredictionFile):
-    """A text file with a line for each sample."""
-
-    @override
-    def append(self, rows: Array, values: Array, dtype: type) -> None:
-        columns = self.meaning.columns(rows, values)
-        if not self.begun:
-            self._writer = csv.writer(self.open("w"), lineterminator="\n")
-            self._writer.writerow(columns)
-            self.begun = True
-        digits = "%.17g" if dtype is np.float64 else "%.9g"
-        texts = [
-            [digits % number for number in column.tolist()] if column.dtype.kind == "f" else column.tolist()
-            for column in columns.values()
-        ]
-        self._writer.writerows(zip(*texts, strict=True))
-
-
-class ParquetFile(PredictionFile):
-    """A Parquet file with a row for each sample."""
-
-    @override
-    def append(self, rows: Array, values: Array, dtype: type) -> None:
-        import pyarrow
-        from pyarrow import parquet
-
-        columns = self.meaning.columns(rows, values).items()
-        table = pyarrow.table({k: v.astype(dtype) if v.dtype.kind == "f" else v for k, v in columns})
-        if not self.begun:
-            self._writer = self.stack.enter_context(parquet.ParquetWriter(self.open("wb"), table.schema))
-            self.begun = True
-        self._writer.write_table(table)
-
-
-class NpyFile(PredictionFile):
-    """A NumPy file with the values alone."""
-
-    @override
-    def append(self, rows: Array, values: Array, dtype: type) -> None:
-        values = np.ascontiguousarray(values, dtype)
-        if not self.begun:
-            self._file = self.open("wb")
-            shape = (self.samples, *values.shape[1:])
-            head = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(self._file, head)
-            self.begun = True
-        self._file.write(values.tobytes())
-
-
-SUFFIXES: Final[Mapping[str, type[PredictionFile]]] = MappingProxyType(
-    {".csv": CsvFile, ".parquet": ParquetFile, ".npy": NpyFile}
-)
-"""The files of predictions by the ends of their names."""
+                self._unfinished.unlink(missing_ok=True)
 
 
 def check_place(path: Path, overwrite: bool) -> None:

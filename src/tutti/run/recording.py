@@ -25,10 +25,9 @@ from tutti.training.progress import Progress
 def observed(
     comm: Communicator, folder: RunFolder | None, sampler: Sampler | None, wanted: bool
 ) -> Iterator[Progress]:
-    """Have cores and memory sampled into the run folder, and write heartbeats there (collective).
+    """Sample cores and memory into the run folder, and yield what writes heartbeats there (collective).
 
-    Yields:
-        What leaves this rank's signs. On a host that does not see the folder there are none, and no samples.
+    On a host that does not see the folder there are neither samples nor heartbeats.
     """
     seen = _seen(comm, folder) if wanted else None
     host = socket.gethostname()
@@ -61,10 +60,6 @@ def _mark(folder: Path) -> tuple[int, ...]:
 class Recording:
     """One rank's recordings (collective over all ranks of the job, servers included).
 
-    Args:
-        comm: all ranks of the job.
-        traces: whether a trace is asked for.
-
     Attributes:
         comm: the same ranks; what passes through this communicator is recorded.
         trace: where each stage is noted; None: nowhere.
@@ -80,26 +75,17 @@ class Recording:
             self.comm = traced(comm, self.trace)
 
     def save(self, folder: str | None) -> list[str]:
-        """Bring together what all ranks have recorded, and write it (collective over all ranks of the job).
-
-        Returns:
-            Lines that say what was written, on that rank; none on the others.
-        """
+        """Write what all ranks have recorded (collective); returns lines about it on the rank that wrote."""
         if self.trace is None:
             return []
         self._read_clock()
         own, lanes = self._lane(self.trace), list[Lane]()
         for rank in range(self._all.size):
-            # One after the other, and unpickled by the writer: all of them may be too large for each rank.
+            # One after the other: all of them may be too large for each rank.
             pickled = self._all.broadcast_object(pickle.dumps(own) if rank == self._all.rank else None, rank)
             if folder is not None:
                 lanes.append(pickle.loads(cast("bytes", pickled)))
-        return [] if folder is None else [_write(lanes, RunFolder(Path(folder)), whole=True)]
-
-    def rescue(self, folder: RunFolder) -> None:
-        """Write what this rank has recorded, after a failure; not collective."""
-        if self.trace is not None:
-            _write([self._lane(self.trace)], folder, whole=False)
+        return [] if folder is None else [_write(lanes, RunFolder(Path(folder)))]
 
     def _lane(self, trace: Trace) -> Lane:
         return Lane(f"rank {self._all.rank}", self._host, socket.gethostname(), trace, tuple(self._readings))
@@ -111,11 +97,11 @@ class Recording:
             self._readings.append(reading)
 
 
-def _write(lanes: list[Lane], folder: RunFolder, whole: bool) -> str:
+def _write(lanes: list[Lane], folder: RunFolder) -> str:
     for lane in lanes:
         if lane.trace.left_out:
             warn_on_stderr(
                 f"the trace of {lane.name} is full: {lane.trace.left_out:,} spans after its first "
                 f"{lane.trace.limit:,} were left out; trace fewer steps (--steps)"
             )
-    return f"trace: {folder.write_trace(lanes, whole)}; open it at https://ui.perfetto.dev"
+    return f"trace: {folder.write_trace(lanes)}; open it at https://ui.perfetto.dev"

@@ -12,78 +12,65 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.errors import BadOption, BadRunFolder, LauncherLost, PeerLost, TuttiError, UserError
+from tutti.errors import BadOption, BadRunFolder, HostLost, LauncherLost, PeerLost, TuttiError, UserError
 from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
 from tutti.launch.stop_request import Stopping
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
-from tutti.run.remaining_hosts import after_loss
-from tutti.run.train_job import TrainJob, again
+from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr, warn_on_stderr
 
-HOUR_S: Final = 3600.0
+MOST_LOSSES: Final = 10
+"""The most losses in a row between which the run has come no further."""
 
 
 @dataclass(frozen=True)
 class _Resize:
-    """A resize that is under way.
+    """A resize that is under way."""
 
-    Attributes:
-        folder: of the run.
-        request: asks for it.
-        job: of the new ranks.
-        placement: theirs.
-        copies: those that were taken before; the next one ends the phase.
-        before: the job and placement of the old ranks, once the new ones have begun.
-    """
-
-    folder: Path
+    folder: Path  # of the run
     request: ResizeRequest
-    job: TrainJob
-    placement: Placement
-    copies: int
-    before: tuple[TrainJob, Placement] | None = None
+    job: TrainJob  # of the new ranks
+    placement: Placement  # theirs
+    copies: int  # taken before; the next one ends the phase
+    before: tuple[TrainJob, Placement] | None = None  # the old ranks, once the new ones have begun
+
+    def answer(self, text: str, *, agreed: bool) -> None:
+        """Answer the request."""
+        try:
+            warnings = self.placement.warnings if agreed else ()
+            answer_request(self.folder, self.request, text, agreed=agreed, warnings=warnings)
+        except OSError as error:
+            warn_on_stderr(f"the answer to 'tutti resize' cannot be written: {error.strerror}")
 
 
 class RecoveryPolicy:
-    """Decides which ranks train.
-
-    Args:
-        job: of the first ranks, with the place of the memory.
-        placement: theirs.
-        memory: has the state from which the next ranks start.
-        stopping: tells of signals.
-
-    Attributes:
-        job: of the ranks that train now.
-        placement: theirs.
-    """
+    """Decides which ranks train; `job` and `placement` are those of now."""
 
     def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
         self.job, self.placement = job, placement
         self._memory, self._stopping = memory, stopping
-        self._losses: list[float] = []
+        self._losses, self._step = 0, -1
         self._resize: _Resize | None = None
 
     def go_on_after(self, end: TuttiError) -> None:
         """Choose the ranks that go on after others have ended with an error."""
         if self._resize is not None and self._resize.before is not None:
-            self._go_back(self._resize, end)
+            self._go_back(self._resize, *self._resize.before, end)
             return
-        if not isinstance(end, PeerLost):
+        # Without a copy mpirun has started nothing, and cannot start anything here.
+        if not isinstance(end, PeerLost) or (isinstance(end, LauncherLost) and not self._memory.place.whole):
             raise end
-        if isinstance(end, LauncherLost) and not self._memory.place.whole:
-            raise end  # mpirun cannot start here.
         self._count(end)
-        self._forget()
+        self._cancel_resize()
         try:
             job, placement = self._without(end)
             self._change_to(job, placement, str(end))
@@ -93,20 +80,12 @@ class RecoveryPolicy:
         except UserError as error:
             raise end.adding(str(error)) from error
         else:
-            say_on_stderr(f"{end}; going on with {_described(placement, 'new rank')}")
-
-    def _count(self, lost: PeerLost) -> None:
-        """Count a loss."""
-        now, most = time.monotonic(), self.job.config.max_failures
-        self._losses = [one for one in self._losses if now - one < HOUR_S] + [now]
-        if len(self._losses) > most:
-            raise lost.adding(
-                f"it was loss {len(self._losses)} within an hour, and --max-failures {most} allows no more"
-            ) from lost
+            what = placement.describe() if placement.hosts else ranks_text(placement.workers, "new rank")
+            say_on_stderr(f"{end}; going on with {what}")
 
     def is_due(self) -> bool:
         """Look for a request, and return whether the copy for it was taken: the ranks are to be ended."""
-        with suppress(BadRunFolder, OSError):  # Those who train do not need the folder.
+        with suppress(BadRunFolder, OSError):  # The ranks do not need the folder.
             return self._look()
         return False
 
@@ -115,17 +94,24 @@ class RecoveryPolicy:
         resize = self._resize
         assert resize is not None, "they were asked for"
         before = self.job, self.placement
-        why = f"somebody asked for {ranks_text(resize.request.workers)}"
-        self._change_to(resize.job, resize.placement, why)
+        self._change_to(resize.job, resize.placement, f"{ranks_text(resize.request.workers)} were asked for")
         self._resize = replace(resize, copies=self._memory.place.copies_taken, before=before)
 
     def finish(self) -> None:
         """Note that the ranks have trained to the end."""
         if self._resize is not None and self._resize.before is not None:
-            self._agree(self._resize)
+            self._agree(self._resize, self._resize.before[1])
+
+    def _count(self, lost: PeerLost) -> None:
+        """Count a loss."""
+        step = self._memory.place.step
+        self._losses = 1 if step > self._step else self._losses + 1
+        self._step = step
+        if self._losses > MOST_LOSSES:
+            raise lost.adding(f"it was loss {self._losses} in a row without a step further") from lost
 
     def _without(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
-        """The job and placement of the ranks that are left."""
+        """Return the job and placement of the ranks that are left."""
         job, placement = self.job, self.placement
         shrinks = job.config.on_failure == SHRINK
         if placement.hosts:
@@ -139,7 +125,7 @@ class RecoveryPolicy:
         return self._of(left)
 
     def _of(self, workers: int) -> tuple[TrainJob, Placement]:
-        """The job and placement of another number of workers."""
+        """Return the job and placement of another number of workers."""
         before = self.placement
         if before.hosts:
             room = sum(host.ranks for host in before.places)
@@ -151,11 +137,11 @@ class RecoveryPolicy:
             placement = replace(before, workers=workers, hosts=fill(before.places, workers))
             return self._on_hosts(placement), placement
         job = replace(self.job, config=self.job.config.changed({"workers": str(workers)}))
-        # Ranks that were lost may hold their memory still, and fewer need no more.
+        # Lost ranks may still hold their memory, and fewer need less.
         return job, job.placement(memory_bytes=sys.maxsize if workers < before.workers else None)
 
     def _on_hosts(self, placement: Placement) -> TrainJob:
-        """The job of other ranks on hosts; it names the hosts that are left, for those who resume it."""
+        """Return the job of other ranks on hosts; it names the hosts that are left, for a later resume."""
         hosts = ",".join(f"{host.name}:{host.ranks}" for host in placement.places)
         config = replace(self.job.config, workers=str(placement.workers), hosts=hosts)
         return replace(self.job, config=config)
@@ -170,21 +156,19 @@ class RecoveryPolicy:
         return answering(hosts, patience_s, over)
 
     def _change_to(self, job: TrainJob, placement: Placement, why: str) -> None:
-        """Have other ranks train from now on."""
-        self.job, self.placement = again(job), placement
+        self.job, self.placement = job.again(), placement
         self._memory.place.note_takeover(why)
 
     def _look(self) -> bool:
         resize, place = self._resize, self._memory.place
-        folder = place.folder
         if resize is not None and resize.before is not None:
             if place.copies_taken > resize.copies:
-                self._agree(resize)
+                self._agree(resize, resize.before[1])
             return False
-        request = None if folder is None else read_request(folder)
-        stops = self._stopping.page.requested
-        if folder is None or request is None or request.answer is not None or stops:
-            self._forget()
+        folder = place.folder
+        request = None if folder is None or self._stopping.page.requested else read_request(folder)
+        if folder is None or request is None or request.answer is not None:
+            self._cancel_resize()
         elif resize is None or resize.request != request:
             self._begin(folder, request)
         else:
@@ -192,66 +176,100 @@ class RecoveryPolicy:
         return False
 
     def _begin(self, folder: Path, request: ResizeRequest) -> None:
-        """Have a copy taken for a request, or refuse it."""
-        self._forget()
+        """Ask for a copy for a request, or refuse it."""
+        self._cancel_resize()
+        resize = _Resize(folder, request, self.job, self.placement, self._memory.place.copies_taken)
         if request.workers == self.placement.workers:
-            answer_request(folder, request, f"it has {ranks_text(request.workers)} already", agreed=True)
+            resize.answer(f"it has {ranks_text(request.workers)} already", agreed=True)
             return
         try:
             job, placement = self._of(request.workers)
         except UserError as error:
-            self._refuse(folder, request, str(error))
+            self._refuse(resize, str(error))
             return
         for text in placement.warnings:
             warn_on_stderr(text)
-        self._resize = _Resize(folder, request, job, placement, self._memory.place.copies_taken)
+        self._resize = replace(resize, job=job, placement=placement)
         self._memory.want_copy(True)
 
-    def _agree(self, resize: _Resize) -> None:
-        """Say that the new ranks train."""
-        assert resize.before is not None, "they have begun"
-        self._forget()
-        _, old = resize.before
+    def _agree(self, resize: _Resize, old: Placement) -> None:
+        """Report that the new ranks train."""
+        self._cancel_resize()
         text = f"going on with {ranks_text(resize.placement.workers)} instead of {old.workers}"
         say_on_stderr(f"{text}, as was asked")
-        self._answer(resize.folder, resize.request, text, resize.placement.warnings, agreed=True)
+        resize.answer(text, agreed=True)
 
-    def _go_back(self, resize: _Resize, why: TuttiError) -> None:
-        """Have as many ranks train as before a resize, as the new ones cannot."""
-        assert resize.before is not None, "they have begun"
-        job, placement = resize.before
+    def _go_back(self, resize: _Resize, job: TrainJob, placement: Placement, why: TuttiError) -> None:
+        """Choose the ranks from before a resize, as the new ones cannot train."""
         workers = ranks_text(placement.workers)
         self._refuse(
-            resize.folder,
-            resize.request,
-            f"the new ranks cannot train, and the run goes on with {workers} as before: {why}",
+            resize, f"the new ranks cannot train, and the run goes on with {workers} as before: {why}"
         )
         self._change_to(job, placement, f"{ranks_text(resize.placement.workers)} could not train")
 
-    def _refuse(self, folder: Path, request: ResizeRequest, text: str) -> None:
-        self._forget()
-        warn_on_stderr(f"somebody asked for {ranks_text(request.workers)}, in vain: {text}")
-        self._answer(folder, request, text, agreed=False)
+    def _refuse(self, resize: _Resize, text: str) -> None:
+        self._cancel_resize()
+        warn_on_stderr(f"{ranks_text(resize.request.workers)} were asked for, in vain: {text}")
+        resize.answer(text, agreed=False)
 
-    def _answer(
-        self, folder: Path, request: ResizeRequest, text: str, warnings: tuple[str, ...] = (), *, agreed: bool
-    ) -> None:
-        try:
-            answer_request(folder, request, text, agreed=agreed, warnings=warnings)
-        except OSError as error:
-            warn_on_stderr(f"the answer to 'tutti resize' cannot be written: {error.strerror}")
-
-    def _forget(self) -> None:
-        """Want no copy any more."""
+    def _cancel_resize(self) -> None:
         if self._resize is not None:
             self._resize = None
             self._memory.want_copy(False)
 
 
-def _described(placement: Placement, kind: str) -> str:
-    return placement.describe() if placement.hosts else ranks_text(placement.workers, kind)
-
-
 def ranks_text(count: int, kind: str = "rank") -> str:
     """Name a number of ranks."""
     return f"{count} {kind}{'' if count == 1 else 's'}"
+
+
+SLOW_S: Final = 60.0
+"""Time to answer of hosts that no other host can replace: they may only be busy."""
+
+Answering = Callable[[Sequence[str], float], Sequence[str]]
+"""Returns which of some hosts answer within some seconds."""
+
+
+def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:
+    """Place the ranks that go on.
+
+    Hosts that were lost, or do not answer at once, are waited for only if the others have too few places.
+
+    Raises:
+        PeerLost: no hosts are left that have places for them.
+    """
+    first, *others = (*placement.places, *placement.away)
+    lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set()
+    suspects = lost_hosts | {host.name for host in placement.away}
+    others.sort(key=lambda host: (host.name in lost_hosts, host.name in suspects))
+
+    def room() -> int:
+        return first.ranks + sum(host.ranks for host in others if host.name in there)
+
+    wanted = placement.workers - _lost_workers(placement, lost.ranks) * shrinks
+    there = set(answers([host.name for host in others if host.name not in suspects], PROBE_S))
+    if room() < wanted:
+        silent = [host.name for host in others if host.name not in there]
+        say_on_stderr(f"{lost}; waiting up to {SLOW_S:g} s for {', '.join(silent)}")
+        there |= set(answers(silent, SLOW_S))
+    workers = min(wanted, room()) if shrinks else wanted
+    if workers < 1:
+        raise lost.adding("none is left to go on") from lost
+    left = (first, *(host for host in others if host.name in there))
+    if room() < workers:
+        raise lost.adding(
+            f"only {', '.join(host.name for host in left)} left, with too few places for {workers} workers: "
+            "go on by --resume and other --hosts; next time name more hosts than -n needs, so that some "
+            "stand by, or let fewer workers go on, by --on-failure shrink"
+        ) from lost
+    away = tuple(host for host in others if host.name not in there)
+    return replace(placement, workers=workers, hosts=fill(left, workers), places=left, away=away)
+
+
+def _lost_workers(placement: Placement, ranks: Sequence[int]) -> int:
+    """Return how many of the lost ranks were workers."""
+    first, count = 0, 0
+    for host, with_servers in zip(placement.hosts, placement.hosts_with_servers, strict=True):
+        count += len(set(range(first, first + host.ranks)) & set(ranks))
+        first += with_servers.ranks
+    return count

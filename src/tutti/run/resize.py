@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import operator
 import shlex
-import threading
 import time
 from pathlib import Path
 from typing import Final, SupportsIndex
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.launch.launcher import Launcher, started_by
 from tutti.records.folder_lock import is_locked
 from tutti.records.heartbeat import FINISHED
 from tutti.records.resize_request import REQUEST, read_request, remove_request, request_workers
@@ -28,7 +26,7 @@ _GONE_S: Final = 600.0
 
 
 def resize(run: str | Path, workers: int) -> str:
-    """Have a run go on with more or fewer workers, while it trains.
+    """Change the number of workers of a run while it trains.
 
     The run copies its state at the next step, and new ranks go on from there. With strategy `sync` or
     `paramserver` the batch stays the same, and so does what is learned. It needs the run to be on this
@@ -47,22 +45,25 @@ def resize(run: str | Path, workers: int) -> str:
         BadRunFolder: there is no such run, it has ended, or it is being asked already.
     """
     count = counted(workers)
-    if started_by().launcher is Launcher.TUTTI and threading.current_thread() is threading.main_thread():
-        raise BadOption(
-            "a rank that waits for others to take its place does not train; call tutti.resize in another "
-            "process"
-        )
     path = Path(run)
-    folder = _found(path)
+    if not (path / CONFIG).is_file():
+        raise BadRunFolder(
+            f"{path} is no folder of a run, as it has no {CONFIG}; give the folder that 'tutti train' "
+            "writes, or if a run is just starting there, ask again once it trains"
+        )
+    folder = RunFolder(path)
     _refuse_ended(folder, count)
-    config = TrainConfig.from_json(folder.config())
-    if config.on_failure == STOP:
-        raise BadOption(_unchangeable(path, config, count))
+    if TrainConfig.from_json(folder.config()).on_failure == STOP:
+        raise BadOption(
+            f"{path} was started without --on-failure, so it keeps no copies of its state from which others "
+            "could go on. Stop it, by Ctrl-C or SIGTERM, and go on by: tutti train --resume "
+            f"{shlex.quote(str(path))} -n {count} --on-failure respawn"
+        )
     request = request_workers(path, count)
     if request is None:
         raise BadRunFolder(
             f"{path} is being asked for another number of workers already; wait for the answer to that, or "
-            f"remove {path / REQUEST} if nobody asks"
+            f"remove {path / REQUEST} if no 'tutti resize' is running"
         )
     try:
         found = read_request(path)
@@ -92,26 +93,6 @@ def counted(workers: SupportsIndex) -> int:
     if count < 1:
         raise BadOption(f"a run cannot go on with {count} ranks; give at least 1")
     return count
-
-
-def _found(path: Path) -> RunFolder:
-    """Return the folder of a run."""
-    if not (path / CONFIG).is_file():
-        raise BadRunFolder(
-            f"{path} is no folder of a run, as it has no {CONFIG}; give the folder that 'tutti train' "
-            "writes, or if a run is just starting there, ask again once it trains"
-        )
-    return RunFolder(path)
-
-
-def _unchangeable(path: Path, config: TrainConfig, workers: int) -> str:
-    """Say why a run cannot change while it trains, and what to do."""
-    hosts = "" if config.hosts is None else " --hosts ..."
-    way = f"tutti train --resume {shlex.quote(str(path))} -n {workers}{hosts} --on-failure respawn"
-    return (
-        f"{path} was started without --on-failure, so it keeps no copies of its state from which others "
-        f"could go on. Stop it, by Ctrl-C or SIGTERM, and go on by: {way}"
-    )
 
 
 def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
-from tutti.checkpoint.sharing import for_all
+from tutti.checkpoint.reading import Checkpoint, for_all, newest, open_checkpoint
 from tutti.comm.base import Communicator
 from tutti.data import DataSet
 from tutti.errors import BadCheckpoint, BadOption
@@ -22,11 +21,11 @@ from tutti.records.run_folder import RunFolder
 from tutti.replica import local
 from tutti.run.build import Assembly, Task, assemble
 from tutti.run.config import TrainConfig
-from tutti.run.jobs import Job, layout_of
+from tutti.run.jobs import Recipe, layout_of
 from tutti.run.resume import Resume
 from tutti.state import Saved
 from tutti.strategies import Solo, Strategy, Sync
-from tutti.terminal import say_on_stderr, warn_on_stderr
+from tutti.terminal import warn_on_stderr
 from tutti.training.run_parts import Schedule
 
 
@@ -34,7 +33,7 @@ def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
     """Find the checkpoint to go on from (collective); rank 0 says which ones are damaged.
 
     Returns:
-        The checkpoint; None: the run begins anew.
+        The checkpoint; None: the run begins.
     """
     found: Checkpoint | None = None
     if comm.rank == 0:
@@ -46,12 +45,10 @@ def _newest(resume: Resume) -> Checkpoint | None:
     found, passed_over = newest(resume.folder / checkpoints.FOLDER)
     for sentence in passed_over:
         warn_on_stderr(sentence)
-    if passed_over and found is not None:
-        say_on_stderr(f"going on from {found.path.name}")
     if found is None and (not resume.auto or RunFolder(resume.folder).finished):
         raise BadCheckpoint(
-            f"{resume.folder} has no checkpoint that is whole; train again in another folder, if it has come "
-            "to its end with --weights, which takes the folder of a run, from its final weights"
+            f"{resume.folder} has no checkpoint that is whole; train again in another folder, or with "
+            "--weights, which takes the final weights of a run"
         )
     return found
 
@@ -101,14 +98,14 @@ def saved_for(
 
 
 def _takes_over(strategy: Strategy, earlier: TrainConfig) -> bool:
-    """Tell whether workers know all that those of another strategy knew: the optimizer's state alone."""
+    """Return whether workers knew as much under the other strategy: the optimizer's state alone."""
     kept = earlier.strategy_options.get("compress", "none") != "none"
     return {strategy.name, earlier.strategy} == {Solo.name, Sync.name} and not kept
 
 
 @contextmanager
 def laid_out(
-    job: Job,
+    recipe: Recipe,
     comm: Communicator,
     task: Task,
     strategy: Strategy,
@@ -116,14 +113,15 @@ def laid_out(
     ends: Callable[[], str | None] | None = None,
 ) -> Iterator[Assembly]:
     """Lay the model out for training, with the state of a checkpoint if there is one (collective)."""
-    layout, work = layout_of(job.config, comm.size), task.workload(job.config.batch_size)
+    config = recipe.config
+    layout, work = layout_of(config, comm.size), task.workload(config.batch_size)
     saved = None
     if checkpoint is not None:
-        saved = saved_for(checkpoint, comm, strategy, job.config, task.dataset)
+        saved = saved_for(checkpoint, comm, strategy, config, task.dataset)
     with closing(portion_of(layout, comm, task.module, work)) as portion:
         if saved is not None:
             load_model(portion.module, saved)
-        yield assemble(job, comm, task, strategy, portion, saved, ends)
+        yield assemble(recipe, comm, task, strategy, portion, saved, ends)
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:
@@ -134,31 +132,23 @@ def load_model(module: nn.Module, saved: Saved) -> None:
         if name.startswith("weights/")
     }
     own = {name: local(parameter.detach()) for name, parameter in module.named_parameters()}
-    differ = [f"'{name}' is missing there" for name in own if name not in weights]
-    differ += [f"'{name}' is in the checkpoint alone" for name in weights if name not in own]
-    differ += [
-        f"'{name}' has shape {tuple(parameter.shape)}, and {tuple(weights[name].shape)} in the checkpoint"
-        for name, parameter in own.items()
-        if name in weights and weights[name].shape != parameter.shape
-    ]
-    if differ:
-        more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
+    shapes, saved_shapes = ({name: one.shape for name, one in these.items()} for these in (own, weights))
+    if shapes != saved_shapes:
+        differ = dict(sorted(set(shapes.items()) ^ set(saved_shapes.items())))
+        listed = ", ".join(f"'{name}' of shape {tuple(shape)}" for name, shape in differ.items())
         raise BadCheckpoint(
-            f"the checkpoint is of another model: {'; '.join(differ[:3])}{more}; resume with the model that "
-            "the run began with"
+            f"the checkpoint is of another model, as only one of them has {listed}; resume with the model "
+            "that the run began with"
         )
     for name, parameter in own.items():
         parameter.copy_(weights[name])
 
 
 def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> None:
-    """Refuse a run that would have come to its end before the checkpoint.
-
-    One that ends with the checkpoint's last step has its final weights to make.
-    """
+    """Refuse a run that would have come to its end before the checkpoint."""
     training, per_epoch = saved.shared["training"], schedule.batches.updates
     begun = training["epoch"] * per_epoch
-    # Of other workers nobody has counted yet what is left of the epoch for them.
+    # Other workers have other batches left in the epoch.
     alike = training.get("per_epoch", per_epoch) == per_epoch
     made = begun + saved.shared["batches"]["rounds"][0] if alike else begun
     if max(made, begun + 1) > schedule.updates:
@@ -173,8 +163,8 @@ def history_of(saved: Saved) -> list[EpochRecord]:
     return [parse_record(text, EpochRecord) for text in saved.shared["training"]["history"]]
 
 
-def anew(saved: Saved, worker: Any) -> list[str]:
-    """Return, in words, what begins anew."""
+def not_restored(saved: Saved, worker: Any) -> list[str]:
+    """Return what is not restored."""
     if "worker" not in saved.shared:
         return ["all that the workers of the other strategy knew"]
     return [] if saved.own is not None else list(worker.restarts)

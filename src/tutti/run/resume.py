@@ -23,7 +23,7 @@ AUTO: Final = "auto"
 """Goes on with the run in --out if it has a checkpoint, and begins it if it has none."""
 
 SOLO: Final = "solo"
-"""The strategy of one worker by itself."""
+"""The strategy of one worker."""
 
 _STREAM: Final = "stream"
 """The option of `tutti.data.streaming.options`, which imports torch."""
@@ -35,7 +35,7 @@ MAY_DIFFER: Final = frozenset(
         *("validate", "precision", "layout", "accumulate"),
         *("epochs", "steps", "monitor", "patience", "target", "restore_best"),
         *("time_limit", "checkpoint", "keep", "log", "out"),
-        *("predictions", "callbacks", "on_failure", "max_failures", "hang_timeout"),
+        *("predictions", "callbacks", "on_failure", "hang_timeout"),
         "skip_nonfinite",
     }
 )
@@ -44,19 +44,12 @@ MAY_DIFFER: Final = frozenset(
 
 @dataclass(frozen=True)
 class Resume:
-    """An earlier run, and where to go on with it.
+    """An earlier run, and where to go on with it."""
 
-    Attributes:
-        folder: of the run.
-        checkpoint: the folder of one of its checkpoints; None: the newest good one.
-        auto: the run begins anew if there is none.
-        again: it has lost ranks, and goes on by itself.
-    """
-
-    folder: Path
-    checkpoint: Path | None = None
-    auto: bool = False
-    again: bool = False
+    folder: Path  # of the run
+    checkpoint: Path | None = None  # the folder of one of its checkpoints; None: the newest good one
+    auto: bool = False  # the run begins if there is none
+    again: bool = False  # it has lost ranks, and goes on without the user
 
     @property
     def goes_on(self) -> bool:
@@ -65,14 +58,7 @@ class Resume:
 
     @classmethod
     def find(cls, where: str, out: str | None) -> Resume | None:
-        """Find the run that `--resume` names.
-
-        Args:
-            where: its folder, that of one of its checkpoints, or `AUTO`.
-            out: the folder that `--out` names.
-
-        Returns:
-            The run; None: there is none yet, so that it begins.
+        """Find the run that `--resume` names, in `--out` if that is `AUTO`; None: there is none yet.
 
         Raises:
             BadOption: `--out` is missing, or names another folder.
@@ -81,12 +67,8 @@ class Resume:
         if where == AUTO:
             if out is None:
                 raise BadOption("--resume auto goes on with the run in --out; name that folder too")
-            # What a run has left that was killed before its first checkpoint makes way.
             return cls(Path(out), auto=True) if (Path(out) / CONFIG).is_file() else None
         path = Path(where)
-        if path.parent.name == checkpoints.FOLDER and path.parent.is_dir() and not path.exists():
-            there = ", ".join(one.name for one in checkpoints.present(path.parent)) or "none"
-            raise BadRunFolder(f"there is no checkpoint {path.name} in {path.parent}; there are: {there}")
         refuse_no_folder(path)
         inside = path.absolute().parent.name == checkpoints.FOLDER and not (path / CONFIG).is_file()
         checkpoint = path.resolve() if inside else None
@@ -117,13 +99,10 @@ def way_on(folder: Path | str | None, objects: Collection[str], config: TrainCon
 
 
 def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """Return the configuration of a run without that of its ranks' places which they will not have now.
-
-    What one worker trained by itself, several go on with by strategy `sync`.
-    """
+    """Return the configuration of a run without the places of its ranks, where they will be others now."""
     if before.strategy == SOLO and "strategy" not in given:
         before = replace(before, strategy=AUTO)
-    if started_by().launcher is not Launcher.ALONE:  # Then so many ranks go on as it has started.
+    if started_by().launcher is not Launcher.ALONE:  # which has chosen the ranks
         return replace(before, workers="auto", hosts=None, threads=None)
     if "hosts" in given:
         return replace(before, workers="auto", threads=None)
@@ -135,7 +114,7 @@ def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
 
 
 def going_on(before: TrainConfig, now: TrainConfig) -> TrainConfig:
-    """Return the configuration of a run that goes on; what decides what is learned must not differ."""
+    """Return the configuration of a run that goes on, once it is certain that it learns the same."""
     stream = before.data_options.get(_STREAM)
     if now.data_options.get(_STREAM) == AUTO and stream is not None:
         now = replace(now, data_options={**now.data_options, _STREAM: stream})

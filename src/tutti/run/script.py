@@ -32,20 +32,12 @@ def run_program(
     threads: int | None,
     hosts: str | None,
     *,
-    prefix: bool = True,
+    prefix: bool = True,  # print whole lines of several ranks, each after its rank
 ) -> int:
-    """Run a Python file on every rank of this machine, or of several.
-
-    Args:
-        program: its path.
-        arguments: what follows it on the command line.
-        workers: how many ranks, or "auto".
-        threads: of each rank; None: the allowed cores / the ranks.
-        hosts: as for `place_ranks`.
-        prefix: print whole lines of several ranks, each with its rank before it.
+    """Run a Python file on every rank of this machine, or of several hosts.
 
     Returns:
-        The exit code: 0, or that of a program which has saved its state and stopped because it was asked to.
+        The exit code: 0, or the program's own if it has saved its state and stopped as it was asked to.
 
     Raises:
         BadOption: there is no such file.
@@ -67,13 +59,7 @@ def _announce(line: str) -> None:
 
 
 def work(comm: Communicator, payload: bytes) -> int:
-    """Run the program in this process (entry point of the ranks).
-
-    It finds the other ranks with `tutti.init`, or with `torch.distributed.init_process_group`.
-
-    Returns:
-        Its exit code, 0 or `EXIT_INTERRUPTED`; with any other it has failed.
-    """
+    """Run the program in this process (entry point of the ranks); returns 0 or `EXIT_INTERRUPTED`."""
     from tutti.launch.world import adopt
 
     path, arguments = json.loads(payload)
@@ -92,8 +78,7 @@ def work(comm: Communicator, payload: bytes) -> int:
                 raise
             code = leaving.code or 0
         if comm.size > 1:
-            # That is part of the program: until it is over the rank is not done. A single rank is the process
-            # that was asked, which goes on, and ends as Python ends.
+            # A single rank is the caller's process, which goes on.
             finish_program()
         return code
 

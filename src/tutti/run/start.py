@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Final
 
+from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
+from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError
 from tutti.launch.launcher import Launcher, started_by
+from tutti.launch.placement import Placement
+from tutti.launch.recovery import Recovery, Replaced
+from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
+from tutti.launch.stop_request import Stopping
 from tutti.load_object import find_file
 from tutti.models import names_file
-from tutti.run.config import STOP, TrainConfig
+from tutti.records import checkpoints
+from tutti.run.config import PARTS, STOP, TrainConfig
 from tutti.run.jobs import Job
-from tutti.run.survival import survive
+from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob
-from tutti.terminal import say_on_stderr
+from tutti.terminal import say_on_stderr, warn_on_stderr
 
-CODE: Final = {
-    "model": "model",
-    "data": "data set",
-    "strategy": "strategy",
-    "optimizer": "optimizer",
-    "schedule": "schedule",
-    "loss": "loss",
-    "metrics": "metric",
-    "augment": "augmentation",
-    "callbacks": "callback",
-}
-"""The fields that may name Python files, and what those hold."""
+CODE: Final = (*PARTS, "callbacks")
+"""The fields that may name Python files."""
 
 
 def run(job: Job) -> object:
@@ -51,11 +50,11 @@ def run(job: Job) -> object:
 
 def check_files(config: TrainConfig) -> None:
     """Refuse files of code and of models that the configuration names and that are not there."""
-    for field, kind in CODE.items():
+    for field in CODE:
         for name in str(getattr(config, field)).split(","):
             where = name.rpartition(":")[0].strip()
             if where.endswith(".py"):
-                find_file(where, name.strip(), kind)
+                find_file(where, name.strip(), field)
     if names_file(config.model):
         find_file(config.model, config.model, "model")
 
@@ -66,3 +65,56 @@ def announce(line: str) -> None:
         say_on_stderr(line)
     else:
         print(f"plan: {line}", flush=True)
+
+
+def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
+    """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0."""
+    with SignalWatch() as signals:
+        stopping = Stopping(signals)
+        result = _survive(job, placement, announce, stopping)
+    stopping.act()
+    return result
+
+
+def _survive(
+    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: Stopping
+) -> object:
+    """Do the same; returns None once a signal has ended everything."""
+    with ExitStack() as stack:
+        memory = stack.enter_context(closing(StateMemory()))
+        stack.enter_context(_last_copy_kept(job, memory.place))
+        policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
+        recovery = Recovery(stopping, policy.is_due, placement.threads or 1, bool(placement.warnings))
+        while not stopping.ended_by:
+            try:
+                result = start(
+                    job.entry,
+                    pickle.dumps(policy.job),
+                    policy.placement,
+                    announce=announce,
+                    hang_timeout_s=job.hang_timeout_s,
+                    recovery=recovery,
+                )
+            except Replaced:
+                policy.resize()
+            except TuttiError as end:
+                policy.go_on_after(end)
+            else:
+                policy.finish()
+                return result
+            announce = None
+    return None
+
+
+@contextmanager
+def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
+    """Write the last copy of the state as a checkpoint of the run, if the run fails in this block."""
+    try:
+        yield
+    except TuttiError:
+        try:
+            if place.folder is not None:
+                place.write_last_copy(place.folder / checkpoints.FOLDER, job.config.keep)
+        except (OSError, BadRunFolder, BadCheckpoint) as error:
+            warn_on_stderr(f"no checkpoint was made of the last copy of the state, which is lost: {error}")
+        raise

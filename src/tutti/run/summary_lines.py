@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, by_rank
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
 from tutti.records.shapes import Shape, described
 from tutti.records.texts import figures, metric_text, ranks_text
 from tutti.run.config import TrainConfig
 
 WIDEST_MATRIX = 20
-"""Above this many classes the confusion matrix fits no page; each class names its commonest mistake."""
+"""The most classes whose confusion matrix fits on a page."""
 
 WIDEST_LABEL = 12
 
@@ -33,7 +32,7 @@ def training(config: TrainConfig, together: bool) -> str:
     """Describe the training in a line."""
     schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
     of = "" if together else " of each worker"
-    length = _plural(config.epochs, "epoch") if config.epochs else _plural(config.steps or 0, "step")
+    length = plural(config.epochs, "epoch") if config.epochs else plural(config.steps or 0, "step")
     return (
         f"training: {length} by {config.optimizer.removeprefix('object:')}, learning rate {config.lr:g}, "
         f"{schedule}, batch size {config.batch_size:,}{of}"
@@ -47,16 +46,13 @@ def stopped(why: str, step: int | None, way_on: str) -> str:
 
 
 def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:
-    """An evaluation as text: count, loss, metrics, and for classes the confusion matrix."""
+    """Describe an evaluation: count, loss, metrics, and for classes the confusion matrix."""
     metrics = [f"{name} {metric_text(name, value)}" for name, value in result.metrics.items()]
     head = ", ".join([f"{what}: {result.samples:,} samples", *metrics, f"loss {result.loss:.4g}"])
-    if any(map(math.isnan, result.metrics.values())):
-        head += " (nan: there is no figure, as outputs are NaN, or the samples lack what is compared)"
-    if result.confusion is None:
+    if result.confusion is None or len(result.confusion) > WIDEST_MATRIX:
         return head
     names = [_short(labels[k]) if k < len(labels) else str(k) for k in range(len(result.confusion))]
-    table = _matrix if len(names) <= WIDEST_MATRIX else _mistakes
-    return head + "\n\n" + "\n".join(table(result, names))
+    return head + "\n\n" + "\n".join(_matrix(result, names))
 
 
 def result(summary: Summary, labels: Sequence[str] = ()) -> list[str]:
@@ -78,7 +74,7 @@ def speed(summary: Summary) -> str:
     """Describe the speed of the training."""
     ranks = ranks_text(summary.ranks_in_turn or (summary.world.ranks,))
     return (
-        f"trained {_plural(summary.steps, 'step')} ({_passes(summary)}) on {ranks} in "
+        f"trained {plural(summary.steps, 'step')} ({_passes(summary)}) on {ranks} in "
         f"{summary.seconds:.1f} s: {summary.samples_per_s:,.0f} samples/s"
     )
 
@@ -86,25 +82,23 @@ def speed(summary: Summary) -> str:
 def _passes(summary: Summary) -> str:
     """Count the epochs of a run, in words."""
     if summary.complete:
-        return _plural(summary.epochs, "epoch")
+        return plural(summary.epochs, "epoch")
     return (
-        f"{_plural(summary.epochs - 1, 'epoch')} and part of one"
-        if summary.epochs > 1
-        else "part of an epoch"
+        f"{plural(summary.epochs - 1, 'epoch')} and part of one" if summary.epochs > 1 else "part of an epoch"
     )
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """Name a number of things."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def exchanges(history: Sequence[EpochRecord]) -> list[str]:
-    """Describe the staleness of what workers exchanged and their waits, as far as there were any."""
+    """Describe the staleness of what workers exchanged, and what was left out."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
     stale = sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
     if max(stale, default=0) > 0:
         lines.append(f"staleness: {_staleness(stale)} updates")
-    lines += _waiting(history)
     dropped = sum(rank.dropped for rank in ranks)
     if dropped:
         lines.append(f"dropped: {dropped:,} gradients that came too late")
@@ -117,51 +111,9 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     return lines
 
 
-def _waiting(history: Sequence[EpochRecord]) -> Iterator[str]:
-    """Say which share of the time went into waits, and of whose the largest; of the same epochs as advice.
-
-    Where the number of ranks changed, seconds would be those of who was there the longest.
-    """
-    ranks = by_rank(history)
-    waited = [sum(rank.wait_s for rank in one) for one in ranks]
-    whole = [sum(seconds for rank in one for seconds in rank.stages.values()) for one in ranks]
-    if any(waited) and len(ranks) > 1:
-        shares = [wait / own if own else 0.0 for wait, own in zip(waited, whole, strict=True)]
-        most = shares.index(max(shares))
-        changed = any(len(record.ranks) != len(ranks) for record in history)
-        on = f" on {_plural(len(ranks), 'rank')}" if changed else ""
-        yield (
-            f"waiting for others: {sum(waited) / sum(whole):.0%} of the time{on}; "
-            f"rank {most} the most, {shares[most]:.0%} of its own"
-        )
-
-
-def loading(history: Sequence[EpochRecord]) -> str:
-    """Say which shares of the time went into getting the samples, and into training with them."""
-    seconds: Counter[str] = Counter()
-    for rank in (rank for epoch in history for rank in epoch.ranks):
-        seconds.update(rank.stages)
-    whole = sum(seconds.values()) or 1.0
-    named = (("extract", "extract"), ("transform", "data"), ("load", "copy"))
-    shares = {name: seconds[stage] / whole for name, stage in named}
-    shares["train"] = 1 - sum(shares.values())
-    return "of the time: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-
-
 def bubble(record: PipelineRecord) -> str:
     """Describe the idle time of a pipeline's ranks."""
     return f"pipeline {record.schedule}, {record.microbatches} microbatches: {record}"
-
-
-def validation(way: str, history: Sequence[EpochRecord]) -> str:
-    """Describe the cost of validation that does not stop training."""
-    *earlier, last = [record.seconds for record in history]
-    during = sum(seconds["validation"] for seconds in earlier)
-    total = sum(seconds["total"] for seconds in [*earlier, last]) - last["validation"]
-    return (
-        f"validation ({way}): held training up for {during / total:.1%} of its time, "
-        f"and took {last['validation']:.1f} s after its end"
-    )
 
 
 def _staleness(counts: dict[int, int]) -> str:
@@ -194,19 +146,6 @@ def _of_each_class(result: Evaluation) -> list[str]:
         f"{_percent(share)}  {_percent(precision):>9}  {'-' if f1 is None else f'{f1:.4f}':>6}"
         for share, precision, f1 in figures
     ]
-
-
-def _mistakes(result: Evaluation, names: list[str]) -> list[str]:
-    """One line for each class: samples, accuracy, and the class that it was most often mistaken for."""
-    assert result.confusion is not None
-    left = max(len("class"), *map(len, names))
-    lines = [f"{'class':<{left}} {'samples':>8}  {_OF_EACH_CLASS}  most often mistaken for"]
-    for k, (name, scores) in enumerate(zip(names, _of_each_class(result), strict=True)):
-        row = result.confusion[k]
-        wrong, other = max(((count, j) for j, count in enumerate(row) if j != k), default=(0, k))
-        mistaken = f"{names[other]} ({wrong})" if wrong else "-"
-        lines.append(f"{name:<{left}} {sum(row):>8,}  {scores}  {mistaken}")
-    return lines
 
 
 def _percent(share: float | None) -> str:

@@ -2,62 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
+from typing_extensions import override
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator
 from tutti.comm.blocking import BlockingCommunicator
-from tutti.comm.shm.communicator import HostCommunicator
+from tutti.data import DataSet
+from tutti.data.streaming.part import StreamedPart
+from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
+from tutti.launch.launcher import started_by
 from tutti.launch.placement import split_off_servers
 from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
-from tutti.records.run import RunStart, World, now
-from tutti.records.run_folder import check_writable
+from tutti.records.folder_lock import FolderLock
+from tutti.records.heartbeat import TESTING
+from tutti.records.pipeline import PipelineRecord
+from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
+from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
 from tutti.records.texts import resumed_text
-from tutti.run.assembled import AssembledRun, Pulse, RunContext
+from tutti.run import summary_lines
 from tutti.run.build import (
-    Task,
-    default_floats,
+    Assembly,
     free_given_data,
+    open_config_data,
+    outputs_for,
     prepare_task,
     reseed,
     seeded,
+    trained_on,
 )
-from tutti.run.checks import check_job, check_predictions
-from tutti.run.jobs import Job, load_job
-from tutti.run.kept_data import KeptData
+from tutti.run.checks import check_recipe
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
-from tutti.run.recording import Recording
-from tutti.run.restore import anew, found_by, laid_out, refuse_shorter
-from tutti.run.saving import refuse_over
+from tutti.run.recording import Recording, observed
+from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
+from tutti.run.resume import way_on
+from tutti.run.saving import Saving, is_over, saving
 from tutti.run.train_job import RunOutcome, TrainJob
+from tutti.state import in_own_memory
 from tutti.strategies import Clip, Strategy
 from tutti.strategies.base import Home
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
+from tutti.training.loggers import logger_names, loggers_of
+from tutti.training.loggers.base import Logbook
+from tutti.training.losses import weights_in
+from tutti.training.losses.weights import BALANCED
+from tutti.training.prediction import predict, predictions_of
+from tutti.training.progress import Points, Progress, Several, progress_on
+from tutti.training.run_parts import Hooks
+from tutti.training.trainer import Trainer
+from tutti.training.weights import refuse_unstorable, weights_to_bytes
 
 R = TypeVar("R")
+
+
+GONE_S: Final = 10.0
+"""The time that a killed process may take to be gone."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run shares with others, where it is one of many."""
+
+    follower: Progress = field(default_factory=Progress)  # is told how the run goes, on each rank
+    open_data: Callable[[Recipe, Communicator], DataSet] = open_config_data  # collective
+    # Returns after each epoch why the run is to end with it (collective over the workers).
+    ends: Callable[[Communicator], str | None] | None = None
+    # The only run. Else the caller samples cores and memory, and flushes files (`finish_together`).
+    alone: bool = True
+    on_step: Callable[[int], None] | None = None  # with the number of updates made before
+
+
+class Pulse(Progress):
+    """The sign that a rank does something else than to train, which may take any time."""
+
+    def __init__(self, comm: BlockingCommunicator) -> None:
+        self._peers = comm.peers
+
+    @override
+    def doing(self, what: str) -> None:
+        self._peers.beat(None)
+
+    @override
+    def epoch(self, record: EpochRecord) -> None:
+        self._peers.beat(None)
+
+    @override
+    def end(self) -> None:
+        self._peers.beat(None)
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
-    if job.memory is not None and isinstance(comm, HostCommunicator):
-        context = replace(context, open_data=KeptData(job.memory.data).open)
-    # Nobody watches a process that tutti has not started, itself or by mpirun.
+    # A process that tutti has not started, itself or by mpirun, is not watched.
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
@@ -80,27 +136,28 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     if job.write and job.resume is None and comm.rank == 0 and context.alone:
         check_writable(config.out)
     checkpoint = _checkpoint(comm, job)
-    with seeded(config.seed), default_floats(job.floats):
-        strategy = check_job(job, comm.size, comm.hosts)
+    with seeded(config.seed):
+        strategy = check_recipe(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
         team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
             dataset = context.open_data(job, comm)
-            if job.memory is None:
+            if job.memory is None:  # Ranks that come after these read them again.
                 free_given_data(job, comm)
             task = prepare_task(job, dataset)
-            check_predictions(config, task.dataset)
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm)
-            outcome = work_or_serve(
-                job,
-                team,
-                task.module,
-                strategy,
-                lambda: _train(job, team, task, strategy, context, sampler, recording, checkpoint),
-            )
+
+            def fit() -> RunOutcome:
+                ends = None if context.ends is None else partial(context.ends, team)
+                with laid_out(job, team, task, strategy, checkpoint, ends) as parts:
+                    reseed(config.seed, 1 + parts.portion.peers.rank)
+                    start = _start_of(job, team, parts, checkpoint)
+                    return FittedRun(job, team, parts, context, sampler, recording, start).execute()
+
+            outcome = work_or_serve(job, team, task.module, strategy, fit)
         said = recording.save(outcome.folder if outcome is not None else None)
         if said and not job.quiet:
             print(*said, sep="\n", flush=True)
@@ -113,60 +170,36 @@ def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
     return found_by(comm, job.resume) if found is None and job.resume is not None else found
 
 
-def _train(
-    job: TrainJob,
-    comm: Communicator,
-    task: Task,
-    strategy: Strategy,
-    context: RunContext,
-    sampler: Sampler | None,
-    recording: Recording,
-    checkpoint: Checkpoint | None,
-) -> RunOutcome:
-    """Train on all ranks of `comm`, each of which holds the whole model or a portion of it."""
-    ends = None if context.ends is None else partial(context.ends, comm)
-    with laid_out(job, comm, task, strategy, checkpoint, ends) as parts:
-        reseed(job.config.seed, 1 + parts.portion.peers.rank)
-        warn_if_short(strategy, parts.schedule.updates, comm)
-        refuse_over(comm, job)  # before anything in the folder of an earlier run is changed
-        saved, step, not_restored = parts.saved, 0, tuple[str, ...]()
-        if checkpoint is not None and saved is not None:
-            refuse_shorter(checkpoint, saved, parts.schedule)
-            step, not_restored = checkpoint.step, tuple(anew(saved, parts.workers.worker))
-        start = RunStart(
-            now(),
-            World(comm.size, comm.hosts, torch.get_num_threads()),
-            step=step,
-            batch_size=parts.config.batch_size,
-            lr=parts.config.lr,
-            anew=not_restored,
-            why=job.takeover if comm.rank == 0 else "",
+def _start_of(job: TrainJob, comm: Communicator, parts: Assembly, checkpoint: Checkpoint | None) -> RunStart:
+    """Describe how the run begins, or goes on (collective)."""
+    if comm.broadcast_object(is_over(job.deadline)):  # before an earlier run's folder is changed
+        raise BadOption(
+            f"--time-limit is '{job.config.time_limit}', which is over before the first step; give more"
         )
-        if saved is not None and comm.rank == 0 and not job.quiet:
-            # Why, whoever has started these ranks has said.
-            print(resumed_text(replace(start, why="")), flush=True)
-        return AssembledRun(job, comm, parts, context, sampler, recording, start).execute()
-
-
-def warn_if_short(strategy: Strategy, steps: int, comm: Communicator) -> None:
-    """Warn of a run that ends before the workers have exchanged much."""
-    if comm.rank == 0 and comm.size > 1 and 1 < strategy.period >= steps:
-        warn_on_stderr(
-            f"each worker makes {steps} steps, and with strategy '{strategy.name}' they exchange something "
-            f"after every {strategy.period}, so they learn next to nothing from each other; train longer, or "
-            "have them exchange more often"
-        )
+    start = RunStart(
+        now(),
+        World(comm.size, comm.hosts, torch.get_num_threads()),
+        batch_size=parts.config.batch_size,
+        lr=parts.config.lr,
+    )
+    if checkpoint is not None and parts.saved is not None:
+        refuse_shorter(checkpoint, parts.saved, parts.schedule)
+        lost = tuple(not_restored(parts.saved, parts.workers.worker))
+        start = replace(start, step=checkpoint.step, anew=lost)
+        if comm.rank == 0 and not job.quiet:
+            print(resumed_text(start), flush=True)
+    return replace(start, why=job.takeover if comm.rank == 0 else "")
 
 
 def work_or_serve(
-    job: Job, team: Communicator, module: nn.Module, strategy: Strategy, work: Callable[[], R]
+    recipe: Recipe, team: Communicator, module: nn.Module, strategy: Strategy, work: Callable[[], R]
 ) -> R | None:
     """Return the result of a worker's `work`; None on a server, which serves until the workers are done."""
-    servers, config = team.servers, job.config
+    servers, config = team.servers, recipe.config
     if servers is None or not servers.serving:
         return work()
     assert isinstance(strategy, Centred), "others are refused with servers"
-    optimizer = build_optimizer(job, module)
+    optimizer = build_optimizer(recipe, module)
     replica = place(module, team, Home.PRIVATE)
     # A request to stop may reach all ranks; the workers act on it.
     with stoppable():
@@ -181,3 +214,225 @@ def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> 
     """
     first = result if team is comm else comm.broadcast_object(result)
     return cast("R", first if result is None else result)
+
+
+@dataclass(frozen=True)
+class FittedRun:
+    """A run whose parts are there, on a rank that trains."""
+
+    job: TrainJob
+    comm: Communicator
+    parts: Assembly
+    context: RunContext
+    sampler: Sampler | None
+    recording: Recording
+    start: RunStart
+
+    def execute(self) -> RunOutcome:
+        """Train, evaluate, write and print (collective)."""
+        job, comm, data = self.job, self.comm, self.parts.task.dataset
+        if job.write:
+            refuse_unstorable(self.parts.task.module)
+        if self._speaks and not job.takeover:
+            _print_beginning(self.parts)
+        names, weights = logger_names(job.config.log), dict[str, Any]()
+        with (
+            _run_folder(self) as folder,
+            saving(
+                comm,
+                self.parts,
+                folder,
+                job.memory,
+                job.deadline,
+                write=job.write,
+                resumed=job.resume is not None and not job.resume.again,
+            ) as saver,
+            Logbook(loggers_of(folder, names) if folder else {}, self._config.as_json()) as book,
+            # The others wait for rank 0 here, not in their first step: loggers take seconds to begin.
+            observed(comm, folder, self.sampler, wanted=job.write) as heartbeat,
+        ):
+            trainer = self._trainer(folder, saver, book, heartbeat, weights)
+            with stoppable(goes_on=job.memory is not None) if job.write else nullcontext():
+                history = trainer.fit(self.parts.saved)
+                comm.barrier()
+            outcome = RunOutcome(
+                self._config,
+                history,
+                None,
+                self._facts,
+                None if folder is None else str(folder.path),
+                data.shape,
+                outputs_for(data),
+                None,
+            )
+            if trainer.course.stopped is not None:
+                assert saver is not None, "nothing else stops a run"
+                return self._stopped(outcome, trainer.course.stopped, saver, book)
+            heartbeat.doing(TESTING)
+            summary = self._judge(trainer, history)
+            self._predict(folder)
+            pipeline = self.parts.portion.record()
+            if folder is not None:
+                if pipeline is not None:
+                    folder.write(pipeline)
+                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.starts().records))
+                folder.write(summary)
+                book.finish(summary)
+        outcome = replace(outcome, summary=summary)
+        if self._speaks:
+            _print_end(outcome, summary, data, pipeline)
+        return self._with_model(outcome, weights) if job.bring_weights else outcome
+
+    @property
+    def _speaks(self) -> bool:
+        return self.comm.rank == 0 and not self.job.quiet
+
+    @property
+    def _config(self) -> TrainConfig:
+        # A run that repeats this one writes another folder.
+        return replace(self.parts.config, out=None)
+
+    @property
+    def _facts(self) -> StrategyFacts:
+        return self.parts.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
+
+    def _trainer(
+        self,
+        folder: RunFolder | None,
+        saver: Saving | None,
+        book: Logbook,
+        heartbeat: Progress,
+        weights: dict[str, Any],
+    ) -> Trainer:
+        """Return the trainer with its observers; `weights` gets the trained ones."""
+
+        def keep() -> None:
+            weights.update(self.parts.portion.state())
+            if folder is not None:
+                folder.write_weights(weights_to_bytes(weights))
+
+        # mpirun gives its ranks a terminal even where what they print goes into a file.
+        bar, notebook = not started_by().given, self.job.notebook
+        shown = (
+            Progress() if self.job.quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=notebook)
+        )
+        points = Progress() if folder is None else Points(folder)
+        hooks = Hooks(
+            Several(shown, heartbeat, points, self.context.follower),
+            book.epoch,
+            self.context.on_step,
+            keep,
+            None if saver is None else saver.save,
+            self.recording.trace,
+            self.parts.callbacks,
+        )
+        earlier = [] if self.parts.saved is None else history_of(self.parts.saved)
+        if self.job.resume is not None:
+            book.go_on(earlier)
+        if earlier and self.context.ends is not None:
+            # The run may have been told to end with this epoch, and then killed.
+            self.context.follower.epoch(earlier[-1])
+        return self.parts.trainer(hooks, None if saver is None else saver.agenda())
+
+    def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
+        """Return the outcome of a run that goes on later."""
+        if saver.lost:
+            raise StateLost(
+                "the run has stopped, but its state could not be saved, as the warning above says; mend "
+                "that, and resume the run: it goes on from the checkpoint before"
+            )
+        book.stop()
+        if self._speaks:
+            way = way_on(outcome.folder, self.job.objects, self.job.config)
+            print(summary_lines.stopped(why, saver.step, way), flush=True)
+        return replace(outcome, stopped=why)
+
+    def _judge(self, trainer: Trainer, history: list[EpochRecord]) -> Summary:
+        """Evaluate the model that the run has ended with (collective)."""
+        task, monitor = self.parts.task, self.parts.ending.monitor
+        best = trainer.course.restored or monitor.best(history)
+        test = task.evaluate(task.dataset.test, self.parts.workers.comm)
+        return replace(
+            Summary.of(history, test, task.parameters, self.start.world),
+            validation=trainer.course.final,
+            ended_early=trainer.course.ended,
+            best_epoch=None if best is None else best.epoch,
+            best_by=str(monitor),
+            restored=trainer.course.restored is not None,
+        )
+
+    def _predict(self, folder: RunFolder | None) -> None:
+        """Write predictions of the validation part, if they are asked for (collective)."""
+        task, part = self.parts.task, self.parts.task.dataset.validation
+        if not self._config.predictions or part is None:
+            return
+        outputs = predict(task.module, part, self.parts.workers.comm, task.objective.arithmetic)
+        if folder is not None and outputs is not None:
+            found = predictions_of(part, outputs, task.objective.loss.ignored)
+            folder.write_predictions(found.as_bytes())
+
+    def _with_model(self, outcome: RunOutcome, weights: dict[str, Any]) -> RunOutcome:
+        """Return the outcome with the model, for a caller in Python."""
+        callbacks = self.parts.callbacks
+        noted = () if callbacks is None else tuple(callbacks.attributes())
+        return replace(outcome, weights=in_own_memory(weights), callbacks=noted)
+
+
+@contextmanager
+def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
+    """The run folder, with what is known before training in it; None on the ranks that write none."""
+    job, context, task, config = run.job, run.context, run.parts.task, run._config
+    if run.comm.rank or not job.write:
+        yield None
+        return
+    if job.resume is not None:
+        folder = RunFolder(job.resume.folder)
+    elif context.alone:
+        folder = RunFolder.create(job.config.out, task.name, task.dataset.name, task.nbytes)
+    else:
+        folder = RunFolder.take(cast("str", job.config.out))
+    if job.memory is not None:
+        # At once: ranks that come after these must know it as theirs, whenever these are lost.
+        job.memory.note_folder(folder.path.absolute())
+    # Lost ranks may not be gone yet, though they no longer write.
+    with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
+        folder = replace(folder, lock=lock, together=not context.alone)
+        if lock.problem is not None:
+            warn_on_stderr(
+                f"the file system of {folder.path} has no locks ({lock.problem}); see to it that no other "
+                "job is given this folder"
+            )
+        if job.resume is not None:
+            folder.begin_again()
+        if run._speaks and not job.takeover:
+            print(f"run folder: {folder.path}", flush=True)  # A run that loses a rank goes on from there.
+        folder.write_config(config.as_json())
+        of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
+        folder.write(trained_on(task.dataset, of_classes))
+        folder.write(run._facts)
+        folder.note_start(run.start, flush=not job.takeover)
+        yield folder
+
+
+def _print_beginning(parts: Assembly) -> None:
+    task, train = parts.task, parts.task.dataset.train
+    together = not parts.schedule.batches.own
+    print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
+    if isinstance(train, StreamedPart) and train.windows is not None:
+        each, windows = cast("torch.Tensor", train.stored_inputs)[:1].nbytes, train.windows
+        print(
+            f"streaming {len(train) * each / 1e9:.2f} GB in windows of {windows.largest * each / 1e6:.1f} "
+            f"MB; a batch draws from {windows.largest / windows.samples:.2%} of the samples",
+            flush=True,
+        )
+
+
+def _print_end(
+    outcome: RunOutcome, summary: Summary, dataset: DataSet, pipeline: PipelineRecord | None
+) -> None:
+    lines = [*summary_lines.result(summary, dataset.labels), *summary_lines.exchanges(outcome.history)]
+    if pipeline is not None:
+        lines.append(summary_lines.bubble(pipeline))
+    if outcome.folder is not None:
+        lines.append(f"run folder: {outcome.folder}")
+    print(*lines, sep="\n", flush=True)

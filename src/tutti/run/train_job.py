@@ -24,34 +24,21 @@ from tutti.training.intervals import OFF, seconds_of
 
 @dataclass(frozen=True)
 class TrainJob(Job):
-    """A training run.
-
-    Attributes:
-        write: write a run folder.
-        bring_weights: return the weights to the caller.
-        trace: write what every rank did when into the run folder.
-        resume: the run to go on with; None: a new one.
-        began: when it was started, in seconds since the epoch: its time limit counts from there.
-        floats: torch's default type of floats in the caller's program, such as "float64"; None: that of the
-            ranks.
-        notebook: a notebook's cell shows what the ranks print.
-        memory: where the state is copied to, so that new ranks can go on when one is lost; None: nowhere.
-    """
+    """A training run."""
 
     entry: ClassVar[str] = "tutti.run.train:work"
 
-    write: bool = True
-    bring_weights: bool = False
-    trace: bool = False
-    resume: Resume | None = None
-    began: float = field(default_factory=time.time)
-    floats: str | None = None
-    notebook: bool = False
-    memory: MemoryPlace | None = None
+    write: bool = True  # a run folder
+    bring_weights: bool = False  # to the caller
+    trace: bool = False  # write what every rank did when into the run folder
+    resume: Resume | None = None  # the run to go on with; None: a new one
+    began: float = field(default_factory=time.time)  # in seconds since the epoch
+    notebook: bool = False  # a cell shows what the ranks print
+    memory: MemoryPlace | None = None  # where the state is copied to, for ranks that come after a loss
 
     @property
     def takeover(self) -> str:
-        """Why these ranks come after others of the run, where the memory is, with rank 0; else nothing."""
+        """Why these ranks come after others of the run; empty on hosts that do not see the memory."""
         return "" if self.memory is None else self.memory.takeover or ""
 
     @property
@@ -59,6 +46,19 @@ class TrainJob(Job):
         """The seconds after which a rank that makes no step is lost; None: it may take any time."""
         text = self.config.hang_timeout
         return None if text == OFF else seconds_of(text, "--hang-timeout")
+
+    @property
+    def deadline(self) -> float | None:
+        """When the run is to stop, in seconds since the epoch."""
+        text = self.config.time_limit
+        return None if text is None else self.began + seconds_of(text, "--time-limit")
+
+    def again(self) -> TrainJob:
+        """Return the job of ranks that come after others of the same run: they go on in its folder."""
+        folder = None if self.memory is None else self.memory.folder
+        if self.resume is not None or folder is None:
+            return self
+        return replace(self, resume=Resume(folder, auto=True, again=True))
 
     @override
     def check(self, placement: Placement) -> None:
@@ -74,110 +74,61 @@ class TrainJob(Job):
                 f"--hang-timeout {config.hang_timeout} is for ranks that tutti starts, not {launcher.value}; "
                 f"give --hang-timeout {OFF}, or name the hosts by --hosts"
             )
-        if config.on_failure == STOP:
-            return
-        where = None
-        if launcher is not Launcher.ALONE:
-            where = f"ranks that {launcher.value} starts"
-        elif placement.hosts and not is_this_machine(placement.hosts[0].name):
-            where = f"--hosts whose first one, {placement.hosts[0].name}, is not this machine"
-        elif config.device != "cpu":
-            where = f"--device {config.device}"
-        if where is not None:
+        foreign = bool(placement.hosts) and not is_this_machine(placement.hosts[0].name)
+        if config.on_failure != STOP and (
+            launcher is not Launcher.ALONE or foreign or config.device != "cpu"
+        ):
             raise BadOption(
-                f"--on-failure {config.on_failure} is for ranks that tutti starts itself, on CPUs, from the "
-                f"first of --hosts, not for {where}; leave it out, and start a run that has ended again with "
+                f"--on-failure {config.on_failure} is for ranks on CPUs that tutti starts itself, with "
+                "--hosts from the first of them; leave it out, and start a run that has ended again with "
                 "--resume auto"
             )
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of a training run, as it comes back to the process that started it.
+    """The result of a training run, as it comes back to the process that started it."""
 
-    Attributes:
-        config: the resolved configuration.
-        history: one record for each epoch.
-        summary: the totals, and the evaluation on the test part; None: the run has stopped before its end.
-        stopped: why it has, to go on another time.
-        strategy: the facts of its strategy that advice depends on.
-        folder: the run folder, if one was written.
-        shape: of one input of the model.
-        outputs: of the model.
-        weights: the model's state by name, as tensors, if it was asked for.
-        buffers: those that its state does not have, by name.
-        callbacks: the pickled attributes of the caller's objects, as rank 0's copies have them; None: they
-            cannot be pickled.
-    """
-
-    config: TrainConfig
+    config: TrainConfig  # resolved
     history: list[EpochRecord]
-    summary: Summary | None
+    summary: Summary | None  # None: the run has stopped before its end
     strategy: StrategyFacts
     folder: str | None
-    shape: Shape
+    shape: Shape  # of one input of the model
     outputs: int
-    weights: dict[str, Any] | None
-    buffers: dict[str, Any] = field(default_factory=dict)
-    stopped: str | None = None
-    callbacks: tuple[bytes | None, ...] = ()
+    weights: dict[str, Any] | None  # the model's state by name, if it was asked for
+    stopped: str | None = None  # why
+    callbacks: tuple[bytes | None, ...] = ()  # pickled attributes of rank 0's copies; None: they cannot be
 
 
 @dataclass(frozen=True)
 class EvaluateJob(Job):
-    """An evaluation of a trained model: `config` is that of its run, with what is to be different now.
-
-    Attributes:
-        folder: the run folder.
-        part: one of `PARTS`; None: the test part, or all of other data that have no parts.
-        other_data: the part is of other data than the run was trained on, or was left out of its split; it is
-            scaled as that of the run was.
-        weights: the place of the weights: see `tutti.exports.sources.read_from`.
-        notes: what to say of them, a sentence each.
-    """
+    """An evaluation of a trained model; `config` is its run's, with what is different now."""
 
     entry: ClassVar[str] = "tutti.run.evaluate:work"
 
     folder: str
-    part: str | None
-    weights: str
-    other_data: bool = False
-    notes: tuple[str, ...] = ()
+    part: str | None  # one of `PARTS`; None: the test part, or all of other data that have no parts
+    weights: str  # where they are: see `tutti.exports.sources.read_from`
+    other_data: bool = False  # than the run was trained on; they are scaled as its data were
 
 
 @dataclass(frozen=True)
 class PredictJob(Job):
-    """The predictions of a trained model: `config` is that of its run, with what is to be different now.
-
-    Attributes:
-        place: the run folder, one of its checkpoints, or the folder of an ensemble.
-        out: the file to write.
-        part: one of `PARTS`; None: the test part, or all of other data that have no parts.
-        other_data: the samples are not those of the run's own data.
-        weights: the place of others than the run's own.
-        trust: whether the run's configuration may name code.
-    """
+    """The predictions of a trained model; `config` is its run's, with what is different now."""
 
     entry: ClassVar[str] = "tutti.run.predict:work"
 
-    place: str
-    out: str
-    part: str | None = None
+    place: str  # the run folder, one of its checkpoints, or the folder of an ensemble
+    out: str  # the file to write
+    part: str | None = None  # as of an evaluation
     other_data: bool = False
-    weights: str | None = None
-    trust: bool = False
+    weights: str | None = None  # where others than the run's own are
+    trust: bool = False  # the run's configuration may name code
 
 
 PARTS: Final = ("train", "validation", "test")
 """The parts of a data set."""
-
-
-def again(job: TrainJob) -> TrainJob:
-    """Return the job of ranks that come after others of the same run: they go on in its folder."""
-    folder = None if job.memory is None else job.memory.folder
-    if job.resume is not None or folder is None:
-        return job
-    return replace(job, resume=Resume(folder, auto=True, again=True))
 
 
 def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> RunOutcome | None:

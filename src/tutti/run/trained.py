@@ -30,9 +30,9 @@ from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of
 from tutti.records.run_folder import TrainedOn
 from tutti.run.build import seeded
-from tutti.run.config import OBJECT, TrainConfig
-from tutti.run.jobs import Job
-from tutti.run.seen import aligned, scale_seen
+from tutti.run.config import TrainConfig
+from tutti.run.evaluate import aligned, scale_seen
+from tutti.run.jobs import Recipe
 from tutti.run.trained_run import UNUSED, TrainedRun, find_run
 from tutti.training.evaluation import evaluating
 from tutti.training.precision import FP32, Arithmetic
@@ -46,13 +46,9 @@ Array = NDArray[Any]
 class Predictor(nn.Module, ABC):
     """A module that takes inputs as they are stored, and knows what its outputs mean.
 
-    Args:
+    Attributes:
         data: what it was trained on.
         kind: of its outputs.
-
-    Attributes:
-        data: likewise.
-        kind: likewise.
     """
 
     def __init__(self, data: TrainedOn, kind: Kind) -> None:
@@ -130,15 +126,7 @@ class Predictor(nn.Module, ABC):
 
 
 class PlainModel(nn.Module):
-    """A trained model in plain operations, for programs: no autocast, no layout, and its scale in tensors.
-
-    Args:
-        data: what it was trained on.
-        double: it computes in float64.
-
-    Attributes:
-        data: likewise.
-    """
+    """A trained model in plain operations, for programs: no autocast, no layout, and its scale in tensors."""
 
     def __init__(self, data: TrainedOn, double: bool = False) -> None:
         super().__init__()
@@ -147,7 +135,7 @@ class PlainModel(nn.Module):
         self._floats = torch.float64 if double else torch.float32
 
     def example(self, samples: int) -> Tensor:
-        """Make inputs for so many samples: any bytes, numbers around 0, or the integers 0 and 1."""
+        """Make inputs of some samples: any bytes, numbers around 0, or the integers 0 and 1."""
         of = torch.Generator().manual_seed(samples)
         size = (samples, *self._shape)
         if self._dtype == "uint8":
@@ -158,16 +146,7 @@ class PlainModel(nn.Module):
 
 
 class PlainNetwork(PlainModel):
-    """A trained network in plain operations.
-
-    Args:
-        model: the network, which takes scaled inputs.
-        data: what it was trained on.
-        double: it computes in float64.
-
-    Attributes:
-        network: the model itself.
-    """
+    """A trained network in plain operations. Attribute `network`: takes scaled inputs."""
 
     def __init__(self, model: nn.Module, data: TrainedOn, double: bool) -> None:
         super().__init__(data, double)
@@ -196,11 +175,11 @@ class PlainNetwork(PlainModel):
 
 
 class TrainedModel(Predictor):
-    """A trained network, which scales inputs itself, as those that it was trained on.
+    """A trained network, which scales inputs as in training.
 
     Args:
-        config: that it was trained with.
-        data: that it was trained on, as it saw them.
+        config: of the training.
+        data: of the training, as the network saw them.
         device: where it computes.
         model: the network, or what makes it, if the configuration does not say.
 
@@ -221,16 +200,11 @@ class TrainedModel(Predictor):
         layout = "contiguous" if config.layout == BATCH_LAST else config.layout
         self._arithmetic = Arithmetic(config.precision, layout, device)
         with seeded(config.seed):
-            found = Job(config).given("model") if model is None else model
+            found = Recipe(config).given("model") if model is None else model
             options = {} if isinstance(model, nn.Module) else config.model_options
             built = models.build(found, data.of_inputs, data.outputs, options)
         self.model = self._arithmetic.prepare(built)
-        if any(map(is_lazy, chain(built.parameters(), built.buffers()))):
-            if data.inputs:
-                raise BadOption(
-                    "a model with lazy modules that takes several inputs cannot be loaded, as its shapes are "
-                    "not known before it computes; give the modules their sizes"
-                )
+        if any(map(is_lazy, chain(built.parameters(), built.buffers()))) and not data.inputs:
             # Lazy modules have their shapes, which weights must have, after a first input.
             with torch.no_grad():
                 self.eval()(torch.zeros(1, *data.shape, device=device))
@@ -287,10 +261,7 @@ def load(
         Untrusted: it names code, and no run of this user has written it.
     """
     given = set() if model is None else {"model", "model_options"}
-    found = find_run(run, trust, replaced=UNUSED | given)
-    for note in found.notes:
-        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
-    return load_trained(found, model=model)
+    return load_trained(find_run(run, trust, replaced=UNUSED | given), model=model)
 
 
 def load_trained(
@@ -300,12 +271,6 @@ def load_trained(
     warn: bool = True,
 ) -> TrainedModel:
     """Load the model of a run."""
-    if model is None and run.config.model.startswith(OBJECT):
-        raise BadOption(
-            f"the model of {run.folder} was a Python object of a script "
-            f"('{run.config.model.removeprefix(OBJECT)}'), which no name brings back; give that object: "
-            "tutti.load(run, model=...)"
-        )
     trained = TrainedModel(run.config, run.data, device, model)
     content = read_from(run.weights)
     for note in content.notes if warn else ():

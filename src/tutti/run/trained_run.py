@@ -36,21 +36,12 @@ UNUSED: Final = frozenset(vars(TrainConfig())) - {"model", "model_options"}
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run whose model is put to use.
-
-    Attributes:
-        folder: of the run.
-        config: that it was trained with.
-        data: that it was trained on, as it saw them.
-        weights: the place of its weights: see `tutti.exports.sources.read_from`.
-        notes: what a user should know of them, a sentence each.
-    """
+    """A run whose model is put to use."""
 
     folder: Path
-    config: TrainConfig
-    data: TrainedOn
-    weights: Path
-    notes: tuple[str, ...] = ()
+    config: TrainConfig  # of the training
+    data: TrainedOn  # as the model saw them
+    weights: Path  # a place for `tutti.exports.sources.read_from`
 
 
 def find_run(
@@ -62,19 +53,14 @@ def find_run(
         raise BadRunFolder(f"{path} is a farm, of many runs; give the folder of one of them, in {path}/jobs")
     inside = path.absolute().parent.name == checkpoints.FOLDER and not (path / CONFIG).is_file()
     folder = RunFolder.open(path.absolute().parent.parent if inside else path, finished=False)
-    notes: list[str] = []
     if weights is None and inside:
         weights = str(path)
-    if weights is None:
-        if not folder.has(WEIGHTS) and not folder.resumable:
-            raise BadRunFolder(f"{folder.unfinished}, so it has no weights yet; {folder.next_step}")
-        if folder.has(WEIGHTS) and not folder.finished:
-            of = "its weights are those of the end that it had before"
-            notes.append(f"{folder.unfinished}; {of}; {folder.next_step}")
+    if weights is None and not folder.has(WEIGHTS) and not folder.resumable:
+        raise BadRunFolder(f"{folder.unfinished}, so it has no weights yet; {folder.next_step}")
     config = TrainConfig.read(folder.path, trust, replaced)
     if not folder.has(RECORDS[TrainedOn]):
         raise BadRunFolder(
             f"{folder.path} has no {RECORDS[TrainedOn]}, which says how its model sees data; train it again"
         )
     data = folder.read(TrainedOn)
-    return TrainedRun(folder.path, config, data, Path(weights or folder.path), tuple(notes))
+    return TrainedRun(folder.path, config, data, Path(weights or folder.path))

@@ -70,9 +70,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         restore_best: end with the weights of the best epoch.
         strategy: the way in which several workers train together.
         strategy_options: of the strategy.
-        workers: how many ranks train. One trains in this process; several are processes of their own.
-        threads: of each rank. By default one worker uses as many as torch does in this process, of which
-            joblib gives each of its processes a share; several divide the cores.
+        workers: how many ranks train. One trains in this process; several are further processes.
+        threads: of each rank. By default one worker uses the threads of torch in this process, which
+            joblib divides over its processes; several divide the cores.
         precision: arithmetic of forward and backward: "fp32", "bf16", "fp16" or "fp64".
         device: "cpu" or "cuda".
         random_state: decides the initial weights, the validation part and the order of the samples. A whole
@@ -157,7 +157,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     @override
     def set_params(self, **params: Any) -> Self:
-        """Set parameters, or options of a part beside those that it has: `model_options__hidden=[64]`."""
+        """Set parameters, or further options of a part: `model_options__hidden=[64]`."""
         options = {name: value for name, value in params.items() if OF_OPTIONS in name}
         super().set_params(**{name: value for name, value in params.items() if name not in options})
         for name, value in options.items():
@@ -218,7 +218,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     The arguments and attributes of `Estimator`, and:
 
     Attributes:
-        classes_: the labels, numbers or texts, in sorted order: that of the model's outputs.
+        classes_: the labels, numbers or texts, sorted, as the model's outputs are.
     """
 
     def fit(self, X: Any, y: Any) -> Self:

@@ -24,7 +24,7 @@ from tutti.records.comparison import CPU, LAYOUT, STRONG, WEAK, Combination, Com
 from tutti.records.run import Summary
 from tutti.records.run_folder import RunFolder
 from tutti.run import summary_lines
-from tutti.run.checks import check_job
+from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
@@ -136,7 +136,7 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
     for one in _combinations(question, cores):
         # A way that a device cannot run fails alone, in its turn: the others are compared all the same.
         job = TrainJob(replace(config_of(question, one, 0), device=CPU, cuda_graph="auto"))
-        check_job(job, one.workers)
+        check_recipe(job, one.workers)
         found[one.folder] = one
     config, ways = question.config, tuple(found.values())
     if config.data in BUILT_IN:

@@ -21,7 +21,6 @@ OF_SINGLE_RUNS: Final = {
     "time_limit": "give --time-limit once, for all, or --job-timeout",
     "on_failure": _LOST,
     "hang_timeout": "give --job-timeout",
-    "max_failures": _LOST,
 }
 """Options that the runs of a study cannot have, and what to do instead."""
 

@@ -14,7 +14,7 @@ from tutti.model_parallel.layout import portion_of
 from tutti.records.json_lines import to_json_lines
 from tutti.run import summary_lines
 from tutti.run.build import Task, assemble, open_config_data, prepare_task, resolved, seeded
-from tutti.run.checks import check_job, check_predictions
+from tutti.run.checks import check_recipe
 from tutti.run.jobs import load_job
 from tutti.run.optimization import build_optimizer
 from tutti.run.restore import found_by, load_model, refuse_shorter, saved_for
@@ -35,10 +35,9 @@ def work(comm: Communicator, payload: bytes) -> None:
     """
     job = load_job(payload, DryRunJob)
     planned, config, placement = job.planned, job.planned.config, job.ranks
-    strategy = check_job(planned, placement.ranks, max(1, len(placement.hosts)))
+    strategy = check_recipe(planned, placement.ranks, max(1, len(placement.hosts)))
     with seeded(config.seed):
         task = prepare_task(job, open_config_data(job, comm))
-        check_predictions(config, task.dataset)
         filled = resolved(config, comm, task, strategy, build_optimizer(job, task.module))
         _assemble(job, comm, task)
     threads = placement.threads or config.threads or torch.get_num_threads()

@@ -19,7 +19,7 @@ from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError
 from tutti.farm.jobs import FarmJob
 from tutti.run.build import given_data, seeded
-from tutti.run.checks import check_job
+from tutti.run.checks import check_recipe
 from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
@@ -65,7 +65,7 @@ def look_at(
         config = replace(one.config, workers=str(max(1, block - one.config.servers)))
         runs.append(TrainJob(config, objects=one.objects | known))
     for run in runs:
-        check_job(run, block)
+        check_recipe(run, block)
     if contents is None:
         with seeded(runs[0].config.seed):
             given, options = given_data(runs[0])

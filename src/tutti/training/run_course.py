@@ -29,7 +29,7 @@ class OpenEpoch:
 
 
 @dataclass
-class RunCourse:
+class TrainingState:
     """The course of a run on one rank.
 
     Attributes:

@@ -32,7 +32,7 @@ from tutti.training.learning_rate import LearningRate
 from tutti.training.module_state import Remembered, load_random_state, random_state
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
-from tutti.training.run_course import OpenEpoch, RunCourse
+from tutti.training.run_course import OpenEpoch, TrainingState
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, RankWork
@@ -69,7 +69,7 @@ class Trainer:
         agenda: Agenda | None = None,
         ending: Ending | None = None,
     ) -> None:
-        self.replica, self.worker, self.course = workers.replica, workers.worker, RunCourse()
+        self.replica, self.worker, self.course = workers.replica, workers.worker, TrainingState()
         self._workers, self._schedule = workers, schedule
         self._hooks, self._agenda, self._ending = hooks or Hooks(), agenda, ending or Ending()
         clock = perf_counter if workers.seconds_per_sample is None else workers.comm.clock

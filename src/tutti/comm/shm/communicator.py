@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ from tutti.comm.shm.fence import fence
 from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.liveness import Peers
 from tutti.comm.shm.point_to_point import HostMessages
-
-AnyHostCommunicator = TypeVar("AnyHostCommunicator", bound="HostCommunicator")
 
 JOIN_TIMEOUT_S: Final = 120.0
 
@@ -100,13 +98,9 @@ class HostCommunicator(BlockingCommunicator):
 
     @override
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self.placed(*shape, dtype=dtype)[1]
-
-    def placed(self, *shape: int, dtype: torch.dtype) -> tuple[int, Tensor]:
-        """Return what `shared` does, and before it its offset in the arena (collective)."""
         count = math.prod(shape)
         offset = self._allocate(count * dtype.itemsize, Call.of(Kind.SHARED, dtype, count))
-        return offset, self._arena.tensor(offset, shape, dtype)
+        return self._arena.tensor(offset, shape, dtype)
 
     @override
     def counter(self) -> HostCounter:
@@ -142,17 +136,6 @@ class HostCommunicator(BlockingCommunicator):
         block = self._arena.allocate(control_bytes(len(members))) if leads else 0
         blocks = self._all_gather_ints(block, Call.of(Kind.SPLIT))
         return None if color is None else self._part(blocks[members[0]], members)
-
-    def over(self, arena: Arena, kind: type[AnyHostCommunicator]) -> AnyHostCommunicator:
-        """Return the same ranks over another arena, in which what they share outlives this one (collective).
-
-        Args:
-            arena: which they have all opened.
-            kind: the class of the communicator.
-        """
-        block = arena.allocate(control_bytes(self.size)) if self.rank == 0 else 0
-        place = self._all_gather_ints(block, Call.of(Kind.SPLIT))[0]
-        return kind(HostGroup(arena, place, self.rank, self._group.global_ranks), peers=self._peers)
 
     def _part(self, block: int, members: Sequence[int]) -> HostCommunicator:
         global_ranks = [self._group.global_ranks[member] for member in members]

@@ -113,7 +113,7 @@ class Peers:
             beat = 1 + steps + (FIRST_STEP if steps == self._first_step else 0)
         self._words[self.group.layout.line(self.group.rank) + BEAT] = beat
 
-    def course(self) -> tuple[int, bool]:
+    def last_sign(self) -> tuple[int, bool]:
         """What `beat` and `waits` have told: the word BEAT, and whether this rank waits."""
         line = self.group.layout.line(self.group.rank)
         return int(self._words[line + BEAT]), bool(self._words[line + WAITS])

@@ -93,7 +93,7 @@ def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Map
             found = [kind.run(unfinished, one) for one in examples]
         except (TuttiError, OSError):
             raise
-        except Exception as error:  # Of a tracer, whatever there is.
+        except Exception as error:  # Tracers raise anything.
             raise BadModel(
                 f"the model cannot be written as '{kind.name}' ({_reason(error)}); write its weights "
                 "instead, by --to safetensors or --to torch"

@@ -16,7 +16,7 @@ from tutti.data import Part
 from tutti.errors import NotFinite, UserError
 from tutti.model_parallel.base import Whole
 from tutti.run.build import Task, assemble, build_strategy, reseed
-from tutti.run.jobs import Job
+from tutti.run.jobs import Recipe
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.twins import ORDERS, Twins
 from tutti.training.evaluation import evaluate
@@ -31,7 +31,7 @@ PROBED_LEAST: Final = 128
 
 
 def short_trainings(
-    job: Job,
+    recipe: Recipe,
     comm: Communicator,
     task: Task,
     pair: tuple[Candidate, Candidate],
@@ -43,7 +43,7 @@ def short_trainings(
     A schedule of the learning rate goes its whole way in these updates, so its largest rate is seen.
 
     Args:
-        job: what to train, and how.
+        recipe: what to train, and how.
         comm: of this process alone.
         task: with the first weights; it stays as it is.
         pair: one rank in fp32, and the same in another precision.
@@ -64,7 +64,7 @@ def short_trainings(
                     precision, updates, problem="no time was left for all short trainings: raise --budget"
                 )
             try:
-                before, after = train_shortly(job, comm, task, way, updates, order, probe)
+                before, after = train_shortly(recipe, comm, task, way, updates, order, probe)
             except NotFinite:
                 after = math.nan
             except UserError as error:
@@ -76,12 +76,12 @@ def short_trainings(
 
 
 def train_shortly(
-    job: Job, comm: Communicator, task: Task, way: Candidate, updates: int, order: int, probe: Part
+    recipe: Recipe, comm: Communicator, task: Task, way: Candidate, updates: int, order: int, probe: Part
 ) -> tuple[float, float]:
     """Train a copy of the task's model.
 
     Args:
-        job: what to train.
+        recipe: what to train.
         comm: of this process alone.
         task: with the first weights.
         way: to train.
@@ -97,8 +97,8 @@ def train_shortly(
         UserError: the schedule is not for so few updates.
     """
     config = replace(
-        way.applied_to(job.config),
-        seed=job.config.seed + order,
+        way.applied_to(recipe.config),
+        seed=recipe.config.seed + order,
         epochs=None,
         steps=updates,
         monitor=None,
@@ -110,8 +110,8 @@ def train_shortly(
     module = arithmetic.prepare(copy.deepcopy(task.module))
     task = replace(task, objective=replace(task.objective, arithmetic=arithmetic, metrics=()))
     with_learned_offset(module, task)
-    strategy = build_strategy(job, 1)
-    parts = assemble(replace(job, config=config), comm, task, strategy, Whole(module, comm))
+    strategy = build_strategy(recipe, 1)
+    parts = assemble(replace(recipe, config=config), comm, task, strategy, Whole(module, comm))
     reseed(config.seed, 0)
     before = evaluate(module, probe, comm, task.objective).here().loss
     module.train()

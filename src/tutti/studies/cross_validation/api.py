@@ -11,7 +11,6 @@ from torch import nn
 
 from tutti.errors import RunStopped, TuttiError
 from tutti.farm.jobs import FarmJob
-from tutti.run.api import other_floats
 from tutti.run.arguments import as_arguments
 from tutti.studies.arguments import Arguments, StudyOptions
 from tutti.studies.cross_validation.candidates import alternatives, candidates_of, servers_of
@@ -82,9 +81,7 @@ def cross_validate(
     refuse_single_run(given.config, "validation")
     config, blocks = without_groups(given.config, groups), given.blocks
     chosen = alternatives("model", _named(models)), alternatives("schedule", _named(schedules))
-    candidates = candidates_of(
-        FarmJob("", config, given.objects, floats=other_floats()), *chosen, sweep or {}
-    )
+    candidates = candidates_of(FarmJob("", config, given.objects), *chosen, sweep or {})
     jobs = max(0, cv) * len(candidates) if isinstance(cv, int) else None
     blocks.prepare(jobs, servers_of(candidates))
     described: dict[str, Any] = {"cv": type(cv).__name__}

@@ -104,7 +104,7 @@ def candidates_of(
         if name in found:
             raise BadOption(f"two candidates would be called '{name}'; give --sweep each value once")
         objects = {**base.objects, **model.objects, **schedule.objects}
-        found[name] = FarmJob(name, with_options(common, swept), objects, floats=base.floats)
+        found[name] = FarmJob(name, with_options(common, swept), objects)
     return found
 
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 from tutti.comm.base import Communicator
 from tutti.run import summary_lines
 from tutti.run.build import class_weights_of, seeded
-from tutti.run.evaluate import open_seen
+from tutti.run.evaluate import open_seen, part_named
 from tutti.run.jobs import load_job
 from tutti.run.predict import write_predictions
-from tutti.run.seen import part_named
 from tutti.studies.ensemble.evaluation_job import EnsembleJob, EnsemblePredictJob
 from tutti.studies.ensemble.module import load_ensemble
 from tutti.training.evaluation import Objective, evaluate

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import nn
 
 from tutti.errors import BadOption, RunStopped, TuttiError
-from tutti.run.api import other_floats
 from tutti.run.arguments import as_arguments
 from tutti.studies.arguments import Arguments, StudyOptions
 from tutti.studies.samples import look_at
@@ -91,7 +90,6 @@ def tune(
         stratified,
         given.objects,
         given.arrays,
-        other_floats(),
     )
     search.check()
     search.count(trials)

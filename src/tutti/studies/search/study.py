@@ -66,7 +66,6 @@ class Search:
         stratified: each fold has the same share of each class.
         objects: what was given as Python objects for all, as in a `Job`.
         arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
-        floats: torch's default type of floats, as in a `TrainJob`; None: as torch has it.
     """
 
     config: TrainConfig
@@ -78,7 +77,6 @@ class Search:
     stratified: bool = False
     objects: Mapping[str, Pickled] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] | None = None
-    floats: str | None = None
 
     @property
     def span(self) -> int:
@@ -172,7 +170,7 @@ class Search:
                 for fold in range(self.folds)
             ]
         return [
-            FarmJob(name, one, objects=objects, prunable=prunable, floats=self.floats)
+            FarmJob(name, one, objects=objects, prunable=prunable)
             for name, one in zip(self.job_names(number), configs, strict=True)
         ]
 

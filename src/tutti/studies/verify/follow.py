@@ -39,8 +39,8 @@ from tutti.run.build import (
     reseed,
     seeded,
 )
-from tutti.run.checks import check_job
-from tutti.run.jobs import layout_of, load_job
+from tutti.run.checks import check_recipe
+from tutti.run.jobs import Recipe, layout_of, load_job
 from tutti.run.optimization import build_optimizer, build_schedule
 from tutti.run.train import result_for_all, work_or_serve
 from tutti.strategies import Clip, Strategy
@@ -76,12 +76,12 @@ class StepResult:
 class Sequential:
     """Plain torch on one process."""
 
-    def __init__(self, job: VerifyJob, task: Task, updates: int) -> None:
+    def __init__(self, recipe: Recipe, task: Task, updates: int) -> None:
         self.task, self.module = task, copy.deepcopy(task.module)
         self.module.train()
         self.names = trained_names(self.module)
-        self.optimizer, self._seed = build_optimizer(job, self.module), job.config.seed
-        self.schedule = build_schedule(job, self.optimizer, updates)
+        self.optimizer, self._seed = build_optimizer(recipe, self.module), recipe.config.seed
+        self.schedule = build_schedule(recipe, self.optimizer, updates, compared=True)
         self.loss, self.gradient = 0.0, torch.zeros(0)
 
     def backward(self, epoch: int, batches: Iterable[Batch]) -> None:
@@ -186,11 +186,11 @@ class _Runs:
         causes: what was seen to make them differ, and should not.
     """
 
-    def __init__(self, job: VerifyJob, task: Task, updates: int, part: str | None, parts: int) -> None:
-        data, size, seed = task.dataset, job.config.batch_size, job.config.seed
-        chances = build_chances(job, data)
+    def __init__(self, recipe: Recipe, task: Task, updates: int, part: str | None, parts: int) -> None:
+        data, size, seed = task.dataset, recipe.config.batch_size, recipe.config.seed
+        chances = build_chances(recipe, data)
         whole = Batches(data.train, size, seed=seed, chances=chances)
-        whole.augment = augmentation(job, task, chances)
+        whole.augment = augmentation(recipe, task, chances)
         _, (first,) = next(whole.epoch(0))
         self._rounds, self._updates = _rounds(whole), whole.updates
         self._random = is_random(task.objective, task.module, first)
@@ -199,7 +199,7 @@ class _Runs:
         if part is not None:
             self.reasons = tuple(by_design(task.objective, task.module, first, parts, part))
         self._task, self._part, self._parts = task, part, parts
-        self.plain, self.reversed, self.added_up = (Sequential(job, task, updates) for _ in range(3))
+        self.plain, self.reversed, self.added_up = (Sequential(recipe, task, updates) for _ in range(3))
 
     def backward(self) -> None:
         """Forward and backward of all with the samples of the next update."""
@@ -239,7 +239,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     """
     job = load_job(payload, VerifyJob)
     with seeded(job.config.seed):
-        strategy = check_job(job, comm.size, comm.hosts)
+        strategy = check_recipe(job, comm.size, comm.hosts, compared=True)
         team = split_off_servers(comm, job.config.servers, job.config.levels, job.config.server_period)
         task = prepare_task(job, open_config_data(job, comm))
         verdict = work_or_serve(job, team, task.module, strategy, lambda: _verdict(job, team, task, strategy))

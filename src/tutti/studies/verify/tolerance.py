@@ -36,7 +36,6 @@ class VerifyJob(Job):
     """
 
     entry: ClassVar[str] = "tutti.studies.verify.follow:work"
-    compared: ClassVar[bool] = True
 
     dtype: str
 
