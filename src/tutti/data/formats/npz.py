@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, BinaryIO, Final
 
@@ -16,6 +17,7 @@ from tutti.data.contents import Contents, from_keys, to_keys
 from tutti.data.formats import Format
 from tutti.data.formats.npy import write_npy
 from tutti.data.rows import Array, Rows
+from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, damaged, keys_of, npy_header, open_data_file, read_npz
 from tutti.registry import part
 
@@ -31,11 +33,22 @@ class Npz(Format):
     written = ".npz"
 
     @staticmethod
-    def read(path: Path, labelled: bool = True) -> Contents[object]:
-        """Read the data set in an NPZ file, whose keys are those of a dict."""
+    def read(path: Path, labelled: bool = True, group: object = None) -> Contents[object]:
+        """Read the data set in an NPZ file, by the keys of its arrays.
+
+        Args:
+            path: of the file.
+            labelled: whether there must be targets.
+            group: the array with the group of each sample, which is no input.
+        """
         large, keys = _large(path), keys_of(path)
         found: dict[str, object] = {**read_npz(path, set(keys) - large.keys()), **large}
-        return from_keys({key: found[key] for key in keys}, path.stem, str(path), labelled)
+        contents = from_keys({key: found[key] for key in keys}, path.stem, str(path), labelled)
+        if group is None or not labelled:
+            return contents
+        if group not in found:
+            raise BadData(f"{path} has no array '{group}' (--group-by); it has {', '.join(keys)}")
+        return replace(contents, groups=np.asarray(found[str(group)]))
 
     @staticmethod
     @override

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 from statistics import mean
 from typing import Any, Final
 
@@ -11,7 +10,6 @@ import altair as alt
 
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.json_lines import read_lines
-from tutti.records.run_folder import RunFolder
 from tutti.records.usage import UsageRecord
 from tutti.reports.figures.base import BAR, WIDTH, Data, amount, chart, coloured, number, pick, table, tips
 from tutti.reports.figures.classes import confusion_cells, confusion_pair
@@ -34,17 +32,14 @@ def figures_of(folder: FarmFolder, found: CrossValidated) -> list[Drawn]:
         BadRunFolder: a file in it is damaged.
     """
     names, work = best_first(found.scores), list(_work(folder))
-    losses = [point for one in work for point in _losses(folder, one)]
     busy = _busy(folder, work)
     drawn: list[Drawn] = []
     if names:
         drawn.append(Drawn("folds", "The score of each fold", _folds(found, names)))
     if work:
         drawn.append(Drawn("blocks", "What each block did", _blocks(work, names)))
-    if losses:
-        drawn.append(Drawn("losses", "Training loss against time", _lines(losses, "loss", "training loss")))
     if busy:
-        drawn.append(Drawn("cores", "How busy the cores were", _lines(busy, "busy", "busy, %", "core")))
+        drawn.append(Drawn("cores", "How busy the cores were", _cores(busy)))
     if any(one.confusion for one in found.scores.values()):
         drawn.append(Drawn("confusion", "What was taken for what", _confusion(found, names)))
     return drawn
@@ -109,36 +104,16 @@ def _blocks(work: Data, names: list[str]) -> Any:
     ).add_params(pick("candidate"))
 
 
-def _losses(folder: FarmFolder, one: dict[str, Any]) -> Data:
-    """The training loss of each epoch of a job that has finished, at the time of its end."""
-    if one["state"] != "finished":
-        return []
-    history = RunFolder(folder.job(one["job"])).history().records
-    # The last epoch ends with the job, about.
-    spent = list(accumulate(record.seconds["total"] for record in history))
-    return [
-        {
-            "block": one["block"],
-            "job": one["job"],
-            "seconds": one["to"] - (spent[-1] - at),
-            "loss": record.train.loss,
-        }
-        for record, at in zip(history, spent, strict=True)
-    ]
-
-
-def _lines(rows: Data, field: str, title: str, of: str = "block") -> Any:
-    scale = alt.Scale(zero=field == "busy")
+def _cores(rows: Data) -> Any:
     return chart(
         rows,
-        alt.MarkDef("line", strokeWidth=1.5, point=field == "loss"),
-        coloured(of, sorted({row[of] for row in rows}), rows),
+        alt.MarkDef("line", strokeWidth=1.5),
+        coloured("core", sorted({row["core"] for row in rows}), rows),
         wide=True,
         x=amount("seconds", "seconds since the beginning"),
-        y=alt.Y(f"{field}:Q", title=title, scale=scale),
-        detail=alt.Detail("job:N"),
-        tooltip=["job:N", number("seconds", "seconds"), number(field, title)],
-    ).add_params(pick(of))
+        y=alt.Y("busy:Q", title="busy, %"),
+        tooltip=["core:N", number("seconds", "seconds"), number("busy", "busy, %")],
+    ).add_params(pick("core"))
 
 
 def _busy(folder: FarmFolder, work: Data) -> Data:
@@ -153,9 +128,8 @@ def _busy(folder: FarmFolder, work: Data) -> Data:
         for some in parts:
             host = f"{some[0].host}, " if many else ""
             for core, load in enumerate(zip(*(record.cores for record in some), strict=False)):
-                name = f"{host}core {core}"
                 seconds = mean(record.time for record in some) - first
-                rows.append({"core": name, "job": name, "seconds": seconds, "busy": mean(load)})
+                rows.append({"core": f"{host}core {core}", "seconds": seconds, "busy": mean(load)})
     return rows
 
 

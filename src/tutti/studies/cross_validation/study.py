@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from tutti.errors import BadData
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.json_lines import Json
-from tutti.records.npz import read_npz
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import folder_name
 from tutti.records.splits import Split, write_splits
@@ -68,9 +66,7 @@ class CrossValidation:
         """
         from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
 
-        groups = self.groups
-        if isinstance(groups, str):
-            groups = read_groups(groups, self.config.data) if samples.groups is None else samples.groups
+        groups = samples.groups if isinstance(self.groups, str) else self.groups
         return make_splits(self.cv, samples.targets, groups)
 
     def jobs(self, folds: int, folder: Path) -> dict[str, list[FarmJob]]:
@@ -168,20 +164,9 @@ class FoldJobs:
 
 def without_groups(config: TrainConfig, groups: object) -> TrainConfig:
     """Return a configuration whose inputs leave out the column by which samples are grouped."""
-    if not isinstance(groups, str) or config.data.endswith(".npz"):
+    if not isinstance(groups, str):
         return config
     return replace(config, data_options={**config.data_options, "group": groups})
-
-
-def read_groups(key: str, data: str) -> NDArray[Any]:
-    """Read the group of each sample from the NPZ file of the data."""
-    found = read_npz(Path(data).expanduser(), [key]) if data.endswith(".npz") else {}
-    if key not in found:
-        raise BadData(
-            f"{data} has no array '{key}' with the group of each sample (--group-by); name one that it has, "
-            "or give an array of groups to tutti.cross_validate"
-        )
-    return found[key]
 
 
 def _digest(splits: list[Split]) -> str:
