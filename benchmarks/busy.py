@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--models", default="mlp,lenet")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    run = [str(Path(sys.executable).parent / "tutti"), "run", "--no-prefix", "-n"]
+    run = [str(Path(sys.executable).parent / "tutti"), "run", "-n"]
     ways = {
         f"tutti train, 1 rank x {cores}": [sys.executable, PROGRAM, "1"],
         f"tutti train, {cores} ranks x 1": [sys.executable, PROGRAM, str(cores)],
