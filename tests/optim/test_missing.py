@@ -203,12 +203,3 @@ def test_a_gradient_of_zeros_on_one_rank_is_missing_on_none(hosts: tuple[int, ..
         return module[0].tolist()
 
     assert VirtualWorld(2, hosts).run(train) == [[-1.5, -1.5]] * 2
-
-
-def test_a_parameter_whose_gradient_was_set_to_none_is_looked_for_in_its_place() -> None:
-    model = nn.Linear(2, 2)
-    replica = Replica(model)
-    model.weight.grad = None
-    replica.attach()
-    model(torch.ones(1, 2)).sum().backward()
-    assert replica.gradients.missing() == set()

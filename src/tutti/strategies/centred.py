@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, Servers
-from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer, announce
 from tutti.parameter_server.base import Centre, Receipt, Rule
 from tutti.parameter_server.connect import join_centre
@@ -62,8 +61,7 @@ class CentredWorker(OwnWeightsWorker):
 
     Args:
         rule: what the centre does with its messages.
-        steps: its own steps; None if the centre makes them. Then the weights are a reading of the centre's,
-            and what a loop of the user's changes in them is lost with the next one.
+        steps: its own steps; None if the centre makes them. Then the weights are a reading of the centre's.
     """
 
     def __init__(
@@ -77,21 +75,12 @@ class CentredWorker(OwnWeightsWorker):
     ) -> None:
         super().__init__(replica, steps, clip)
         self.centre = join_centre(comm, replica, rule)
-        self._rule, self._announced = rule, optimizer
+        self._announced = optimizer
         self._finished = False
 
     @override
     def prepare(self) -> None:
-        """Announce an update to the learning-rate schedulers, and clip this worker's own gradient.
-
-        Raises:
-            BadOption: this was to be the end.
-        """
-        if self._finished:
-            raise BadOption(
-                "this worker has left its parameter centre with finish(); call that after the last step of "
-                "all"
-            )
+        """Announce an update to the learning-rate schedulers, and clip this worker's own gradient."""
         announce(self._announced)
         super().prepare()
 
