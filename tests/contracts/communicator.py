@@ -135,16 +135,6 @@ def check_message_round_a_ring(comm: Communicator) -> None:
             assert torch.equal(vector, values(before, length, dtype))
 
 
-def check_messages_of_one_tag_keep_their_order(comm: Communicator) -> None:
-    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    for number in range(20):
-        comm.send(torch.tensor([float(number)]), to=after, tag=3)
-    for number in range(20):
-        vector = torch.empty(1)
-        comm.recv(vector, source=before, tag=3)
-        assert vector.item() == number
-
-
 def check_messages_of_other_tags_are_left_waiting(comm: Communicator) -> None:
     before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     for tag in (1, 2, 3):
@@ -321,21 +311,6 @@ def check_split_has_messages_of_its_own(comm: Communicator) -> None:
     assert vector.item() == 2.0
     comm.recv(vector, source=before)
     assert vector.item() == 1.0
-    part.close()
-    comm.barrier()
-
-
-def check_split_has_shared_memory_locks_and_counters(comm: Communicator) -> None:
-    part = comm.split(comm.rank % 2)
-    assert part is not None
-    counter, lock, word = part.counter(), part.node.lock(), part.node.shared(1, dtype=torch.int64)
-    counter.add()
-    with lock:
-        word += 1
-    part.barrier()
-    assert counter.add(0) == part.size
-    assert word.item() == part.node.size
-    part.barrier()
     part.close()
     comm.barrier()
 

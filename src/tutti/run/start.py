@@ -100,7 +100,6 @@ def _survive(
             except TuttiError as end:
                 policy.go_on_after(end)
             else:
-                policy.finish()
                 return result
             announce = None
     return None
