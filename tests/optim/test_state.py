@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from tests.optim.odd import Odd
 from tests.optim.test_sparse import Words, move_rows
+from tests.states import saved_by
 from tutti.errors import BadCheckpoint
 from tutti.optim.named import OPTIMIZERS
 from tutti.optim.sharded import UNUSABLE, ShardedOptimizer, own_slices
@@ -21,7 +22,7 @@ from tutti.optim.sliced_optimizer import is_elementwise
 from tutti.optim.sparse import RowOptimizer, sparse_tables
 from tutti.optim.state import load, options_of
 from tutti.replica import Replica
-from tutti.state import LocalState, Named, Saved, State, named, saved_by
+from tutti.state import LocalState, Named, Saved, State, named
 
 Make = Callable[[Iterable[nn.Parameter]], Optimizer]
 

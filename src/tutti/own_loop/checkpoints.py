@@ -30,7 +30,6 @@ from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
 from tutti.training.module_state import (
     ModuleState,
-    PlainAttributes,
     load_random_state,
     random_state,
 )
@@ -71,7 +70,6 @@ class Checkpoints:
         self._loop, self._folder, self._objects = loop, folder, objects
         self._steppers, self._process = list(loop.steppers), os.getpid()
         self._module_states = {one: ModuleState(one.replica.module) for one in self._first_of_models()}
-        self._attributes = [PlainAttributes(one.replica.module, one.optimizer) for one in self._steppers]
         if folder in loop.folders:
             loop.folders[folder]()
         self._lock: FolderLock | None = None
@@ -238,7 +236,6 @@ class Checkpoints:
                 shared[-1]["extra"] = own[-1]["extra"] = self._module_states[stepper].extra()
             state.joint.add(put_under(str(number), held))
         state.shared["steppers"], state.own["steppers"] = shared, own
-        self._warn_of_attributes()
         return state
 
     def _load(self, checkpoint: Checkpoint, saved: Saved) -> int:
@@ -272,14 +269,6 @@ class Checkpoints:
         loop.resumed = [IterationStart(**one) for one in starts]
         loop.comm.barrier()
         return checkpoint.step
-
-    def _warn_of_attributes(self) -> None:
-        """Warn once, on rank 0, of attributes that no checkpoint has."""
-        warnings = [text for one in self._attributes if (text := one.warning()) is not None]
-        if warnings:
-            self._attributes = []
-            if self._loop.comm.rank == 0:
-                warn_on_stderr(warnings[0])
 
     def _refuse_other_program(self, shared: Values) -> None:
         """Refuse a checkpoint that has what this program has not."""

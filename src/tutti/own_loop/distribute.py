@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
-from tutti.launch.launcher import started_by
-from tutti.launch.world import join, warn_of_crowding
+from tutti.launch.world import join
 from tutti.optim.state import in_form_of, options_of
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
 from tutti.own_loop.loop import Number, like, plain
@@ -311,8 +310,5 @@ def _current() -> OwnLoop:
     """The loop of this process, which joins the others at its first use."""
     global _loop
     if _loop is None:
-        comm = join()
-        if started_by().given:
-            warn_of_crowding(comm)
-        _loop = OwnLoop(comm)
+        _loop = OwnLoop(join())
     return _loop
