@@ -61,7 +61,7 @@ class CentredWorker(OwnWeightsWorker):
 
     Args:
         rule: what the centre does with its messages.
-        steps: its own steps; None if the centre makes them. Then the weights are a reading of the centre's.
+        steps: its own steps; None if the centre makes them.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class CentredWorker(OwnWeightsWorker):
         super().__init__(replica, steps, clip)
         self.centre = join_centre(comm, replica, rule)
         self._announced = optimizer
-        self._finished = False
 
     @override
     def prepare(self) -> None:
@@ -92,8 +91,6 @@ class CentredWorker(OwnWeightsWorker):
 
     @override
     def settle(self) -> None:
-        if self._finished:
-            return
         self.centre.leave()
         super().settle()
 
@@ -122,15 +119,12 @@ class CentredWorker(OwnWeightsWorker):
 
     @override
     def finish(self) -> None:
-        if self._finished:
-            return
         if self.settled:
             super().resume()  # its own weights again; there is nothing to rejoin
         self.flush()
         self.centre.leave()
         super().finish()
         self.centre.close()
-        self._finished = True
 
     def flush(self) -> None:
         """Bring what has not been brought yet, as no further step follows."""

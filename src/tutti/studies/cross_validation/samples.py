@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from tutti import models
 from tutti.comm.base import Communicator
+from tutti.data import DataSet
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents
-from tutti.data.pool import BY_NUMBER, PoolOutline
+from tutti.data.opening import SamplePool
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
-from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError
-from tutti.run.build import given_data, seeded
+from tutti.run.build import given_data, outputs_for, seeded
 from tutti.run.checks import check_recipe
 from tutti.run.jobs import load_job
 from tutti.run.train_job import TrainJob
@@ -44,26 +42,25 @@ def samples_of(job: SamplesJob, contents: Contents[Stored[Rows], Array] | None =
     if contents is None:
         with seeded(job.config.seed):
             given, options = given_data(job)
-            contents = read_source(given, without_stream(given, options, BY_NUMBER))
-    outline = PoolOutline.of(contents)
+            contents = read_source(given, options)
+    pool = SamplePool.outline(contents)
     for one in job.candidates:
-        _refuse_unfit(one, outline)
+        _refuse_unfit(one, pool.dataset)
     _, targets = contents.parts["train"]
     return Samples(
-        outline.name, targets, outline.classes, outline.labels, outline.fingerprint, contents.groups
+        contents.name, targets, contents.classes, contents.labels, pool.fingerprint, contents.groups
     )
 
 
-def _refuse_unfit(job: TrainJob, outline: PoolOutline) -> None:
+def _refuse_unfit(job: TrainJob, dataset: DataSet) -> None:
     """Refuse a model with options that it does not have, or that is not for such inputs.
 
     Raises:
         UserError: it is.
     """
-    outputs = outline.classes or max(1, math.prod(outline.target_shape))
     with seeded(job.config.seed):
         try:
-            models.build(job.given("model"), outline.shape, outputs, job.config.model_options)
+            models.build(job.given("model"), dataset.shape, outputs_for(dataset), job.config.model_options)
         except UserError:
             raise
         except Exception:

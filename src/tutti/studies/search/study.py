@@ -441,4 +441,4 @@ def read_search(folder: FarmFolder) -> Tuned:
 
 
 def _history(folder: FarmFolder, job: str) -> list[EpochRecord]:
-    return RunFolder(folder.job(job)).history().records
+    return RunFolder(folder.job(job)).lines(EpochRecord).records
