@@ -15,12 +15,11 @@ from tutti.errors import (
     OutputClosed,
     TuttiError,
     UnknownName,
-    no_room,
-    too_many,
+    with_remedy,
 )
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
-from tutti.launch.malloc import keep_memory
+from tutti.launch.runtime_settings import keep_memory, start_settings
 from tutti.records.untrusted import printable
 from tutti.registry import Registry
 from tutti.terminal import lasting_output
@@ -53,6 +52,7 @@ def run(words: Sequence[str]) -> int:
         the output has gone.
     """
     keep_memory()
+    os.environ.update(start_settings(os.environ))
     with lasting_output():
         return _run(words)
 
@@ -71,7 +71,7 @@ def _run(words: Sequence[str]) -> int:
     except TuttiError as error:
         return _say(error)
     except OSError as error:
-        known = no_room(error) or too_many(error)
+        known = with_remedy(error)
         if known is None:
             raise
         return _say(known)

@@ -54,8 +54,8 @@ class Blocks:
 
     def prepare(self, jobs: int | None, servers: int = 0) -> None:
         """Start the fork server of the ranks, which imports torch while this process does other things."""
-        placement, _ = place_blocks(self.block, self.blocks, self.threads, jobs, servers)
-        prepare_ranks(ENTRY, placement.threads or 1, bool(placement.warnings))
+        place_blocks(self.block, self.blocks, self.threads, jobs, servers)
+        prepare_ranks(ENTRY)
 
     def work(
         self, folder: FarmFolder, source: JobSource, jobs: int, servers: int, listener: Listener | None

@@ -22,6 +22,7 @@ from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder
 from tutti.records.json_lines import Json
+from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder, folder_name
 from tutti.records.splits import write_splits
 from tutti.run.config import TrainConfig
@@ -328,7 +329,7 @@ def tune(
         search.scores,
         search.pruner != "none",
         search.span,
-        lambda job: RunFolder(folder.job(job)).history().records,
+        lambda job: RunFolder(folder.job(job)).lines(EpochRecord).records,
     )
     outcome = blocks.work(folder, source, search.at_a_time(trials), search.servers, listener)
     return Tuned(search, folder.path, study, outcome)
