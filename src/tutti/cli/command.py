@@ -60,11 +60,7 @@ class Command(ABC):
         return parser
 
     def __call__(self, words: Sequence[str]) -> int:
-        """Parse the words after the command's name, and run it.
-
-        Raises:
-            TuttiError: the options are wrong, or the run failed.
-        """
+        """Parse the words after the command's name, and run it."""
         parser = self.parser()
         if not {"-h", "--help"}.isdisjoint(words[:1] if self.own_words else words):
             more = "\n" + strategy_help(words) if "strategy" in parser.fields else ""
@@ -82,9 +78,6 @@ class Command(ABC):
         Args:
             words: those after the command's name.
             parser: of its options.
-
-        Raises:
-            UserError: there is no such option, or its value is none.
         """
         parser = parser or self.parser()
         rest, dotted = (words, {}) if self.own_words else split_dotted(words, parser.dotted)
@@ -111,10 +104,6 @@ def strategy_help(words: Sequence[str]) -> str:
 
     Args:
         words: the command line.
-
-    Raises:
-        UnknownName: there is no such strategy.
-        BadOption: what is named cannot be imported, or is no strategy.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--strategy", nargs="?")
@@ -144,9 +133,6 @@ def print_page(write: Callable[[], Path], folder: Path) -> None:
     Args:
         write: writes the page.
         folder: of the results.
-
-    Raises:
-        BadRunFolder: a file is damaged, or cannot be written.
     """
     try:
         print(f"report: {write()}", flush=True)

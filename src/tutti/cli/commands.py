@@ -42,10 +42,7 @@ FARMS: Final = ("cv", "tune")
 
 
 def run(words: Sequence[str]) -> int:
-    """Run one command.
-
-    Args:
-        words: those after `tutti`.
+    """Run the command of the words after `tutti`.
 
     Returns:
         The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 the reader of

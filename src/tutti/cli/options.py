@@ -203,10 +203,6 @@ def split_dotted(
 
     Returns:
         The other arguments, and the options by field: {"model_options": {"hidden": [256, 128]}}.
-
-    Raises:
-        UnknownName: the word before the dot is none of ours.
-        BadOption: a value is missing.
     """
     stems = {stem_of(field): field for field in dotted}
     rest: list[str] = []
@@ -248,11 +244,7 @@ def words_of(text: str) -> list[str]:
 
 
 def numbers_of(text: str, flag: str, example: str) -> list[int]:
-    """The whole numbers between commas.
-
-    Raises:
-        BadOption: there are others, given as `flag`.
-    """
+    """The whole numbers between commas."""
     words = words_of(text)
     if not all(word.isdecimal() for word in words):
         raise BadOption(f"{flag} is '{text}'; give whole numbers with commas, such as {example}")
@@ -260,11 +252,7 @@ def numbers_of(text: str, flag: str, example: str) -> list[int]:
 
 
 def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:
-    """The options that are crossed in, with their values, from texts such as "batch_size=32,64".
-
-    Raises:
-        BadOption: a text has another form.
-    """
+    """The options that are crossed in, with their values, from texts such as "batch_size=32,64"."""
     found: dict[str, list[Any]] = {}
     for text in given:
         key, equals, values = text.partition("=")
@@ -288,9 +276,6 @@ def config_from(
         given: the fields that were given.
         dotted: the options of the parts that were given.
         base: what to start from (of --config); what is given comes before it.
-
-    Raises:
-        UserError: a value cannot be used.
     """
     values = TrainConfig.from_json(given).as_json() if base is None else base.changed(given).as_json()
     for part, options in dotted.items():

@@ -72,17 +72,7 @@ class Arguments:
 
     @classmethod
     def of(cls, function: str, data: object, options: StudyOptions, **given: object) -> Arguments:
-        """Check the arguments, and read data that are given as an object.
-
-        Args:
-            function: the name of the study in Python.
-            data: as `tutti.train` takes it.
-            options: the arguments that all studies have.
-            given: further arguments that may be Python objects, by the fields of a configuration.
-
-        Raises:
-            UserError: an argument is wrong.
-        """
+        """Check the arguments, and read data that are given as an object."""
         left: dict[str, Any] = dict(options)
         for name in left:
             if name not in StudyOptions.__annotations__:

@@ -79,13 +79,7 @@ class Blocks:
 def farm_shown(
     folder: FarmFolder, epochs: Mapping[str, int | None], stream: IO[str]
 ) -> Iterator[Callable[[Happening], None]]:
-    """Show a farm while it goes on; yield its listener.
-
-    Args:
-        folder: of the farm.
-        epochs: how many each job is to have, by name; None: it has steps.
-        stream: where it is shown.
-    """
+    """Show a farm while it goes on; yield its listener."""
     before = {job: JobState.FINISHED for job in epochs if folder.state(job) is JobState.FINISHED}
     progress = FarmProgress(epochs, dict(before))
     display = FarmDisplay(before, stream)

@@ -47,16 +47,7 @@ class Samples:
 def look_at(
     jobs: Sequence[FarmJob], block: int, contents: Contents[Stored[Rows], Array] | None = None
 ) -> Samples:
-    """Check the runs of a study, and look at the targets of their data.
-
-    Args:
-        jobs: the runs, all of the same data.
-        block: the ranks of each.
-        contents: the data, if they have been read already.
-
-    Raises:
-        UserError: a run has an option that cannot be used, or the data cannot be read.
-    """
+    """Check the runs of a study, and look at the targets of their data."""
     # Arrays that were read already are no file yet that could be looked for.
     known = {} if contents is None else {"data": Pickled(b"")}
     runs = []

@@ -93,10 +93,6 @@ def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> 
             ":lower".
         metrics: those that the runs compute without it.
         option: what gave it, for messages.
-
-    Raises:
-        UnknownName: there is no such metric.
-        BadOption: it is not known which of its values are better.
     """
     text, better = given, ""
     if isinstance(given, str):

@@ -59,11 +59,7 @@ class CrossValidation:
         return next(iter(self.candidates.values())).config
 
     def splits(self, samples: Samples) -> list[Split]:
-        """Split samples that are known.
-
-        Raises:
-            UserError: they cannot be split like this.
-        """
+        """Split samples that are known."""
         from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
 
         groups = samples.groups if isinstance(self.groups, str) else self.groups
@@ -87,12 +83,7 @@ class CrossValidation:
     def begin(
         self, samples: Samples, splits: list[Split], out: str | None, resume: bool = False
     ) -> FarmFolder:
-        """Make the folder of the farm, with its splits; or take up that of an earlier one.
-
-        Raises:
-            BadOption: the farm that is there has another plan.
-            BadRunFolder: something else is there, or the folder cannot be written.
-        """
+        """Make the folder of the farm, with its splits; or take up that of an earlier one."""
         record = {
             "candidates": list(self.candidates),
             "data": samples.name,

@@ -58,15 +58,7 @@ class Selection:
 
 
 def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
-    """Read the predictions of a farm's candidates.
-
-    Returns:
-        The library, and the candidates with folds that have not finished, which it lacks.
-
-    Raises:
-        BadRunFolder: it is the farm of no cross-validation, or a file in it is damaged.
-        BadData: no candidate has finished, or what they predict cannot be combined.
-    """
+    """Read the predictions of a farm's candidates; return also those that have not finished, which it lacks."""
     question = question_of(folder)
     found, kinds, left_out = dict[str, list[Predictions]](), dict[str, Kind](), list[str]()
     for name in question["candidates"]:
@@ -86,19 +78,7 @@ def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
 
 
 def choose(library: Library, ratios: list[float], method: str, top: int | None = None) -> Selection:
-    """Choose an ensemble, and score it on folds that it was not chosen by.
-
-    Args:
-        library: the candidates.
-        ratios: of each fold, the held-out samples / those that it trains on.
-        method: a name in `METHODS`.
-        top: combine this many of the best; None: all.
-
-    Raises:
-        BadOption: there are not as many.
-        BadData: there is a single fold.
-        UnknownName: there is no such method.
-    """
+    """Choose an ensemble of the `top` best, and score it on folds that it was not chosen by."""
     if method not in METHODS:
         raise UnknownName("value", method, METHODS, of="--method")
     if top is not None and not 1 <= top <= len(library.names):

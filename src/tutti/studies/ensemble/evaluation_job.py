@@ -39,12 +39,7 @@ class EnsemblePredictJob(PredictJob):
 
 
 def read_trusted(folder: Path, trust: bool) -> EnsembleRecord:
-    """Read the record of an ensemble.
-
-    Raises:
-        BadRunFolder: there is none, or it is damaged.
-        Untrusted: it names code, and `trust` is False.
-    """
+    """Read the record of an ensemble."""
     record = read_ensemble(folder)
     if not trust:
         for member in record.members:

@@ -96,15 +96,7 @@ class Library:
 
 
 def library_of(candidates: Mapping[str, Sequence[Predictions]], kinds: Mapping[str, Kind]) -> Library:
-    """Make the library of the predictions of each candidate for each fold.
-
-    Args:
-        candidates: the predictions by candidate, all of the same folds.
-        kinds: of the outputs of each.
-
-    Raises:
-        BadData: the outputs cannot be combined, or mean different things.
-    """
+    """Make the library of the predictions of each candidate for each fold."""
     first = next(iter(candidates))
     kind, folds = kinds[first], candidates[first]
     for name, found in candidates.items():

@@ -25,11 +25,7 @@ from tutti.training.weights import set_weights, weights_to_bytes
 def ensemble_of(
     folder: FarmFolder, chosen: Selection, method: str, trust: bool
 ) -> tuple[EnsembleRecord, list[Path]]:
-    """Return an ensemble of the networks of all folds of each candidate, and where their weights are.
-
-    Raises:
-        UserError: a run of the farm cannot be read, or names code, and `trust` is False.
-    """
+    """Return an ensemble of the networks of all folds of each candidate, and where their weights are."""
     members, places = list[EnsembleMember](), list[Path]()
     for name in chosen.weights:
         for number in range(len(folder.plan.question["ratios"])):
@@ -45,16 +41,7 @@ def snapshots_of(folder: RunFolder, top: int | None, trust: bool) -> tuple[Ensem
 
     Huang, Li, Pleiss, Liu, Hopcroft and Weinberger, Snapshot ensembles: train 1, get M for free, ICLR 2017:
     the learning rate falls to 0 and is set up again, several times, and the weights at the end of each cycle
-    are a network.
-
-    Args:
-        folder: of the run.
-        top: take this many of the newest; None: all.
-        trust: whether the run's configuration may name code.
-
-    Raises:
-        BadOption: there are not as many.
-        UserError: the run cannot be read, or names code, and `trust` is False.
+    are a network. `top` of the newest are taken.
     """
     config = TrainConfig.read(folder.path, trust)
     places = checkpoints.present(folder.path / checkpoints.FOLDER)

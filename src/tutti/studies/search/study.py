@@ -92,11 +92,7 @@ class Search:
         return int(min(self.space.ends("servers"))) if searched else self.config.servers
 
     def check(self) -> None:
-        """Refuse what cannot be searched, as far as that can be seen without the data.
-
-        Raises:
-            UserError: the message says what to change.
-        """
+        """Refuse what cannot be searched, as far as that can be seen without the data."""
         if self.folds < 1 or (self.stratified and self.folds == 1):
             raise BadOption(
                 f"the number of folds is {self.folds}; give at least 1, which is none, or 2 stratified"
@@ -154,13 +150,7 @@ class Search:
         return with_options(self.config.as_json(), options)
 
     def jobs(self, splits: Path, number: int, options: Mapping[str, Any]) -> list[FarmJob]:
-        """Return the jobs of a trial.
-
-        Args:
-            splits: the file of splits.
-            number: of the trial.
-            options: of the trial.
-        """
+        """Return the jobs of a trial."""
         config, objects, prunable = self.config_of(options), dict(self.objects), self.pruner != "none"
         configs = [config]
         if self.folds > 1:
@@ -190,12 +180,7 @@ class Search:
         return [FarmJob("", config, dict(self.objects)) for config in found]
 
     def begin(self, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
-        """Make the folder of the farm, with the splits of its folds; or take up that of an earlier one.
-
-        Raises:
-            BadOption: the farm that is there has another question, or the samples cannot be split.
-            BadRunFolder: something else is there, or the folder cannot be written.
-        """
+        """Make the folder of the farm, with the splits of its folds; or take up that of an earlier one."""
         question = {**self.record(), "fingerprint": samples.fingerprint}
         path = out or FOLDER / folder_name(self.config.model, samples.name)
         folder = FarmFolder.begin(path, KIND, question, resume=resume)
@@ -336,11 +321,7 @@ def tune(
 
 
 def read_search(folder: FarmFolder) -> Tuned:
-    """Read a search from its folder.
-
-    Raises:
-        BadRunFolder: it is none, or has no study yet.
-    """
+    """Read a search from its folder."""
     if folder.plan.kind != KIND:
         raise BadRunFolder(f"{folder.path} is the farm of a '{folder.plan.kind}', and no search")
     if not (folder.path / JOURNAL).is_file():

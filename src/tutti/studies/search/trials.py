@@ -37,11 +37,7 @@ COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FA
 
 
 def open_study(folder: Path, scores: Sequence[Score]) -> optuna.Study:
-    """Open the study of a farm, or make it.
-
-    Raises:
-        BadRunFolder: its journal is damaged.
-    """
+    """Open the study of a farm, or make it."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         return optuna.create_study(
