@@ -58,7 +58,7 @@ class Selection:
 
 
 def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
-    """Read the predictions of a farm's candidates; return also those that have not finished, which it lacks."""
+    """Read the predictions of candidates that have finished all folds; return also the names of others."""
     question = question_of(folder)
     found, kinds, left_out = dict[str, list[Predictions]](), dict[str, Kind](), list[str]()
     for name in question["candidates"]:
