@@ -24,7 +24,7 @@ COLUMN = 30
 class Command(ABC):
     """One command of the command line.
 
-    The docstring of a command is the head of its help; the first line of it stands in that of `tutti`.
+    The docstring of a command is the head of its help; its first line is in the help of `tutti`.
 
     Attributes:
         name: the word after `tutti`.

@@ -23,7 +23,7 @@ from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 FOLDER = "ensemble"
-"""The folder of an ensemble in that of its farm, unless the user names another."""
+"""The default folder of an ensemble, in its farm."""
 
 
 @part("ensemble")

@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         return self._actions
 
     def write_help(self) -> None:
-        """Have every argument's help be there: the names of parts in it are read in their files."""
+        """Write the help of every argument; it names parts, which are read from their files."""
         for action, text in self._unwritten.items():
             action.help = text()
 
@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         Args:
             leave_out: fields without an option.
             only: the fields with an option; by default all others.
-            defaults: what the help says the default is, where it is not that of `TrainConfig`.
+            defaults: the defaults in the help, where they differ from `TrainConfig`.
         """
         kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
         kept = [f for f in kept if f.name in only or not only]

@@ -25,7 +25,7 @@ from tutti.training.intervals import seconds_of
 from tutti.watching.farm import FarmDisplay, FarmProgress
 
 FOLDER: Final = Path("farms")
-"""The folder of farms without a path of their own."""
+"""The parent of farms for which no folder is given."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class CrossValidation:
     """The question of a cross-validation.
 
     Attributes:
-        candidates: what is trained on each fold, by name; the seed of each is that of fold 0.
+        candidates: what is trained on each fold, by name, with the seed of fold 0.
         cv: what divides the samples, as `make_splits` takes it.
         described: how it divides them, as JSON values.
         groups: of the samples: an array, or the name of a column or array of the data; None: there are none.
@@ -83,7 +83,7 @@ class CrossValidation:
     def begin(
         self, samples: Samples, splits: list[Split], out: str | None, resume: bool = False
     ) -> FarmFolder:
-        """Make the folder of the farm, with its splits; or take up that of an earlier one."""
+        """Make the folder of the farm, with its splits; or go on in an earlier one."""
         record = {
             "candidates": list(self.candidates),
             "data": samples.name,

@@ -7,7 +7,7 @@
     none              all folds                             the ensemble that is kept
 
 Samples of the fold that is held out are left out in every repeat. The gain is the difference of the two
-scores of each fold, and its interval is that of the corrected t-test over folds, as between candidates.
+scores of each fold, with the interval of the corrected t-test over folds, as between candidates.
 Needs no torch.
 """
 
@@ -101,7 +101,7 @@ def choose(library: Library, ratios: list[float], method: str, top: int | None =
 
 
 def fit(library: Library, method: str, top: int | None = None) -> Weights:
-    """Fit the weights of the `top` best candidates of a library, leaving out those that get none."""
+    """Fit the weights of the `top` best candidates of a library, leaving out candidates with none."""
     chosen = library.of(_ranked(library)[:top])
     weights = METHODS[method](chosen)
     return {name: float(weight) for name, weight in zip(chosen.names, weights, strict=True) if weight > 0}

@@ -58,9 +58,9 @@ class Search:
     """The question of a search.
 
     Attributes:
-        config: what all trials have in common; its seed decides all that is random.
+        config: what all trials have in common; its seed decides all random choices.
         space: what is tried.
-        scores: the objectives, each of which is to be high or low.
+        scores: the objectives.
         sampler: a name in `SAMPLERS`.
         pruner: a name in `PRUNERS`.
         folds: of each trial; 1: none, but the validation part.
@@ -180,7 +180,7 @@ class Search:
         return [FarmJob("", config, dict(self.objects)) for config in found]
 
     def begin(self, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
-        """Make the folder of the farm, with the splits of its folds; or take up that of an earlier one."""
+        """Make the folder of the farm, with the splits of its folds; or go on in an earlier one."""
         question = {**self.record(), "fingerprint": samples.fingerprint}
         path = out or FOLDER / folder_name(self.config.model, samples.name)
         folder = FarmFolder.begin(path, KIND, question, resume=resume)

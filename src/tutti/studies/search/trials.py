@@ -57,7 +57,7 @@ class Method:
     Attributes:
         sampler: a name in `SAMPLERS`.
         pruner: a name in `PRUNERS`.
-        seed: decides all that is random.
+        seed: decides all random choices.
         epochs: of a trial, those of all folds added up.
     """
 
