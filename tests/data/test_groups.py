@@ -11,7 +11,6 @@ import pytest
 from pyarrow import feather, parquet, table
 
 from tutti.data.columns import Columns
-from tutti.data.rows import StoredRows
 from tutti.data.sources import read_inputs, read_source
 from tutti.errors import BadData, BadOption, UserError
 
@@ -56,26 +55,22 @@ def test_groups_are_texts_or_numbers(tables: Path, name: str) -> None:
     assert _groups(tables / name, "number") == NUMBERS
 
 
-@pytest.mark.parametrize("name", ["all.txt", "{t,u}.csv"])
+@pytest.mark.parametrize("name", ["all.txt", "[tu].csv"])
 def test_groups_of_several_files_come_in_their_order(tables: Path, name: str) -> None:
     assert _groups(tables / name, "person") == PERSONS + PERSONS[::-1]
 
 
-@pytest.mark.parametrize("header", ["", "a,person,label\n"])
 @pytest.mark.parametrize("gap", [",2,cat", "2,2,"], ids=["input", "target"])
-def test_rows_that_are_left_out_leave_no_group(tmp_path: Path, header: str, gap: str) -> None:
-    (tmp_path / "t.csv").write_text(f"{header}1,1,cat\n{gap}\n3,3,dog\n4,4,cat\n")
+def test_rows_that_are_left_out_leave_no_group(tmp_path: Path, gap: str) -> None:
+    (tmp_path / "t.csv").write_text(f"1,1,cat\n{gap}\n3,3,dog\n4,4,cat\n")
     options = {"target": 2, "group": "1", "missing": "drop"}
     contents = read_source(str(tmp_path / "t.csv"), options)
     inputs, _ = contents.parts["train"]
-    assert isinstance(inputs, StoredRows)
     assert contents.groups is not None
     assert contents.groups.tolist() == inputs[:][:, 0].tolist() == [1, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "name", ["t.csv", "t.parquet", "t.arrow", "t.jsonl", "all.txt", "{t,u}.csv", "parts"]
-)
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.jsonl", "all.txt", "[tu].csv", "parts"])
 def test_the_column_is_no_input(tables: Path, name: str) -> None:
     data, options = str(tables / name), {"target": "label", "group": "number"}
     with pytest.raises(BadData, match="person"):
@@ -86,7 +81,6 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
         read_source(data, {**options, "columns": ["a", "number"]})
     alone = read_source(data, {"target": "number", "group": "person"})
     assert alone.columns == ("a", "label")
-    assert read_source(data, {"target": "number", "group": "1"}).columns == ("a", "label")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class CvCommand(Command):
         array = array_job(own, servers_of(candidates))
         at_a_time = own.blocks if array is None else None
         blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)
-        blocks.prepare(max(0, own.folds * own.repeats) * len(candidates), servers_of(candidates))
+        blocks.prepare()
         # These import torch and scikit-learn, while the fork server imports torch, too.
         from tutti.studies.cross_validation.splits import splitter_of
         from tutti.studies.samples import look_at

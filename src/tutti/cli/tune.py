@@ -81,9 +81,7 @@ class TuneCommand(Command):
         array = array_job(own, given.get("servers", 0))
         of_host = own.blocks if array is None else None
         blocks = Blocks.of(own.block, of_host, own.threads, own.job_timeout, own.time_limit)
-        # As `Search.at_a_time` counts, but for a grid of fewer trials.
-        at_a_time = own.trials * (own.folds if own.pruner == "none" else 1)
-        blocks.prepare(max(0, at_a_time), given.get("servers", 0))
+        blocks.prepare()
         # These import Optuna and torch, while the fork server imports torch, too.
         from tutti.studies.samples import look_at
         from tutti.studies.search.display import print_question, tune_shown

@@ -18,7 +18,6 @@ from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.errors import BadOption, UnknownName
-from tutti.farm.block_placement import place_blocks
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
 from tutti.run.api import TrainOptions, refuse_built, spell_class_weights, weights_of, without_loaders
@@ -85,7 +84,6 @@ class Arguments:
             left.pop("resume", False),
             left.pop("quiet", False),
         )
-        place_blocks(block, blocks, threads, None)
         if resume and out is None:
             raise BadOption("resume=True needs out: the folder of the farm to go on with")
         given = {

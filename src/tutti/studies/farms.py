@@ -47,14 +47,14 @@ class Blocks:
         job_timeout: str | None,
         time_limit: str | None,
     ) -> Blocks:
-        """Return the blocks of options, whose lengths of time are texts such as "10m"."""
+        """Check the options of blocks, whose lengths of time are texts such as "10m"."""
+        place_blocks(block, blocks, threads, None)
         limits = {"--job-timeout": job_timeout, "--time-limit": time_limit}
         seconds = (None if text is None else seconds_of(text, name) for name, text in limits.items())
         return cls(block, blocks, threads, *seconds)
 
-    def prepare(self, jobs: int | None, servers: int = 0) -> None:
+    def prepare(self) -> None:
         """Start the fork server of the ranks, which imports torch while this process does other things."""
-        place_blocks(self.block, self.blocks, self.threads, jobs, servers)
         prepare_ranks(ENTRY)
 
     def work(

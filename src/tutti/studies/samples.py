@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,15 +9,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tutti import models
+from tutti.data import DataSet
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents
-from tutti.data.pool import BY_NUMBER, PoolOutline
+from tutti.data.opening import SamplePool
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
-from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError
 from tutti.farm.jobs import FarmJob
-from tutti.run.build import given_data, seeded
+from tutti.run.build import given_data, outputs_for, seeded
 from tutti.run.checks import check_recipe
 from tutti.run.pickled import Pickled
 from tutti.run.start import check_files
@@ -60,20 +59,19 @@ def look_at(
     if contents is None:
         with seeded(runs[0].config.seed):
             given, options = given_data(runs[0])
-            contents = read_source(given, without_stream(given, options, BY_NUMBER))
-    outline = PoolOutline.of(contents)
+            contents = read_source(given, options)
+    pool = SamplePool.outline(contents)
     for run in runs:
-        _refuse_unfit(run, outline)
+        _refuse_unfit(run, pool.dataset)
     _, targets = contents.parts["train"]
-    return Samples(outline.name, targets, outline.labels, outline.fingerprint, contents.groups)
+    return Samples(contents.name, targets, contents.labels, pool.fingerprint, contents.groups)
 
 
-def _refuse_unfit(job: TrainJob, outline: PoolOutline) -> None:
+def _refuse_unfit(job: TrainJob, dataset: DataSet) -> None:
     """Refuse a model with options that it does not have, or that is not for such inputs."""
-    outputs = outline.classes or max(1, math.prod(outline.target_shape))
     with seeded(job.config.seed):
         try:
-            models.build(job.given("model"), outline.shape, outputs, job.config.model_options)
+            models.build(job.given("model"), dataset.shape, outputs_for(dataset), job.config.model_options)
         except UserError:
             raise
         except Exception:

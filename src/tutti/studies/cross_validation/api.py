@@ -13,7 +13,7 @@ from tutti.errors import RunStopped, TuttiError
 from tutti.farm.jobs import FarmJob
 from tutti.run.arguments import as_arguments
 from tutti.studies.arguments import Arguments, StudyOptions
-from tutti.studies.cross_validation.candidates import alternatives, candidates_of, servers_of
+from tutti.studies.cross_validation.candidates import alternatives, candidates_of
 from tutti.studies.cross_validation.display import train_shown
 from tutti.studies.cross_validation.result import AUTO, CrossValidated
 from tutti.studies.cross_validation.splits import splitter_of
@@ -82,8 +82,7 @@ def cross_validate(
     config, blocks = without_groups(given.config, groups), given.blocks
     chosen = alternatives("model", _named(models)), alternatives("schedule", _named(schedules))
     candidates = candidates_of(FarmJob("", config, given.objects), *chosen, sweep or {})
-    jobs = max(0, cv) * len(candidates) if isinstance(cv, int) else None
-    blocks.prepare(jobs, servers_of(candidates))
+    blocks.prepare()
     described: dict[str, Any] = {"cv": type(cv).__name__}
     if isinstance(cv, int):
         described = {"folds": cv}
