@@ -48,26 +48,17 @@ class StudyOptions(TrainOptions, total=False):
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a study in Python.
+    """The arguments of a study in Python."""
 
-    Attributes:
-        config: what all runs have in common, with data that have a name.
-        contents: data that were given as an object, or by a function: read once, and kept in the farm; None:
-            a name or a path was given.
-        objects: what was given as Python objects, as in a `Job`.
-        blocks: the ranks.
-        out: the folder of the farm; None: the usual one.
-        resume: whether the farm is to go on.
-        quiet: print nothing.
-    """
-
-    config: TrainConfig
+    config: TrainConfig  # what all runs have in common, with data that have a name
+    # data that were given as an object, or by a function: read once, and kept in the farm; None: a name or a
+    # path was given
     contents: Contents[Stored[Rows], Array] | None
-    objects: dict[str, Pickled]
-    blocks: Blocks
-    out: str | None
-    resume: bool
-    quiet: bool
+    objects: dict[str, Pickled]  # what was given as Python objects, as in a `Job`
+    blocks: Blocks  # the ranks
+    out: str | None  # the folder of the farm; None: the usual one
+    resume: bool  # whether the farm is to go on
+    quiet: bool  # print nothing
 
     @classmethod
     def of(cls, function: str, data: object, options: StudyOptions, **given: object) -> Arguments:

@@ -26,21 +26,13 @@ from tutti.run.train_job import TrainJob
 
 @dataclass(frozen=True)
 class Samples:
-    """Facts about a data set that splits need.
+    """Facts about a data set that splits need."""
 
-    Attributes:
-        name: of the data set.
-        targets: of the training samples.
-        labels: the classes' names; empty when unknown.
-        fingerprint: tells the samples from those of other data.
-        groups: of the training samples; None: no column of the data has them.
-    """
-
-    name: str
-    targets: NDArray[Any]
-    labels: tuple[str, ...]
-    fingerprint: str
-    groups: NDArray[Any] | None = None
+    name: str  # of the data set
+    targets: NDArray[Any]  # of the training samples
+    labels: tuple[str, ...]  # the classes' names; empty when unknown
+    fingerprint: str  # tells the samples from those of other data
+    groups: NDArray[Any] | None = None  # of the training samples; None: no column of the data has them
 
 
 def look_at(

@@ -26,17 +26,11 @@ NAMED: Final = {"model": "name several models", "schedule": "name several schedu
 
 @dataclass(frozen=True)
 class Alternative:
-    """A model or a schedule.
+    """A model or a schedule."""
 
-    Attributes:
-        name: in the names of candidates; a part of a path.
-        values: of a configuration's fields.
-        objects: what was given as a Python object, as in a `Job`.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    objects: Mapping[str, Pickled]
+    name: str  # in the names of candidates; a part of a path
+    values: Mapping[str, Any]  # of a configuration's fields
+    objects: Mapping[str, Pickled]  # what was given as a Python object, as in a `Job`
 
 
 def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[Alternative]:

@@ -35,22 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """The question of a cross-validation.
+    """The question of a cross-validation."""
 
-    Attributes:
-        candidates: what is trained on each fold, by name, with the seed of fold 0.
-        cv: what divides the samples, as `make_splits` takes it.
-        described: how it divides them, as JSON values.
-        groups: of the samples: an array, or the name of a column or array of the data; None: there are none.
-        score: a `Score` as text, which all candidates compute; "auto": the first of their metrics.
-        arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
-    """
-
-    candidates: Mapping[str, FarmJob]
-    cv: object
-    described: Json
+    candidates: Mapping[str, FarmJob]  # what is trained on each fold, by name, with the seed of fold 0
+    cv: object  # what divides the samples, as `make_splits` takes it
+    described: Json  # how it divides them, as JSON values
+    # of the samples: an array, or the name of a column or array of the data; None: there are none
     groups: str | NDArray[Any] | None = None
-    score: str = AUTO
+    score: str = AUTO  # a `Score` as text, which all candidates compute; "auto": the first of their metrics
+    # the data, where they are given as such, by the keys of an NPZ file: the farm keeps them
     arrays: Mapping[str, NDArray[Any]] | None = None
 
     @property

@@ -42,19 +42,13 @@ Weights = dict[str, float]
 
 @dataclass(frozen=True)
 class Selection:
-    """An ensemble, and its gain.
+    """An ensemble, and its gain."""
 
-    Attributes:
-        kind: of the values of its candidates.
-        weights: of its candidates.
-        scores: of all candidates, and of `ENSEMBLE` and `BEST`, which were chosen again for each fold.
-        gain: the difference between these two.
-    """
-
-    kind: Kind
-    weights: Weights
+    kind: Kind  # of the values of its candidates
+    weights: Weights  # of its candidates
+    # of all candidates, and of `ENSEMBLE` and `BEST`, which were chosen again for each fold
     scores: dict[str, FoldScores]
-    gain: Difference
+    gain: Difference  # the difference between these two
 
 
 def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:

@@ -42,15 +42,10 @@ _FRACTIONS: Final = tuple(f.name for f in fields(TrainConfig) if type_name(f) ==
 
 @dataclass(frozen=True)
 class Space:
-    """The options that are searched, by name: "lr", or "model.hidden" for an option of a part.
+    """The options that are searched, by name: "lr", or "model.hidden" for an option of a part."""
 
-    Attributes:
-        written: each as it was given, in JSON values.
-        distributions: the same for Optuna.
-    """
-
-    written: Json
-    distributions: Mapping[str, BaseDistribution]
+    written: Json  # each as it was given, in JSON values
+    distributions: Mapping[str, BaseDistribution]  # the same for Optuna
 
     def options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a run for Optuna's parameters."""

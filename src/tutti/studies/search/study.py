@@ -55,28 +55,18 @@ EPOCHS: Final = 20
 
 @dataclass(frozen=True)
 class Search:
-    """The question of a search.
+    """The question of a search."""
 
-    Attributes:
-        config: what all trials have in common; its seed decides all random choices.
-        space: what is tried.
-        scores: the objectives.
-        sampler: a name in `SAMPLERS`.
-        pruner: a name in `PRUNERS`.
-        folds: of each trial; 1: none, but the validation part.
-        stratified: each fold has the same share of each class.
-        objects: what was given as Python objects for all, as in a `Job`.
-        arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
-    """
-
-    config: TrainConfig
-    space: Space
-    scores: Sequence[Score]
-    sampler: str = "tpe"
-    pruner: str = "none"
-    folds: int = 1
-    stratified: bool = False
+    config: TrainConfig  # what all trials have in common; its seed decides all random choices
+    space: Space  # what is tried
+    scores: Sequence[Score]  # the objectives
+    sampler: str = "tpe"  # a name in `SAMPLERS`
+    pruner: str = "none"  # a name in `PRUNERS`
+    folds: int = 1  # of each trial; 1: none, but the validation part
+    stratified: bool = False  # each fold has the same share of each class
+    # what was given as Python objects for all, as in a `Job`
     objects: Mapping[str, Pickled] = field(default_factory=dict)
+    # the data, where they are given as such, by the keys of an NPZ file: the farm keeps them
     arrays: Mapping[str, NDArray[Any]] | None = None
 
     @property
