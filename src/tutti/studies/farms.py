@@ -7,7 +7,7 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -64,13 +64,9 @@ class Blocks:
         return work_on(
             folder,
             source,
-            block=self.block,
-            blocks=self.blocks,
-            threads=self.threads,
+            **asdict(self),
             jobs=jobs,
             servers=servers,
-            job_timeout_s=self.job_timeout_s,
-            time_limit_s=self.time_limit_s,
             listener=listener,
         )
 
