@@ -73,12 +73,7 @@ class Command(ABC):
     def parse(
         self, words: Sequence[str], parser: Parser | None = None
     ) -> tuple[argparse.Namespace, dict[str, Any], dict[str, Options]]:
-        """Return what `run` gets, but for the command line.
-
-        Args:
-            words: those after the command's name.
-            parser: of its options.
-        """
+        """Return what `run` gets, but for the command line."""
         parser = parser or self.parser()
         rest, dotted = (words, {}) if self.own_words else split_dotted(words, parser.dotted)
         parsed, unknown = parser.parse_known_args(rest)
@@ -100,11 +95,7 @@ class Command(ABC):
 
 
 def strategy_help(words: Sequence[str]) -> str:
-    """The options of the strategy that `--strategy` names, or how to see those of one.
-
-    Args:
-        words: the command line.
-    """
+    """The options of the strategy that `--strategy` names, or how to see those of one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--strategy", nargs="?")
     name = parser.parse_known_args(words)[0].strategy
@@ -128,12 +119,7 @@ def strategy_help(words: Sequence[str]) -> str:
 
 
 def print_page(write: Callable[[], Path], folder: Path) -> None:
-    """Write a page and print its path, or what it takes to have one.
-
-    Args:
-        write: writes the page.
-        folder: of the results.
-    """
+    """Write a page and print its path, or what it takes to have one."""
     try:
         print(f"report: {write()}", flush=True)
     except BadRunFolder:

@@ -195,14 +195,10 @@ def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
 def split_dotted(
     arguments: Sequence[str], dotted: Sequence[str] = DOTTED
 ) -> tuple[list[str], dict[str, Options]]:
-    """Take `--model.hidden 256,128` and its like out of the arguments.
-
-    Args:
-        arguments: the command line.
-        dotted: the fields that may be given in this way.
+    """Take options of parts, such as `--model.hidden 256,128`, out of the arguments.
 
     Returns:
-        The other arguments, and the options by field: {"model_options": {"hidden": [256, 128]}}.
+        The other arguments, and those options by field: {"model_options": {"hidden": [256, 128]}}.
     """
     stems = {stem_of(field): field for field in dotted}
     rest: list[str] = []
@@ -270,13 +266,7 @@ def field_name(text: str) -> str:
 def config_from(
     given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None
 ) -> TrainConfig:
-    """The configuration of a command line.
-
-    Args:
-        given: the fields that were given.
-        dotted: the options of the parts that were given.
-        base: what to start from (of --config); what is given comes before it.
-    """
+    """The configuration of a command line, whose options come before those of `base`."""
     values = TrainConfig.from_json(given).as_json() if base is None else base.changed(given).as_json()
     for part, options in dotted.items():
         values[part] = {**values.get(part, {}), **options}
