@@ -84,9 +84,9 @@ def cross_validate(
     candidates = candidates_of(FarmJob("", config, given.objects), *chosen, sweep or {})
     blocks.prepare()
     described: dict[str, Any] = {"cv": type(cv).__name__}
-    if isinstance(cv, int):
-        described = {"folds": cv}
-        cv = splitter_of(cv, seed=config.seed, grouped=groups is not None)
+    if isinstance(cv, int | np.integer):
+        described = {"folds": int(cv)}
+        cv = splitter_of(int(cv), seed=config.seed, grouped=groups is not None)
     known = groups if groups is None or isinstance(groups, str) else np.asarray(groups)
     question = CrossValidation(candidates, cv, described, known, score, given.arrays)
     samples = look_at([*candidates.values()], blocks.block, given.contents)
