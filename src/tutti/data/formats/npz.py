@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,29 @@ from typing_extensions import override
 
 from tutti.data.contents import Contents, from_keys
 from tutti.data.formats import Format
+from tutti.errors import BadData
 from tutti.records.npz import read_npz
 from tutti.registry import part
 
 
 @part("NPZ")
 class Npz(Format):
-    """NPZ files, as of `numpy.savez`, whose keys are x and y, or x_train, y_train, ..."""
+    """NPZ files, as of `numpy.savez`, whose keys are x and y, or x_train, y_train, ...
+
+    `group` is the key of the group of each sample.
+    """
 
     start = b"PK"
+    options = ("group",)
 
     @staticmethod
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        return from_keys(read_npz(path), path.stem, str(path), labelled)
+        found = read_npz(path)
+        contents = from_keys(found, path.stem, str(path), labelled)
+        group = options.get("group")
+        if group is None or not labelled:
+            return contents
+        if group not in found:
+            raise BadData(f"{path} has no array '{group}' (--group-by); it has {', '.join(found)}")
+        return replace(contents, groups=found[group])
