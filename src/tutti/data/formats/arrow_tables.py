@@ -18,7 +18,7 @@ from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
-from tutti.data.tables import Choice, choose, is_number
+from tutti.data.tables import ChosenColumns, choose, is_number
 from tutti.errors import BadData
 from tutti.records.npz import damaged
 
@@ -158,7 +158,7 @@ def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:
     return each if len(each) > 1 else each[names[0]]
 
 
-def _rows_with_targets(path: Path, table: Any, choice: Choice, missing: str) -> Indices:
+def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: str) -> Indices:
     """Return the rows that have all targets.
 
     Raises:
