@@ -38,7 +38,7 @@ def test_the_first_bytes_tell_whether_a_file_is_packed(tmp_path, write_idx):
         (
             "a",
             lambda content: content[:-5],
-            "truncated or damaged .* asks for 200 bytes; it has 195",
+            "truncated or damaged .* asks for 200 bytes, and it has 195",
         ),
         ("a", lambda content: content + b"x", "it has 201 or more"),
         ("a", lambda content: content[:6], "truncated"),

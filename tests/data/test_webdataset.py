@@ -90,7 +90,7 @@ def test_arrays_and_keys_of_json(pack):
         ([("1.cls", "0"), ("1.json", "{")], r"broken in its file '1\.json'"),
         ([("1.cls", "0"), ("1.npy", array([1])[:-2])], r"broken in its file '1\.npy'"),
         ([("1.cls", "0"), ("1.npy", array(["a"]))], r"broken in its file '1\.npy': it is no NPY file of num"),
-        ([("1.cls", "0"), ("1.jpg", ""), ("1.png", "")], "samples of jpg, png and more"),
+        ([("1.cls", "0"), ("1.jpg", ""), ("1.png", "")], "values of type binary where a number is due"),
         ([], "has no files"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from tutti.data.contents import Contents
-from tutti.data.formats import Format, listed
+from tutti.data.formats import Format
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table
 from tutti.data.pictures import ENDINGS, Pictures, stamp
 from tutti.data.rows import Array
@@ -68,30 +68,13 @@ class WebDataset(Format):
             raise damaged(path, error) from error
         if not samples:
             raise BadData(f"{path} has no files; give some such as 1.png and 1.cls")
-        columns, pictures = options.get("columns"), None
-        shown = _picture(path, next(iter(samples.values())), columns)
-        rows = [values.get(key, {}) for key in samples]
-        if shown is not None:
-            columns = shown
-            rows = [{**row, shown: b""} for row in rows]
-            pictures = _pictures(path, samples, shown)
-        table = _table(path, rows)
-        return read_table(
-            path, table.schema, table.select, {**options, "columns": columns}, labelled, pictures
-        )
-
-
-def _picture(path: Path, endings: Iterable[str], columns: object) -> str | None:
-    """Return the ending of the pictures that are the inputs."""
-    pictures = [one for one in endings if one.lower().rpartition(".")[2] in ENDINGS]
-    wanted = columns if isinstance(columns, list | tuple) else [columns]
-    chosen = pictures if columns is None else [one for one in pictures if one in wanted]
-    if len(chosen) > 1 or (columns is not None and chosen and len(wanted) > 1):
-        raise BadData(
-            f"{path} has samples of {listed(chosen)} and more to predict from; give one kind of pictures "
-            f"alone, by --data.columns {chosen[0]}"
-        )
-    return chosen[0] if chosen else None
+        shown = [one for one in next(iter(samples.values())) if one.lower().rpartition(".")[2] in ENDINGS]
+        columns = options.get("columns") or shown or None
+        (only, *others) = columns if isinstance(columns, list) else [columns]
+        pictures = _pictures(path, samples, only) if only in shown and not others else None
+        table = _table(path, [{**values.get(key, {}), **dict.fromkeys(shown, b"")} for key in samples])
+        options = {**options, "columns": columns}
+        return read_table(path, table.schema, table.select, options, labelled, pictures)
 
 
 def _pictures(path: Path, samples: Mapping[str, Mapping[str, tuple[int, int]]], ending: str) -> Pictures:
