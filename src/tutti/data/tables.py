@@ -57,19 +57,10 @@ def choose(
     labelled: bool = True,
     group: object = None,
 ) -> Choice:
-    """Choose the columns of a table.
+    """Choose the columns of a table `what`, by name or by position; None: the target's name says it.
 
-    Args:
-        names: of its columns.
-        target: the name or the position of the target, or several; None: the one whose name says it.
-        columns: those of the inputs; None: all others, but for the index of a frame.
-        what: the table, for messages.
-        labelled: whether there must be a target; without, it is no input where the table has it, nor read.
-        group: the column by which samples are grouped, which is no input; None: there is none.
-
-    Raises:
-        BadData: there is no such column, or none that can be taken for the target.
-        BadOption: a column is input and target at once, or is given twice.
+    Inputs are all others, but for the index of a frame and the column `group` by which samples are grouped.
+    Without `labelled` there may be no target; it is no input where the table has it, nor read.
     """
     if target is None:
         named = [at for at, name in enumerate(names) if name.strip().lower() in TARGET_WORDS]
@@ -106,11 +97,7 @@ def choose(
 
 
 def groups_of(column: TargetColumn, kept: NDArray[np.bool_], what: str) -> Array:
-    """Return the groups of the rows of the table `what` that are kept.
-
-    Raises:
-        BadData: one of them has no group, or a list in its place.
-    """
+    """Return the groups of the rows of the table `what` that are kept; each needs one."""
     lacking = column.absent & kept
     if lacking.any():
         raise BadData(
@@ -167,16 +154,7 @@ def is_number(text: str) -> bool:
 
 
 def targets_of(columns: Sequence[TargetColumn], missing: str, what: str) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the targets, and which rows are kept.
-
-    Args:
-        columns: one, or several numbers for each row.
-        missing: "drop" leaves out rows whose target is missing.
-        what: the table, for messages.
-
-    Raises:
-        BadData: a target is missing, or one of several is a text.
-    """
+    """Return the targets, one or several numbers for each row, and which rows are kept."""
     absent = np.logical_or.reduce([column.absent for column in columns])
     if absent.any() and missing != "drop":
         row = int(absent.argmax())
