@@ -171,13 +171,13 @@ def test_other_data_have_the_columns_of_those_that_were_trained_on(opened):
     [
         (({"a": AGES, "b": AGES[:7]}, LABELS), r"7 inputs 'b' \(shape \(7,\)\) but 20 targets"),
         (((AGES, SEQUENCES[:5]), LABELS), r"5 inputs 1 \(sequences\) but 20 targets"),
-        (({"lengths": AGES}, LABELS), "an input is called 'lengths'"),
-        (({"a b": AGES}, LABELS), "an input is called 'a b'"),
+        (({"lengths": AGES}, LABELS), "the inputs are called 'lengths'"),
+        (({"a b": AGES}, LABELS), "the inputs are called 'a b'"),
         (({"a": np.array(["x"] * 20)}, LABELS), "the train inputs 'a' are of type"),
         (([[[1], [2]], [[1, 2]]] * 10, LABELS), r"shape \(1, 2\) in sample 1 and \(2, 1\) in the first"),
         (
             {"x_train": {"a": AGES}, "y_train": LABELS, "x_test": {"b": AGES}, "y_test": LABELS},
-            "the test part has the inputs b, and the train part the inputs a",
+            "the test part has the inputs b, and the train part a",
         ),
         (
             Items([({"a": 1}, 0), ({"b": 1}, 1)]),

@@ -149,7 +149,6 @@ def test_more_rows_than_one_block_stay_in_order(read):
         ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
         ("a,y\n1,0\ninf,1\n", {"missing": "mean"}, "NaN or inf"),
         ("a,y\n", {}, "has no rows"),
-        ("a,a,y\n1,2,0\n", {"columns": "a"}, "2 columns called 'a'"),
         ("a,a,y\n1,2,0\n", {}, "two columns called 'a'"),
         ("y\n1\n", {}, "no column but the target"),
         ("a,b,y\n1,2,0\n", {"target": ["a", "y"], "columns": "bb"}, "did you mean 'b'"),

@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.states import saved_by
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, Queue, Scale, open_data, open_pool
 from tutti.data.formats.npy import Mapped
 from tutti.data.streaming import StreamedPart, Windows, decided
 from tutti.errors import BadData, BadOption
 from tutti.records.splits import Split, write_splits
-from tutti.state import saved_by
 
 SMALL = {"stream": True, "buffer": 0.002}
 """Windows of 62 samples of 16 bytes."""

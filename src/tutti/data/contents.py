@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import TypeVar
 
-from tutti.data.columns import LENGTHS, Columns, Stored
+from tutti.data.columns import LENGTHS, Column, Columns, Stored
 from tutti.data.items import TARGETS, read_items
 from tutti.data.rows import Array, Rows, StoredRows
-from tutti.data.structure import Sequences
+from tutti.data.structure import sequence_column, values_and_lengths
 from tutti.errors import BadData
 
 PARTS = {
@@ -188,11 +188,11 @@ def _several_together(values: Mapping[str, object], what: str) -> dict[str, obje
     return found
 
 
-def _sequences(values: object, lengths: object, what: str) -> Sequences:
+def _sequences(values: object, lengths: object, what: str) -> Column[Rows]:
     counts = np.asarray(lengths[:] if isinstance(lengths, np.ndarray | StoredRows) else lengths)
     if not isinstance(values, np.ndarray | StoredRows) or counts.sum() != len(values):
         raise BadData(f"{what} has lengths of other sequences; write both by 'tutti data convert'")
-    return Sequences(values, counts.astype(np.int64))
+    return sequence_column(values, counts.astype(np.int64))
 
 
 def to_keys(contents: ReadData) -> dict[str, Rows]:
@@ -211,8 +211,8 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
                 if column.values is None:
                     found[f"{key}.{name}"] = column.rows
                 else:
-                    whole = Sequences.of(column)
-                    found |= {f"{key}.{name}": whole.values, f"{key}.{name}{_LENGTHS}": whole.lengths}
+                    values, lengths = values_and_lengths(column)
+                    found |= {f"{key}.{name}": values, f"{key}.{name}{_LENGTHS}": lengths}
         else:
             found[key] = inputs
         found[f"y_{words[part]}"] = targets

@@ -12,7 +12,7 @@ from tutti.data.arrays import chunks_of
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
-from tutti.errors import BadData, BadOption, no_room
+from tutti.errors import BadData, BadOption, with_remedy
 
 
 def check_new(path: Path) -> None:
@@ -50,7 +50,7 @@ def convert(contents: Contents[Stored[Rows], Array], path: Path) -> int:
             folder.rename(path)
     except OSError as error:
         size = sum(rows.size * rows.dtype.itemsize for rows in keys.values())
-        known = no_room(error, path) or f"{path} cannot be written: {error.strerror or error}"
+        known = with_remedy(error) or f"{path} cannot be written: {error.strerror or error}"
         raise BadData(f"{known}; the new data take about {size:,} bytes") from error
     return sum(file.stat().st_size for file in path.iterdir())
 

@@ -28,8 +28,9 @@ from torch.utils.data import (
 )
 
 from tutti.data.arrays import as_array
+from tutti.data.columns import Column
 from tutti.data.rows import Array
-from tutti.data.structure import Sequences, sequences
+from tutti.data.structure import sequences
 from tutti.errors import BadData
 
 TARGETS: Final = ("y", "targets", "labels", "target")
@@ -114,7 +115,7 @@ def read_items(dataset: object, part: str) -> tuple[object, object]:
         for name in first
     }
     targets = _together([goal for _, goal in items], "target", part)
-    if isinstance(targets, Sequences):
+    if isinstance(targets, Column):
         raise BadData(f"the targets of the {part} part differ in their lengths; pad them")
     if _ALONE in whole:
         return whole[_ALONE], targets

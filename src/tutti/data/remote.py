@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from tutti.errors import BadData, BadOption, BadRunFolder
-from tutti.records.files import cache_folder, locked_file, replace_file, unfinished_file
+from tutti.records.files import cache_folder, locked_file, unfinished_file
 from tutti.terminal import warn_on_stderr
 
 SCHEMES: Final = ("s3", "gs", "gcs", "az", "abfs", "https", "hf", "sftp", "hdfs", "file", "memory")
@@ -83,7 +82,7 @@ def local_copy(data: object) -> object:
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with locked_file(place / "lock"):
-            _bring(data, copy, place / "copied.json")
+            _bring(data, copy, place / "copied.jsonl")
     except (OSError, BadRunFolder) as error:
         raise BadData(
             f"{shown(data)} cannot be copied to {place}: {_reason(error, data)}; set TUTTI_CACHE to a folder "
@@ -93,10 +92,13 @@ def local_copy(data: object) -> object:
 
 
 def _bring(url: str, copy: Path, manifest: Path) -> None:
-    """Make the copy of an address the same as what is there."""
+    """Make the copy of an address the same as what is there.
+
+    The manifest has a line for each file that has come: its path, and facts that tell its content.
+    """
     known: dict[str, str] = {}
     with suppress(OSError, ValueError):
-        known = json.loads(manifest.read_text())
+        known = dict(map(json.loads, manifest.read_text().splitlines()))
     try:
         system, root, found = _listed(url)
     except BadOption:
@@ -106,35 +108,29 @@ def _bring(url: str, copy: Path, manifest: Path) -> None:
             raise BadData(f"{shown(url)} cannot be read: {_reason(error, url)}") from error
         warn_on_stderr(f"{shown(url)} cannot be read ({_reason(error, url)}); its copy {copy} is used")
         return
-    marks = {inner: _marks(about) for inner, about in found.items()}
-    kept = {inner for inner in marks if known.get(inner) == marks[inner] != "" and (copy / inner).is_file()}
-    if kept == marks.keys() == known.keys():
-        return
-    size = sum(int(about.get("size") or 0) for inner, about in found.items() if inner not in kept)
-    what = f"{len(found) - len(kept):,} files, {size / 1e9:.2f} GB"
-    print(f"copying {what}, from {shown(url)} to {copy}", file=sys.stderr, flush=True)
-    for inner in known.keys() - marks.keys():
+    for inner in known.keys() - found.keys():
         (copy / inner).unlink(missing_ok=True)
-    copied = {inner: marks[inner] for inner in kept}
-    try:
-        for inner in sorted(marks.keys() - kept):
-            path = f"{root}/{inner}" if inner else root
+    marks = {inner: _marks(about) for inner, about in found.items()}
+    wanted = [
+        inner
+        for inner in sorted(marks)
+        if not marks[inner] or known.get(inner) != marks[inner] or not (copy / inner).is_file()
+    ]
+    if wanted:
+        size = sum(int(found[inner].get("size") or 0) for inner in wanted)
+        what = f"{len(wanted):,} files, {size / 1e9:.2f} GB"
+        print(f"copying {what}, from {shown(url)} to {copy}", file=sys.stderr, flush=True)
+    for inner in wanted:
+        path = f"{root}/{inner}" if inner else root
+        try:
             _copy(system, path, copy / inner, found[inner].get("size"))
-            copied[inner] = marks[inner]
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise _not_copied(url, path, error) from error
-    except Exception as error:
-        raise _not_copied(url, path, error) from error
-    finally:
-        replace_file(manifest, json.dumps(copied).encode())
-
-
-def _not_copied(url: str, path: str, error: Exception) -> BadData:
-    return BadData(
-        f"{shown(path)} cannot be copied: {_reason(error, url)}; what has come is kept, so try again"
-    )
+        except Exception as error:
+            raise BadData(
+                f"{shown(path)} cannot be copied to {copy}: {_reason(error, url)}; what has come is kept, so "
+                "try again; TUTTI_CACHE names another folder for it"
+            ) from error
+        with manifest.open("a") as file:
+            file.write(json.dumps([inner, marks[inner]]) + "\n")
 
 
 def _listed(url: str) -> tuple[Any, str, dict[str, Mapping[str, Any]]]:

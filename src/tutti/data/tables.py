@@ -1,19 +1,14 @@
-"""Tables: which columns are inputs and which are targets, and values that are missing."""
+"""Tables: which columns are inputs and which are targets."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tutti.data.arrays import float_dtype
 from tutti.data.items import TARGET_WORDS
-from tutti.data.rows import Array
 from tutti.errors import BadData, BadOption
 
 ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
@@ -27,63 +22,42 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Choice:
-    """The columns of a table that are used, by their positions; `group` is None without groups."""
+    """The names of the columns of a table that are used; `group` is None without groups."""
 
-    inputs: tuple[int, ...]
-    targets: tuple[int, ...]
-    group: int | None = None
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    group: str | None = None
 
 
-@dataclass(frozen=True)
-class TargetColumn:
-    """A column of targets, or of groups.
+def choose(names: Sequence[str], options: Mapping[str, Any], what: str, labelled: bool = True) -> Choice:
+    """Choose the columns of a table `what`, by name or by position.
 
-    Attributes:
-        name: of the column.
-        values: numbers, or texts.
-        absent: which of them are missing; what is in their place means nothing.
+    Without "target" it is the column whose name says it; without "columns" the inputs are all others but the
+    index of a frame and the "group" of each sample. Without `labelled` no target is needed, nor read.
     """
-
-    name: str
-    values: Array
-    absent: NDArray[np.bool_]
-
-
-def choose(
-    names: Sequence[str],
-    target: object,
-    columns: object,
-    what: str,
-    labelled: bool = True,
-    group: object = None,
-) -> Choice:
-    """Choose the columns of a table `what`, by name or by position; None: the target's name says it.
-
-    Inputs are all others, but for the index of a frame and the column `group` by which samples are grouped.
-    Without `labelled` there may be no target; it is no input where the table has it, nor read.
-    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadData(f"{what} has two columns called '{twice}'; give them different names")
+    target, columns, group = (options.get(name) for name in ("target", "columns", "group"))
     if target is None:
-        named = [at for at, name in enumerate(names) if name.strip().lower() in TARGET_WORDS]
-        if len(named) != 1 and labelled:
-            found = "no column" if not named else "several columns"
+        targets = tuple(name for name in names if name.strip().lower() in TARGET_WORDS)
+        if len(targets) != 1 and labelled:
+            found = "no column" if not targets else "several columns"
             raise BadData(
                 f"{what} has {found} with a name such as 'target' or 'label': say which column is to be "
                 f"predicted by --data.target NAME; its columns are {_listed(names)}"
             )
-        targets = tuple(named)
     else:
-        targets = _positions(names, target, "target", what)
-    grouped = None
+        targets = _named(names, target, "--data.target", what)
     if group is not None and (labelled or str(group) in names):  # what is to be predicted may lack it
-        grouped = _position(names, str(group), "--group-by", what)
+        (group,) = _named(names, str(group), "--group-by", what)
     if columns is None:
-        left_out = {*targets, grouped}
-        inputs = tuple(at for at in range(len(names)) if at not in left_out and not _counts_rows(names[at]))
+        inputs = tuple(name for name in names if name not in (*targets, group) and not _counts_rows(name))
     else:
-        inputs = _positions(names, columns, "columns", what)
+        inputs = _named(names, columns, "--data.columns", what)
     if not inputs:
         raise BadData(f"{what} has no column but the target; add columns that it is to be predicted from")
-    if grouped in inputs:
+    if group in inputs:
         raise BadOption(
             f"samples are grouped by the column '{group}', and it is an input, too, though no group is met "
             "again; leave it out of --data.columns"
@@ -92,23 +66,8 @@ def choose(
         return Choice(inputs, ())
     both = sorted({*inputs} & {*targets})
     if both:
-        raise BadOption(f"the column '{names[both[0]]}' is input and target at once; leave it out of one")
-    return Choice(inputs, targets, grouped)
-
-
-def groups_of(column: TargetColumn, kept: NDArray[np.bool_], what: str) -> Array:
-    """Return the groups of the rows of the table `what` that are kept; each needs one."""
-    lacking = column.absent & kept
-    if lacking.any():
-        raise BadData(
-            f"{what} has no value in row {int(lacking.argmax()) + 1:,} of the column '{column.name}', "
-            "by which samples are grouped; give each sample a group"
-        )
-    if column.values.ndim > 1:
-        raise BadData(
-            f"{what} has lists in '{column.name}'; give each sample a number or a text as its group"
-        )
-    return column.values[kept]
+        raise BadOption(f"the column '{both[0]}' is input and target at once; leave it out of one")
+    return Choice(inputs, targets, group)
 
 
 def _counts_rows(name: str) -> bool:
@@ -116,26 +75,21 @@ def _counts_rows(name: str) -> bool:
     return name.strip() == "" or _INDEX.fullmatch(name) is not None
 
 
-def _positions(names: Sequence[str], given: object, option: str, what: str) -> tuple[int, ...]:
-    wanted = given if isinstance(given, list | tuple) else [given]
-    found = [_position(names, one, f"--data.{option}", what) for one in wanted]
+def _named(names: Sequence[str], given: object, option: str, what: str) -> tuple[str, ...]:
+    """Return the names of columns that are given by name or by position."""
+    found = []
+    for one in given if isinstance(given, list | tuple) else [given]:
+        if str(one) in names:
+            found.append(str(one))
+        elif isinstance(one, int) and not isinstance(one, bool) and -len(names) <= one < len(names):
+            found.append(names[one])
+        else:
+            near = difflib.get_close_matches(str(one), names, n=1, cutoff=0.5)
+            meant = f"did you mean '{near[0]}'? " if near else ""
+            raise BadData(f"{what} has no column '{one}' ({option}); {meant}its columns are {_listed(names)}")
     if not found or len({*found}) < len(found):
-        raise BadOption(f"--data.{option} names {'a column twice' if found else 'no column'}; give each once")
+        raise BadOption(f"{option} names {'a column twice' if found else 'no column'}; give each once")
     return tuple(found)
-
-
-def _position(names: Sequence[str], given: object, option: str, what: str) -> int:
-    name = str(given)
-    matches = [at for at, one in enumerate(names) if one == name]
-    if len(matches) > 1:
-        raise BadData(f"{what} has {len(matches)} columns called '{name}'; give them different names")
-    if matches:
-        return matches[0]
-    if isinstance(given, int) and not isinstance(given, bool) and -len(names) <= given < len(names):
-        return given % len(names)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = f"did you mean '{near[0]}'? " if near else ""
-    raise BadData(f"{what} has no column '{name}' ({option}); {meant}its columns are {_listed(names)}")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -151,27 +105,3 @@ def is_number(text: str) -> bool:
     except ValueError:
         return text.strip().lower() in ABSENT
     return True
-
-
-def targets_of(columns: Sequence[TargetColumn], missing: str, what: str) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the targets, one or several numbers for each row, and which rows are kept."""
-    absent = np.logical_or.reduce([column.absent for column in columns])
-    if absent.any() and missing != "drop":
-        row = int(absent.argmax())
-        name = next(column.name for column in columns if column.absent[row])
-        raise BadData(
-            f"{what} has no value in row {row + 1:,} of the target '{name}'; targets are missing in "
-            f"{int(absent.sum()):,} rows: leave these out by --data.missing drop"
-        )
-    for column in columns:
-        if len(columns) > 1 and column.values.dtype.kind not in "biuf":
-            raise BadData(
-                f"the target '{column.name}' of {what} holds texts, such as '{column.values[0]}'; several "
-                "targets must be numbers"
-            )
-    kept = ~absent
-    if len(columns) == 1:
-        return columns[0].values[kept], kept
-    whole = all(column.values.dtype.kind in "biu" for column in columns)
-    stacked = np.stack([column.values[kept] for column in columns], axis=1)
-    return stacked if whole else stacked.astype(float_dtype()), kept

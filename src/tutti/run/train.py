@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
 from tutti.data.streaming import StreamedPart
@@ -25,14 +25,13 @@ from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import started_by
-from tutti.launch.placement import split_off_servers
 from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
-from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
+from tutti.records.run_folder import RunFolder, check_writable
 from tutti.records.texts import resumed_text
 from tutti.run import summary_lines
 from tutti.run.build import (
@@ -60,12 +59,11 @@ from tutti.strategies.base import Home
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
-from tutti.training.loggers import logger_names, loggers_of
-from tutti.training.loggers.base import Logbook
+from tutti.training.loggers import Logbook, logger_names, loggers_of
 from tutti.training.losses import weights_in
 from tutti.training.losses.weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
-from tutti.training.progress import Points, Progress, Several, progress_on
+from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.trainer import Trainer
 from tutti.training.weights import refuse_unstorable, weights_to_bytes
@@ -97,16 +95,16 @@ class Pulse(Progress):
         self._peers = comm.peers
 
     @override
-    def doing(self, what: str) -> None:
-        self._peers.beat(None)
+    def doing(self, what: str, step: int | None = None) -> None:
+        self._peers.publish_steps(None)
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
     @override
     def end(self) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -117,7 +115,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
-        context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)
+        context = replace(context, follower=Pulse(comm), on_step=comm.peers.publish_steps)
     return train(comm, job, context)
 
 
@@ -139,7 +137,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     with seeded(config.seed):
         strategy = check_recipe(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
-        team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
+        team = keep_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
@@ -259,7 +257,7 @@ class FittedRun:
                 self._config,
                 history,
                 None,
-                self._facts,
+                self._pace,
                 None if folder is None else str(folder.path),
                 data.shape,
                 outputs_for(data),
@@ -275,7 +273,7 @@ class FittedRun:
             if folder is not None:
                 if pipeline is not None:
                     folder.write(pipeline)
-                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.starts().records))
+                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.lines(RunStart).records))
                 folder.write(summary)
                 book.finish(summary)
         outcome = replace(outcome, summary=summary)
@@ -293,8 +291,8 @@ class FittedRun:
         return replace(self.parts.config, out=None)
 
     @property
-    def _facts(self) -> StrategyFacts:
-        return self.parts.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
+    def _pace(self) -> str:
+        return self.parts.strategy.pace.name.lower()
 
     def _trainer(
         self,
@@ -316,9 +314,8 @@ class FittedRun:
         shown = (
             Progress() if self.job.quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=notebook)
         )
-        points = Progress() if folder is None else Points(folder)
         hooks = Hooks(
-            Several(shown, heartbeat, points, self.context.follower),
+            Several(shown, heartbeat, self.context.follower),
             book.epoch,
             self.context.on_step,
             keep,
@@ -396,7 +393,6 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         job.memory.note_folder(folder.path.absolute())
     # Lost ranks may not be gone yet, though they no longer write.
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
-        folder = replace(folder, lock=lock, together=not context.alone)
         if lock.problem is not None:
             warn_on_stderr(
                 f"the file system of {folder.path} has no locks ({lock.problem}); see to it that no other "
@@ -409,8 +405,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         folder.write_config(config.as_json())
         of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
         folder.write(trained_on(task.dataset, of_classes))
-        folder.write(run._facts)
-        folder.note_start(run.start, flush=not job.takeover)
+        folder.append(replace(run.start, pace=run._pace), flush=not job.takeover)
         yield folder
 
 

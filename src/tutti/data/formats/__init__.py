@@ -19,9 +19,10 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tutti.data.arrays import as_array
+from tutti.data.columns import Column
 from tutti.data.contents import Contents
 from tutti.data.rows import Rows, StoredRows, joined
-from tutti.data.structure import Sequences
+from tutti.data.structure import sequence_column
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
@@ -157,8 +158,8 @@ def _traits(path: Path, contents: Contents[object]) -> list[str]:
     for part, (inputs, targets) in contents.parts.items():
         goals = None if targets is None else _rows(targets)
         for name, one in inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]:
-            rows = _rows(one.values if isinstance(one, Sequences) else one)
-            count = len(one) if isinstance(one, Sequences) else len(rows)
+            rows = _rows(one.values if isinstance(one, Column) else one)
+            count = len(one.rows if isinstance(one, Column) else rows)
             if goals is not None and count != len(goals):
                 raise BadData(f"{path} has {count:,} inputs but {len(goals):,} targets; give one for each")
             found.append(f"the {part} inputs {name} of shape {rows.shape[1:]} and type {rows.dtype}")
@@ -173,9 +174,9 @@ def _together(inputs: Sequence[Any]) -> object:
     """Return the inputs of several files as one, or each of several."""
     if isinstance(inputs[0], Mapping):
         return {name: _together([one[name] for one in inputs]) for name in inputs[0]}
-    if all(isinstance(one, Sequences) for one in inputs):
-        lengths = np.concatenate([one.lengths for one in inputs])
-        return Sequences(joined([one.values for one in inputs]), lengths)
+    if all(isinstance(one, Column) for one in inputs):
+        lengths = np.concatenate([one.rows[:, 1] for one in inputs])
+        return sequence_column(joined([one.values for one in inputs]), lengths)
     return joined([_rows(one) for one in inputs])
 
 

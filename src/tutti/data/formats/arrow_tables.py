@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tutti.data.arrays import as_floats, float_dtype
+from tutti.data.columns import Column
 from tutti.data.contents import Contents, refuse_other_names
 from tutti.data.items import TARGET_WORDS
 from tutti.data.pictures import Pictures, decoded, stamp
-from tutti.data.rows import Array, chosen
-from tutti.data.structure import Sequences
-from tutti.data.tables import TargetColumn, choose, groups_of, is_number, targets_of
+from tutti.data.rows import Array, Indices, Rows, chosen
+from tutti.data.structure import sequence_column
+from tutti.data.tables import Choice, choose, is_number
 from tutti.errors import BadData
 from tutti.records.npz import damaged
 
@@ -109,15 +111,12 @@ def read_table(
     Raises:
         BadData: the file is damaged, or has something else than is needed in a column.
     """
-    names = schema.names
-    choice = choose(
-        names, options.get("target"), options.get("columns"), str(path), labelled, options.get("group")
-    )
-    inputs, goals = ([names[at] for at in some] for some in (choice.inputs, choice.targets))
-    groups_in = [] if choice.group is None else [names[choice.group]]
+    choice = choose(schema.names, options, str(path), labelled)
+    inputs = choice.inputs
+    used = [*inputs, *choice.targets, *([] if choice.group is None else [choice.group])]
     arrow = arrow_package()
     try:
-        table = read([*dict.fromkeys((*inputs, *goals, *groups_in))])
+        table = read(used)
     except (arrow.ArrowException, OSError) as error:
         raise damaged(path, error) from error
     if not table.num_rows:
@@ -126,25 +125,26 @@ def read_table(
     shows = len(inputs) == 1 and _holds_pictures(kinds[inputs[0]])
     for name in [] if shows else inputs:
         _refuse_other_kinds(path, table.column(name), name, kinds)
-    targets = groups = None
+    values: object = None
     rows = np.arange(table.num_rows)
     if labelled:
-        found = [_target(path, table.column(name), name) for name in goals]
-        targets, kept = targets_of(found, options.get("missing", "error"), str(path))
-        for name in groups_in:
-            groups = groups_of(_target(path, table.column(name), name), kept, str(path))
-        rows = np.flatnonzero(kept)
-        if not len(rows):
-            raise BadData(f"{path} has no rows with a target")
+        rows = _rows_with_targets(path, table, choice, options.get("missing", "error"))
     if shows:
         pictures = pictures or _pictures(path, table.column(inputs[0]), inputs[0])
-        values: object = chosen(decoded(pictures, options.get("size")), rows)
-    else:
-        values = _inputs(path, table if len(rows) == table.num_rows else table.take(rows), inputs)
+        values = chosen(decoded(pictures, options.get("size")), rows)
+    table = table if len(rows) == table.num_rows else table.take(rows)
+    if not shows:
+        values = _inputs(path, table, inputs)
+    targets = _targets(path, table, choice.targets) if labelled else None
+    groups = None if choice.group is None else _target(path, table.column(choice.group), choice.group)
+    if groups is not None and groups.ndim > 1:
+        raise BadData(
+            f"{path} has lists in '{choice.group}'; give each sample a number or a text as its group"
+        )
     columns = tuple(inputs) if not shows and not any(map(_is_list, kinds.values())) else ()
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
     parts = {"train": (values, targets)}
-    return Contents(stem, parts, labels=_class_names(schema, goals), columns=columns, groups=groups)
+    return Contents(stem, parts, labels=_class_names(schema, choice.targets), columns=columns, groups=groups)
 
 
 def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:
@@ -158,33 +158,68 @@ def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:
     return each if len(each) > 1 else each[names[0]]
 
 
-def _target(path: Path, values: Any, name: str) -> TargetColumn:
-    arrow = arrow_package()
-    if arrow.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    kind, absent = values.type, np.asarray(values.is_null().to_numpy(), dtype=bool)
-    values = values.drop_null()
-    found: object
-    if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
-        found = np.array(values.to_pylist(), dtype=str)
-    elif _is_list(kind):
-        found = _lists(path, values, name)
-    elif _is_number(kind):
-        found = np.asarray(values.to_numpy())
-    else:
-        found = None
-    if not isinstance(found, np.ndarray):
+def _rows_with_targets(path: Path, table: Any, choice: Choice, missing: str) -> Indices:
+    """Return the rows that have all targets.
+
+    Raises:
+        BadData: a target is missing, and is not to be dropped; or a row that is kept has no group.
+    """
+    absent = {
+        name: _absent(table.column(name)) for name in (*choice.targets, choice.group) if name is not None
+    }
+    lacking = np.logical_or.reduce([absent[name] for name in choice.targets])
+    if lacking.any() and missing != "drop":
+        row = int(lacking.argmax())
+        name = next(name for name in choice.targets if absent[name][row])
         raise BadData(
-            f"{path} has values of type {kind}, or lists of several lengths, in the target '{name}'; give "
-            "numbers, texts or lists of numbers of one length"
+            f"{path} has no value in row {row + 1:,} of the target '{name}'; targets are missing in "
+            f"{int(lacking.sum()):,} rows: leave these out by --data.missing drop"
         )
-    if absent.any():
-        placed = np.zeros((len(absent), *found.shape[1:]), found.dtype if len(found) else float)
-        placed[~absent] = found
-        found = placed
-    if found.dtype.kind == "f" and found.ndim == 1:
-        absent = absent | np.isnan(found)
-    return TargetColumn(name, found, absent)
+    if lacking.all():
+        raise BadData(f"{path} has no rows with a target")
+    if choice.group is not None and (alone := absent[choice.group] & ~lacking).any():
+        raise BadData(
+            f"{path} has no value in row {int(alone.argmax()) + 1:,} of the column '{choice.group}', "
+            "by which samples are grouped; give each sample a group"
+        )
+    return np.flatnonzero(~lacking)
+
+
+def _absent(values: Any) -> NDArray[np.bool_]:
+    """Return which values are null or NaN."""
+    return np.asarray(arrow_package().compute.is_null(values, nan_is_null=True).to_numpy(), dtype=bool)
+
+
+def _targets(path: Path, table: Any, names: Sequence[str]) -> Array:
+    """Return targets: one for each row, or several numbers."""
+    found = [_target(path, table.column(name), name) for name in names]
+    if len(found) == 1:
+        return found[0]
+    for name, values in zip(names, found, strict=True):
+        if values.dtype.kind not in "biuf":
+            raise BadData(
+                f"the target '{name}' of {path} holds texts, such as '{values[0]}'; several targets must "
+                "be numbers"
+            )
+    stacked = np.stack(found, axis=1)
+    return as_floats(stacked) if stacked.dtype.kind == "f" else stacked
+
+
+def _target(path: Path, values: Any, name: str) -> Array:
+    types, kind = arrow_package().types, values.type
+    if types.is_dictionary(kind):
+        return _target(path, values.cast(kind.value_type), name)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return np.array(values.to_pylist(), dtype=str)
+    found = _lists(path, values, name) if _is_list(kind) else None
+    if isinstance(found, np.ndarray):
+        return found
+    if not _is_number(kind):
+        raise BadData(
+            f"{path} has values of type {kind}, or lists of several lengths, in '{name}'; give numbers, "
+            "texts or lists of numbers of one length"
+        )
+    return np.asarray(values.to_numpy())
 
 
 def _values(path: Path, values: Any, name: str) -> object:
@@ -218,7 +253,7 @@ def _refuse_other_kinds(path: Path, values: Any, name: str, kinds: Mapping[str, 
     )
 
 
-def _lists(path: Path, values: Any, name: str) -> Array | Sequences:
+def _lists(path: Path, values: Any, name: str) -> Array | Column[Rows]:
     """Return a column of lists: an array, or sequences where the outer lists have several lengths."""
     arrow = arrow_package()
     values = values.combine_chunks()
@@ -241,7 +276,7 @@ def _lists(path: Path, values: Any, name: str) -> Array | Sequences:
     values = values.cast(arrow.float64()) if values.null_count else values
     numbers: Array = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(lengths.sum(), *shape)
     if len({*lengths.tolist()}) > 1:
-        return Sequences(numbers, lengths)
+        return sequence_column(numbers, lengths)
     return numbers.reshape(len(lengths), -1 if len(numbers) else 0, *shape)
 
 

@@ -51,12 +51,9 @@ class Csv(Format):
                 f"{path} has no line with the names of its {len(names)} columns: say which column is to be "
                 "predicted by its number, --data.target 0 for the first, -1 for the last"
             )
-        choice = choose(names, target, options.get("columns"), str(path), labelled, options.get("group"))
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise BadData(f"{path} has two columns called '{twice}'; give them different names")
+        choice = choose(names, options, str(path), labelled)
         # Not as Arrow guesses them: names of classes may look like dates, and 1 is not 1.0.
-        texts = [names[at] for at in (*choice.targets, choice.group) if at is not None]
+        texts = [name for name in (*choice.targets, choice.group) if name is not None]
         table = _read(path, separator, names, named, texts)
         return read_table(path, table.schema, table.select, options, labelled)
 

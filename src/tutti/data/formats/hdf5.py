@@ -13,7 +13,7 @@ from typing_extensions import override
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format, listed
 from tutti.data.rows import Array, StoredRows
-from tutti.data.structure import Sequences
+from tutti.data.structure import sequence_column
 from tutti.errors import BadData
 from tutti.load_object import optional_package
 from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
@@ -89,13 +89,13 @@ def _several(path: Path, file: _File, wanted: object) -> object:
     rows = [_rows(path, file, name) for name in names]
     if len(rows) == 1:
         return rows[0]
-    if all(isinstance(one, StoredRows) and one.shape == (len(rows[0]),) for one in rows):
+    if all(isinstance(one, StoredRows) and one.shape == rows[0].shape[:1] for one in rows):
         dtype = np.result_type(*(one.dtype for one in rows if isinstance(one, StoredRows)))
 
         def read(start: int, stop: int) -> Array:
             return np.stack([one[start:stop] for one in rows], axis=1)
 
-        return StoredRows((len(rows[0]), len(rows)), dtype, read)
+        return StoredRows((*rows[0].shape, len(rows)), dtype, read)
     by_word = {name.rpartition("/")[2]: one for name, one in zip(names, rows, strict=True)}
     if len(by_word) < len(rows):
         raise BadData(
@@ -117,7 +117,7 @@ def _rows(path: Path, file: _File, wanted: object) -> Any:
         return np.asarray(stored.asstr()[...], dtype=str)
     if h5py.check_vlen_dtype(stored.dtype) is not None:
         each = stored[...]
-        return Sequences(np.concatenate(each), np.array([len(one) for one in each], np.int64))
+        return sequence_column(np.concatenate(each), np.array([len(one) for one in each], np.int64))
     if stored.dtype.kind not in "biuf":
         raise BadData(f"{path} has neither numbers nor texts in '{name}', but {stored.dtype}; choose others")
     if not stored.shape:

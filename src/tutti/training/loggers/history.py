@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import CSV
 from tutti.registry import part
-from tutti.training.loggers.base import Logger, figures_of
+from tutti.training.loggers import Logger, figures_of
 
 
 @part("csv")
@@ -21,7 +21,6 @@ class CsvLogger(Logger):
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
         """Append the figures of earlier epochs."""
-        self._folder.refuse_lost()
         with open(self._folder.path / CSV, "a", encoding="utf-8", newline="") as file:
             for record in records:
                 place = {"time": record.time, "epoch": record.epoch, "step": record.step}
@@ -43,8 +42,8 @@ class JsonLinesLogger(Logger):
     always = True
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
-        """Keep what the file has of them, and nothing else."""
-        self._folder.keep_epochs(records)
+        """Keep these epochs alone."""
+        self._folder.keep(EpochRecord, records)
 
     def epoch(self, record: EpochRecord) -> None:
         """Append the record; it is on the disk when this returns."""
