@@ -37,22 +37,11 @@ def part_columns(
     columns: tuple[str, ...] = (),
     finite: bool = True,
 ) -> tuple[tuple[Column[Rows], ...], Array, Indices]:
-    """Return the inputs and targets of a part, the inputs in the form in which they are kept.
+    """Return the inputs, the targets, and the numbers of the samples that are kept.
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
-    NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order.
-
-    Args:
-        part: "train", "validation" or "test", for messages.
-        inputs: the words for each input, and what it is: an array, a tensor or a nested list, of shape
-            (samples, ...), or a column.
-        targets: likewise, of the same length.
-        missing: one of `MISSING`; samples with NaN are left out, refused, or kept.
-        columns: the names of the inputs, if they are those of a table.
-        finite: whether all inputs are read, and NaN and inf refused.
-
-    Returns:
-        The inputs, the targets, and the numbers of the samples that are kept.
+    NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order. Each input
+    comes with the words for it; without `finite` none is read, and NaN and inf are not looked for.
 
     Raises:
         BadData: no numbers, no samples, or unequal lengths.
@@ -92,11 +81,7 @@ def values_of(column: Column[Rows]) -> Rows:
 
 
 def input_column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
-    """Return one input in the form in which it is kept.
-
-    Raises:
-        BadData: it has no numbers, no samples, or another number of them than there are targets.
-    """
+    """Return one input in the form in which it is kept; refuse one without numbers or samples."""
     if isinstance(value, Column):
         x = value.rows
     else:
@@ -145,11 +130,7 @@ def _refuse_missing(part: str, rows: Rows, missing: NDArray[np.bool_], columns: 
 
 
 def as_array(value: object, what: str) -> Array:
-    """Return `value` as a NumPy array; tensors are not copied.
-
-    Raises:
-        BadData: it is no regular array.
-    """
+    """Return `value` as a NumPy array; tensors are not copied."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -217,11 +198,7 @@ def not_finite(rows: Rows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def refuse_not_finite(what: str, rows: Rows) -> None:
-    """Refuse NaN and inf, and numbers that become inf in the type in which they are kept.
-
-    Raises:
-        NotFinite: with the first such sample and how many there are.
-    """
+    """Refuse NaN and inf, and numbers that become inf in the type in which they are kept."""
     _refuse_bad(what, np.logical_or(*not_finite(rows)), rows)
 
 
@@ -248,12 +225,7 @@ def chunks_of(rows: Rows) -> Iterator[tuple[int, Array]]:
 
 
 def image_layout(inputs: Rows, turn: bool) -> Rows:
-    """Return inputs in the layout in which they are kept: 8-bit pictures have channels, which come first.
-
-    Args:
-        inputs: of shape (samples, ...).
-        turn: channels that come last are put first.
-    """
+    """Return inputs in the layout in which they are kept: 8-bit pictures have channels, which come first."""
     if isinstance(inputs, StoredRows):
         laid = _laid(np.empty((1, *inputs.shape[1:]), inputs.dtype), turn)
         if laid.shape[1:] == inputs.shape[1:]:
@@ -274,5 +246,5 @@ def _laid(inputs: Array, turn: bool) -> Array:
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Tell whether inputs of a shape (samples, ...) are taken for pictures whose channels come last."""
+    """Return whether inputs of a shape (samples, ...) are taken for pictures whose channels come last."""
     return len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS

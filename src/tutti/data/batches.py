@@ -55,11 +55,7 @@ _Span = tuple[int, int, float]
 
 
 def check_split(batch_size: int, ranks: int) -> None:
-    """Refuse a batch with fewer samples than ranks that share it.
-
-    Raises:
-        BadOption: the message says how many samples it takes.
-    """
+    """Refuse a batch with fewer samples than ranks that share it."""
     if batch_size < ranks:
         over = f"{ranks} ranks" if ranks > 1 else "1 rank"
         samples = f"{batch_size} sample{'' if batch_size == 1 else 's'}"
@@ -376,16 +372,7 @@ class Queue(Batches):
 
 
 def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]:
-    """Divide the samples over the ranks so that all need the same time.
-
-    Args:
-        samples: how many there are.
-        speeds: samples per second of each rank, above 0; only their ratios count.
-        least: what every rank gets at least, unless there are too few samples for that.
-
-    Returns:
-        A number for each rank, in the ratios of the speeds up to rounding; their sum is `samples`.
-    """
+    """Divide samples over ranks in the ratios of their speeds, rounded; each gets `least`, if it can."""
     least = min(least, samples // len(speeds))
     free, left = list(range(len(speeds))), samples
     while slow := [rank for rank in free if left * speeds[rank] < least * sum(speeds[r] for r in free)]:

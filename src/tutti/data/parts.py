@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -28,6 +28,7 @@ from tutti.data.columns import (
     names_beside,
     padded,
 )
+from tutti.data.rows import Array
 from tutti.records.shapes import Shape
 
 T = TypeVar("T")
@@ -203,17 +204,12 @@ class Part:
 
     def fingerprint(self) -> str:
         """Return what tells its samples from others: their shapes, all targets and some inputs."""
-        targets = self.targets
         some = torch.linspace(0, len(self) - 1, min(len(self), PROBED), dtype=torch.float64).long()
         some = some.to(self.device)
         some = some if self.rows is None else self.rows[some]
         shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
-        found = hashlib.sha256(repr([(len(self), *shape), tuple(targets.shape)]).encode())
-        for tensor in (targets, *self._probed(some)):
-            # The same samples in another precision are the same samples.
-            tensor = tensor.float() if tensor.is_floating_point() else tensor
-            found.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-        return found.hexdigest()
+        tensors = (self.targets, *self._probed(some))
+        return digest((len(self), shape), [tensor.cpu().numpy() for tensor in tensors])
 
     def _probed(self, some: Tensor) -> Iterator[Tensor]:
         """Yield the inputs of some stored samples; of sequences the lengths, too."""
@@ -251,6 +247,15 @@ class Part:
                 yield column.values
             yield column.rows
         yield self.stored_targets
+
+
+def digest(shapes: object, arrays: Iterable[Array]) -> str:
+    """Return a checksum of samples; the same numbers in another type of floats have the same."""
+    found = hashlib.sha256(repr(shapes).encode())
+    for array in arrays:
+        kept = {"f": np.float32, "i": np.int64}.get(array.dtype.kind, array.dtype)
+        found.update(np.ascontiguousarray(array, kept).tobytes())
+    return found.hexdigest()
 
 
 def shape_of(stored: Stored[Tensor]) -> Shape:

@@ -27,14 +27,7 @@ BALANCED: Final = "balanced"
 def chances_of(given: object, part: Part) -> Tensor:
     """Return the weight of each sample of a part, of shape (samples,), in float64.
 
-    Args:
-        given: `BALANCED`; a weight for each training sample of the source, in order, as an array or a tensor;
-            or the path of an NPY file of these.
-        part: the samples to train on; where it is not all of the source's, it has rows.
-
-    Raises:
-        BadOption: balanced where the targets are no classes.
-        BadData: the file cannot be read, or its weights cannot be used.
+    `given` is `BALANCED`, a weight for each training sample of the source, or a path of an NPY file.
     """
     if isinstance(given, str) and given == BALANCED:
         return _balanced(part.targets.cpu())

@@ -65,13 +65,7 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
 def read_inputs(data: object, options: Mapping[str, object], part: str | None = None) -> ReadData:
     """Read and check the inputs of a part, whether or not it has targets: all targets are 0.
 
-    Args:
-        data: as for `read_source`.
-        options: likewise; samples are not to be dropped.
-        part: "train", "validation" or "test"; None: the test part, or the only one.
-
-    Raises:
-        UserError: as `read_source` does.
+    The part is "train", "validation" or "test"; None: the test part, or the only one.
     """
     contents, _, missing = _contents(data, dict(options), labelled=False)
     if missing == "drop":
@@ -172,13 +166,7 @@ def _samples(what: str, value: object) -> tuple[int, ...]:
 def with_columns(data: object, options: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
     """Return the options by which other data have the columns that a model was trained on, in their order.
 
-    Args:
-        data: as for `read_source`.
-        options: what the user has given; columns that are chosen there are taken as they are.
-        columns: the names of the inputs in training; empty, or numbers: they had none.
-
-    Raises:
-        BadData: there are no such data.
+    Columns that the options choose are taken as they are; numbers are no names.
     """
     found = dict(options)
     named = columns and not all(name.isdecimal() for name in columns)
@@ -230,11 +218,7 @@ def _contents(
 
 
 def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, path: Path) -> bool:
-    """Return whether the inputs stay in their files.
-
-    Raises:
-        BadOption: it is wanted and not possible.
-    """
+    """Return whether the inputs stay in their files; refuse it where it is wanted and not possible."""
     inputs = [x for x, _ in contents.parts.values()]
     if wanted is False:
         return False
@@ -251,13 +235,9 @@ def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, 
 
 
 def check_named(data: str) -> None:
-    """Refuse a name that is neither a built-in data set nor a file of a known kind nor a folder of one.
+    """Refuse a name that is neither a built-in data set nor a file or a folder of a known kind.
 
-    The files of a list must be there, too. Of an address only the scheme is looked at.
-
-    Raises:
-        UnknownName: a word without a dot or a slash, of which there is no such data set.
-        BadData: the file, or one that it lists, is missing, empty or of another kind.
+    Of an address only the scheme is looked at.
     """
     if is_remote(data):
         check_address(data)

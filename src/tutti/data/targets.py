@@ -38,20 +38,14 @@ def with_checked_targets(
     """Decide whether the targets are classes or values, and check them.
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
-    order; floats are values to approach, unless `classes` is given. Several 0/1 targets for each sample
-    become floats, unless `classes` is given: then each position, such as a token or a pixel, has a class.
-    The class number -100 stands for no label.
-
-    Args:
-        contents: a data set with the targets as they were read.
-        given: the number of classes, where the user says so.
-        known: the classes of a model that the data are for: they get the numbers that they have there, and
-            whole numbers are amounts if it was trained on such.
+    order; floats are values to approach, unless `given` is their number of classes. Several 0/1 targets for
+    each sample become floats, unless `given`: then each position, such as a token or a pixel, has a class.
+    The class number -100 stands for no label. Of the classes of a model that are `known`, all get the numbers
+    that they have there.
 
     Returns:
-        The data set with the targets as they are kept: int64 for classes, of shape (samples,), or of
-        (samples, ...) where each position of a sample has a label of its own; else floats of shape
-        (samples, ...), and no classes.
+        The data set with int64 for classes, of shape (samples,), or (samples, ...) where each position of a
+        sample has a label; else floats of shape (samples, ...), and no classes.
 
     Raises:
         BadData: labels outside 0..classes-1, labels that are no whole numbers, or targets of another type.
@@ -154,11 +148,7 @@ def _number_of_classes(
     classes: int | None,
     known: KnownClasses | None,
 ) -> int:
-    """Return the number of classes of targets that are class numbers.
-
-    Raises:
-        BadData: they look like amounts, or a label is outside of the classes.
-    """
+    """Return the number of classes of targets that are class numbers; refuse amounts and other labels."""
     largest = max(int(values.max()) for values in whole.values())
     if largest == NO_LABEL:
         raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
