@@ -72,7 +72,7 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
         raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
     only = next(iter(contents.parts)) if len(contents.parts) == 1 else None
     wanted = part or only or "test"
-    # The only part of a file is called the training part, whatever it is for.
+    # The only part of a file is called the training part.
     if wanted not in contents.parts:
         raise BadData(
             f"{contents.name} has no {wanted} part; it has: {', '.join(contents.parts)}. "
