@@ -19,7 +19,7 @@ NUMBERS = [7, 8, 7, 9]
 
 
 def _groups(path: Path, name: str, **options: object) -> list[object]:
-    chosen: dict[str, object] = {} if path.suffix == ".h5" else {"target": "label", "columns": "a"}
+    chosen: dict[str, object] = {} if path.suffix in (".h5", ".npz") else {"target": "label", "columns": "a"}
     groups = read_source(str(path), {**chosen, "group": name, **options}).groups
     assert groups is not None
     return groups.tolist()
@@ -45,10 +45,11 @@ def tables(tmp_path: Path) -> Path:
     with h5py.File(tmp_path / "t.h5", "w") as file:
         file["x_train"], file["y_train"] = np.eye(4), np.arange(4)
         file["person"], file["number"] = PERSONS, NUMBERS
+    np.savez(tmp_path / "t.npz", x=np.eye(4), y=np.arange(4), person=PERSONS, number=NUMBERS)
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.jsonl", "t.h5", "parts"])
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.jsonl", "t.h5", "t.npz", "parts"])
 def test_groups_are_texts_or_numbers(tables: Path, name: str) -> None:
     assert _groups(tables / name, "person") == PERSONS
     assert _groups(tables / name, "number") == NUMBERS
@@ -92,6 +93,7 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
         ("lists.jsonl", "person", "has lists in 'person'"),
         ("short.h5", "person", "3 groups, but 4 samples"),
         ("t.h5", "persons", "no data set 'persons'"),
+        ("t.npz", "persons", "no array 'persons'"),
         ("gaps.csv", "person", "no value in row 2 of the column 'person', by which samples are grouped"),
     ],
 )
@@ -119,12 +121,6 @@ def test_a_misspelt_column_is_refused_in_training_too(tables: Path, name: str) -
     message = r"no (column|data set) 'nmuber'.*; (did you mean 'number'|it has number)"
     with pytest.raises(BadData, match=message):
         read_source(str(tables / name), {**options, "group": "nmuber"})
-
-
-def test_data_without_columns_refuse_the_option(tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", x=np.eye(2), y=[0, 1])
-    with pytest.raises(BadOption, match="--group-by"):
-        read_source(str(tmp_path / "t.npz"), {"group": "person"})
 
 
 def test_what_is_to_be_predicted_may_lack_the_column(tables: Path) -> None:
