@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
@@ -258,10 +258,6 @@ class Batches:
 
     def _of_draws(self, drawn: Tensor) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
         return lambda places: self.take(drawn[places])
-
-    def waited_s(self) -> Mapping[str, float]:
-        """Return the seconds since the last call in which this rank has waited for files, by stage."""
-        return self.part.waited_s()
 
     def _spans(self, samples: int) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
