@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches, DataSet, Part, Queue, SamplePool, Scale, open_data, open_pool
+from tutti.data import Batches, DataSet, Part, Queue, SamplePool, Scale, open_pool
 from tutti.data.scale import pixel_sums, scale_of
 from tutti.data.sources import read_source
 from tutti.errors import BadData
@@ -104,28 +104,6 @@ def pooled(data, ranks=1, ranks_per_host=None, **arguments):
         return pool.divided(comm, **{"validation": 0.2, "seed": 5, **arguments}), pool
 
     return VirtualWorld(ranks, ranks_per_host=ranks_per_host or ranks).run(program)
-
-
-@pytest.mark.parametrize("kind", ["grey", "colour", "floats", "several labels"])
-def test_a_pool_gives_the_samples_and_the_scale_that_open_data_gives(images, kind):
-    x, y = images
-    if kind == "colour":
-        x = np.stack([x, x // 2, 255 - x], 1)
-    if kind == "floats":
-        x, y = x / 3.0, y * 1.5
-    if kind == "several labels":
-        y = np.stack([y % 2, 1 - y % 2, y % 2], 1)
-    data = ((x[:40], y[:40]), (x[40:], y[40:]))
-    (ours, pool), _ = pooled(data, ranks=2)
-    wanted = VirtualWorld(1).run(lambda comm: open_data(data, comm, 0.2, 5))[0]
-    for one, other in zip(ours.parts, wanted.parts, strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.targets, other.targets)
-        # Bit for bit, so that a run is the same by either way.
-        assert one.scale == other.scale
-    assert (ours.name, ours.classes, ours.shape) == (wanted.name, wanted.classes, wanted.shape)
-    assert ours.train.stored_inputs.data_ptr() == ours.validation.stored_inputs.data_ptr()
-    assert ours.train.stored_inputs.data_ptr() == pool.dataset.train.stored_inputs.data_ptr()
 
 
 def test_ranks_of_a_host_see_one_copy_in_memory_of_anybody(images):

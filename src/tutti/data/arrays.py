@@ -41,14 +41,23 @@ def part_columns(
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
     NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order. Each input
-    comes with the words for it; without `finite` none is read, and NaN and inf are not looked for.
+    comes with the words for it; without `finite` none is read, and NaN and inf are not looked for. Without
+    targets these are 0.
 
     Raises:
         BadData: no numbers, no samples, or unequal lengths.
         NotFinite: NaN or inf among the inputs.
     """
+    found = [input_column(part, what, one) for what, one in inputs]
+    if targets is None:
+        targets = np.zeros(len(found[0].rows), np.float32)
     y = targets[:] if isinstance(targets, StoredRows) else as_array(targets, f"{part} targets")
-    found = [input_column(part, what, one, y) for what, one in inputs]
+    for (what, _), column in zip(inputs, found, strict=True):
+        if y.ndim == 0 or len(column.rows) != len(y):
+            raise BadData(
+                f"the {part} part has {len(column.rows):,} {what.removeprefix(part).strip()} but "
+                f"{y.size:,} targets; give one target for each input"
+            )
     kept = np.arange(len(y))
     if not finite:
         return tuple(found), y, kept
@@ -80,33 +89,20 @@ def values_of(column: Column[Rows]) -> Rows:
     return column.rows if column.values is None else column.values
 
 
-def input_column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
+def input_column(part: str, what: str, value: object) -> Column[Rows]:
     """Return one input in the form in which it is kept; refuse one without numbers or samples."""
-    if isinstance(value, Column):
-        x = value.rows
-    else:
-        x = value if isinstance(value, StoredRows) else as_array(value, what)
-    if x.ndim == 0 or y.ndim == 0:
+    found = value if isinstance(value, Column) else None
+    values = values_of(found) if found else value if isinstance(value, StoredRows) else as_array(value, what)
+    if values.ndim == 0:
         raise BadData(f"the {part} part is a single value; give one input and one target for each sample")
-    if len(x) != len(y):
-        shape = "sequences" if isinstance(value, Column) else f"shape {x.shape}"
-        raise BadData(
-            f"the {part} part has {len(x):,} {what.removeprefix(part).strip()} ({shape}) but {len(y):,} "
-            f"targets (shape {y.shape}); give one target for each input"
-        )
-    if len(x) == 0:
+    if len(found.rows if found else values) == 0:
         raise BadData(f"the {part} part has no samples; give at least one")
-    values = values_of(value) if isinstance(value, Column) else x
-    if values.dtype.kind not in "biuf":
-        raise BadData(f"the {what} are of type {values.dtype}; give numbers, such as float32 or uint8")
-    if values.size == 0:
-        raise BadData(f"the {what} have the shape {values.shape}, so no values; give inputs that have some")
-    if isinstance(value, Column):
-        # Bytes in a sequence are numbers of something, and no pixels.
-        if values.dtype == np.uint8:
-            return replace(value, values=joined([values], np.dtype(np.int64)))
-        return value
-    return Column(image_layout(x, turn=not isinstance(value, Tensor)))
+    if values.dtype.kind not in "biuf" or values.size == 0:
+        raise BadData(f"the {what} are of type {values.dtype} and shape {values.shape}; give numbers")
+    if found is None:
+        return Column(image_layout(values, turn=not isinstance(value, Tensor)))
+    # Bytes in a sequence are numbers of something, and no pixels.
+    return replace(found, values=joined([values], np.dtype(np.int64))) if values.dtype == np.uint8 else found
 
 
 def _of_samples(column: Column[Rows], nan: NDArray[np.bool_]) -> NDArray[np.bool_]:

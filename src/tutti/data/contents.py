@@ -196,7 +196,7 @@ def _sequences(values: object, lengths: object, what: str) -> Column[Rows]:
 
 
 def to_keys(contents: ReadData) -> dict[str, Rows]:
-    """Return the arrays of a data set by keys, of which `from_keys` makes it again.
+    """Return the arrays of a data set by keys, as `from_keys` takes them.
 
     Several inputs are 'x_train.image' and 'x_train.age', or 'x_train.0' and 'x_train.1'; of sequences the
     values of all are 'x_train.tokens', and 'x_train.tokens.lengths' says which are whose.

@@ -83,7 +83,7 @@ class Scale:
         return seen.mul_(factor.view(per_channel)).add_(offset.view(per_channel))
 
     def apply_to_all(self, stored: Inputs) -> Inputs:
-        """Return the model's inputs, of which there may be several; lengths of sequences stay as they are."""
+        """Return the model's inputs, one or several; lengths of sequences stay as they are."""
         if isinstance(stored, Tensor):
             return self.apply(stored)
         found = [
@@ -183,7 +183,7 @@ class Part:
 
     @property
     def shape(self) -> Shape:
-        """The shape of one input, such as (1, 28, 28); of several, that of each.
+        """The shape of one input, such as (1, 28, 28); several inputs have several.
 
         The first size of a sequence is the length of the longest of the data set.
         """

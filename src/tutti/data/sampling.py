@@ -37,7 +37,7 @@ def chances_of(given: object, part: Part) -> Tensor:
     if weights.shape != (count,):
         raise BadData(
             f"the weights of --sampling have shape {tuple(weights.shape)}, but there are {count:,} samples; "
-            "give one weight for each training sample, those that are kept for validation included"
+            "give one weight for each training sample, also of the validation part"
         )
     if not (weights.isfinite() & (weights >= 0)).all():
         raise BadData("the weights of --sampling must be finite numbers from 0; one is not")

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, values_of
+from tutti.data.arrays import MISSING, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
@@ -27,7 +27,7 @@ from tutti.data.formats import OF_ALL, check_options, format_of, options_of, rea
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, is_frame, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
-from tutti.data.rows import Rows, StoredRows, joined
+from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import KnownClasses, with_checked_targets
@@ -72,7 +72,7 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
         raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
     only = next(iter(contents.parts)) if len(contents.parts) == 1 else None
     wanted = part or only or "test"
-    # The only part of a file is called the training part, whatever it is for.
+    # The only part of a file is called the training part.
     if wanted not in contents.parts:
         raise BadData(
             f"{contents.name} has no {wanted} part; it has: {', '.join(contents.parts)}. "
@@ -91,8 +91,7 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
     for part, (_, y) in contents.parts.items():
         word = called or part
         inputs = [(structure.label(word, at), one) for at, one in enumerate(structure.parts[part])]
-        targets = np.zeros(_samples(*inputs[0]), np.float32) if y is None else y
-        read[part] = part_columns(word, inputs, targets, missing, contents.columns, finite=not streamed)
+        read[part] = part_columns(word, inputs, y, missing, contents.columns, finite=not streamed)
     columns = {part: x for part, (x, *_) in read.items()}
     _refuse_other_kinds(structure, columns)
     inputs_of = _in_one_form(structure, columns)
@@ -156,13 +155,6 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
 
 
-def _samples(what: str, value: object) -> tuple[int, ...]:
-    """Return how many samples an input has, as a shape: none, if it is a single value."""
-    if isinstance(value, Column):
-        return (len(value.rows),)
-    return (value if isinstance(value, StoredRows) else as_array(value, what)).shape[:1]
-
-
 def with_columns(data: object, options: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
     """Return the options by which other data have the columns that a model was trained on, in their order.
 
@@ -203,13 +195,8 @@ def _contents(
         check_options(options, TABLE_OPTIONS, "the frame")
         return read_frame(data, {**options, "missing": missing}, labelled), classes, missing
     if options:
-        raise UnknownName(
-            "option",
-            next(iter(options)),
-            OF_ALL,
-            "Only factories and files take others.",
-            of="the data",
-        )
+        hint = "Only factories and files take others."
+        raise UnknownName("option", next(iter(options)), OF_ALL, hint, of="the data")
     if isinstance(data, str):
         return BUILT_IN[data](), classes, missing
     name = "arrays" if isinstance(data, tuple | list | dict) else type(data).__name__
