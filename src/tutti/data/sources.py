@@ -24,7 +24,7 @@ from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
 from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, are_parts, is_frame, read_frame, read_parts
+from tutti.data.formats.arrow_tables import TABLE_OPTIONS, is_frame, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
@@ -191,10 +191,9 @@ def _contents(
         read = read_path(path, {**options, "missing": missing}, labelled)
         streamed = _is_streamed(read, wanted, missing, path)
         return replace(read, buffer_bytes=buffer_bytes if streamed else 0), classes, missing
-    if is_frame(data) or are_parts(data, options):
+    if is_frame(data):
         check_options(options, TABLE_OPTIONS, "the frame")
-        reader = read_frame if is_frame(data) else read_parts
-        return reader(data, {**options, "missing": missing}, labelled), classes, missing
+        return read_frame(data, {**options, "missing": missing}, labelled), classes, missing
     if options:
         hint = "Only factories and files take others."
         raise UnknownName("option", next(iter(options)), OF_ALL, hint, of="the data")

@@ -21,7 +21,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenColumns:
     """The names of the columns of a table that are used; `group` is None without groups."""
 
     inputs: tuple[str, ...]
@@ -29,7 +29,9 @@ class Choice:
     group: str | None = None
 
 
-def choose(names: Sequence[str], options: Mapping[str, Any], what: str, labelled: bool = True) -> Choice:
+def choose(
+    names: Sequence[str], options: Mapping[str, Any], what: str, labelled: bool = True
+) -> ChosenColumns:
     """Choose the columns of a table `what`, by name or by position.
 
     Without "target" it is the column whose name says it; without "columns" the inputs are all others but the
@@ -63,11 +65,11 @@ def choose(names: Sequence[str], options: Mapping[str, Any], what: str, labelled
             "again; leave it out of --data.columns"
         )
     if not labelled:
-        return Choice(inputs, ())
+        return ChosenColumns(inputs, ())
     both = sorted({*inputs} & {*targets})
     if both:
         raise BadOption(f"the column '{both[0]}' is input and target at once; leave it out of one")
-    return Choice(inputs, targets, group)
+    return ChosenColumns(inputs, targets, group)
 
 
 def _counts_rows(name: str) -> bool:

@@ -227,8 +227,7 @@ def format_of(path: Path) -> type[Format]:
     if not start:
         raise BadData(f"{path} is empty (0 bytes); copy or download it again")
     name = path.name.lower()
-    # Of two formats that begin alike, the one with the longer beginning.
-    for form in sorted(forms, key=lambda form: len(form.start), reverse=True):
+    for form in forms:
         if (form.start and start.startswith(form.start)) or (form.endings and name.endswith(form.endings)):
             return form
     known = ", ".join(
