@@ -197,7 +197,7 @@ def test_each_fold_has_the_means_of_its_own_training_samples(tmp_path):
         file = tmp_path / "splits.npz"
         if comm.rank == 0:
             splits = [Split.of([0, 1], [2, 3], 4, "it"), Split.of([2, 3], [0, 1], 4, "it")]
-            write_splits(file, splits, pool.fingerprint)
+            write_splits(file, splits, pool.dataset.fingerprint)
         comm.barrier()
         folds = [pool.divided(comm, 0.0, 0, (str(file), number)) for number in range(2)]
         return [[part.take(torch.arange(2))[0].tolist() for part in fold.parts] for fold in folds]

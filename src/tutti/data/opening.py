@@ -9,6 +9,7 @@ The samples lie in their stored order. A run, a fold and a prediction are rows o
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from tutti.data.arrays import chunks_of, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import ReadData
 from tutti.data.formats.npy import Mapped
-from tutti.data.parts import PROBED, DataSet, Part, Scale, digest, once, scale_of_columns
+from tutti.data.parts import DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_inputs, read_source
@@ -40,6 +41,9 @@ T = TypeVar("T")
 ALIGNMENT: Final = 64
 """Alignment of tensors in the memory, in bytes."""
 
+PROBED: Final = 100
+"""Samples whose inputs are looked at to tell data sets apart."""
+
 
 @dataclass(frozen=True)
 class SamplePool:
@@ -47,11 +51,9 @@ class SamplePool:
 
     Attributes:
         dataset: with the parts of the source, not scaled.
-        fingerprint: tells the training samples from those of other data; the same for any type of floats.
     """
 
     dataset: DataSet
-    fingerprint: str
 
     @classmethod
     def outline(cls, contents: ReadData) -> SamplePool:
@@ -77,8 +79,9 @@ class SamplePool:
             contents.labels,
             contents.filled,
             contents.columns,
+            _fingerprint(*contents.parts["train"]),
         )
-        return cls(dataset, _fingerprint(*contents.parts["train"]))
+        return cls(dataset)
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors, each once."""
@@ -159,7 +162,7 @@ class SamplePool:
         share = 0 if self.dataset.validation is not None else validation
         if place is not None:
             file, number = place
-            found = read_split(Path(file).expanduser(), number, len(part), self.fingerprint)
+            found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
             train, aside = found.train, found.test
         elif isinstance(part, StreamedPart):
             train, aside = part.split(share, seed)
@@ -185,10 +188,7 @@ def open_data(
     `keeping_doubles` float64), not scaled; other integers as int64.
 
     Args:
-        data: a name in `BUILT_IN`; the path of an IDX or NPZ file or of a folder with IDX
-            files; `package.module:factory` or `file.py:factory`; (x, y) or ((x, y), (x_test, y_test)) of
-            arrays or tensors; a map-style torch data set or a pair of them (train, test); or a dict with keys
-            like those of an NPZ file. Only the first rank of each host looks at it.
+        data: what `tutti.data.sources` lists. Only the first rank of each host looks at it.
         comm: all ranks.
         validation: share of the training samples that is kept aside, 0 to below 1, the same from each class.
             A source with its own validation part keeps that one.
@@ -311,9 +311,11 @@ def _fingerprint(inputs: Stored[Rows], targets: Array) -> str:
     columns = columns_of(inputs)
     shapes = [rows.shape for column in columns for rows in (column.rows, column.values) if rows is not None]
     names = inputs.names if isinstance(inputs, Columns) else ()
-    return digest(
-        (shapes, names), [targets, *(array for column in columns for array in _some_of(column, some))]
-    )
+    found = hashlib.sha256(repr((shapes, names)).encode())
+    for array in (targets, *(array for column in columns for array in _some_of(column, some))):
+        kept = np.dtype(np.float32) if array.dtype.kind == "f" else stored_dtype(array)
+        found.update(np.ascontiguousarray(array, kept).tobytes())
+    return found.hexdigest()
 
 
 def _some_of(column: Column[Rows], some: Indices) -> Iterator[Array]:

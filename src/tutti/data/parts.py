@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from tutti.data.columns import (
     names_beside,
     padded,
 )
-from tutti.data.rows import Array
 from tutti.records.shapes import Shape
 
 T = TypeVar("T")
@@ -36,9 +34,6 @@ U = TypeVar("U")
 
 PIXEL_MAX = 255.0
 """The divisor of uint8 inputs, so that means and deviations are those of pixels between 0 and 1."""
-
-PROBED: Final = 100
-"""Samples of a part whose inputs are looked at to tell data sets apart."""
 
 
 @dataclass(frozen=True)
@@ -202,24 +197,6 @@ class Part:
         copied = in_place_of(inputs, [alone(column) for column in columns_of(inputs)])
         return Part(copied, self.stored_targets.index_select(0, some), self.scale)
 
-    def fingerprint(self) -> str:
-        """Return what tells its samples from others: their shapes, all targets and some inputs."""
-        some = torch.linspace(0, len(self) - 1, min(len(self), PROBED), dtype=torch.float64).long()
-        some = some.to(self.device)
-        some = some if self.rows is None else self.rows[some]
-        shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
-        tensors = (self.targets, *self._probed(some))
-        return digest((len(self), shape), [tensor.cpu().numpy() for tensor in tensors])
-
-    def _probed(self, some: Tensor) -> Iterator[Tensor]:
-        """Yield the inputs of some stored samples; of sequences the lengths, too."""
-        for column in columns_of(self.stored_inputs):
-            rows = column.rows.index_select(0, some)
-            if column.values is None:
-                yield rows
-            else:
-                yield from padded(column, rows)
-
     def on(self, device: str, copied: Callable[[Tensor], Tensor] | None = None) -> Part:
         """Copy it to the memory of a device.
 
@@ -247,15 +224,6 @@ class Part:
                 yield column.values
             yield column.rows
         yield self.stored_targets
-
-
-def digest(shapes: object, arrays: Iterable[Array]) -> str:
-    """Return a checksum of samples; the same numbers in another type of floats have the same."""
-    found = hashlib.sha256(repr(shapes).encode())
-    for array in arrays:
-        kept = {"f": np.float32, "i": np.int64}.get(array.dtype.kind, array.dtype)
-        found.update(np.ascontiguousarray(array, kept).tobytes())
-    return found.hexdigest()
 
 
 def shape_of(stored: Stored[Tensor]) -> Shape:
@@ -292,6 +260,7 @@ class DataSet:
         labels: the classes' names; empty when unknown.
         filled: means of the training samples stand for inputs that are NaN.
         columns: the names of the inputs, where each is a column of a table.
+        fingerprint: tells the training samples of the source from others; the same for any type of floats.
     """
 
     name: str
@@ -302,6 +271,7 @@ class DataSet:
     labels: tuple[str, ...]
     filled: bool = False
     columns: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     @property
     def shape(self) -> Shape:

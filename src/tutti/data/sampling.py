@@ -51,11 +51,7 @@ def chances_of(given: object, part: Part) -> Tensor:
 
 def draw(cumulated: Tensor, generator: torch.Generator) -> Tensor:
     """Draw positions with replacement, a number for each sample, by the sums of weights up to each."""
-    return found_at(cumulated, torch.rand(len(cumulated), generator=generator, dtype=torch.float64))
-
-
-def found_at(cumulated: Tensor, points: Tensor) -> Tensor:
-    """Return the positions, int64, that numbers from 0 to below 1 stand for, by the sums of weights."""
+    points = torch.rand(len(cumulated), generator=generator, dtype=torch.float64)
     # The first whose sum is above the point: none with weight 0. A point may be rounded up to the whole sum.
     last = torch.searchsorted(cumulated, cumulated[-1])
     return torch.searchsorted(cumulated, points * cumulated[-1], right=True).minimum(last)

@@ -233,10 +233,6 @@ class StreamedPart(Part):
     def _seen(self, indices: Tensor) -> Inputs:
         return self.scale.apply(self.source.gather(indices))
 
-    @override
-    def _probed(self, some: Tensor) -> Iterator[Tensor]:
-        yield self.source.gather(some)
-
     def thinned(self, rows: Indices) -> Indices:
         """Return evenly spaced pieces of many samples, which decide the scale."""
         each = max(1, SEEN_BYTES // self.sample_bytes // SEEN_PIECES)
