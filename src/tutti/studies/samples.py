@@ -56,7 +56,7 @@ def look_at(
     for run in runs:
         _refuse_unfit(run, pool.dataset)
     _, targets = contents.parts["train"]
-    return Samples(contents.name, targets, contents.labels, pool.fingerprint, contents.groups)
+    return Samples(contents.name, targets, contents.labels, pool.dataset.fingerprint, contents.groups)
 
 
 def _refuse_unfit(job: TrainJob, dataset: DataSet) -> None:

@@ -29,11 +29,10 @@ class Npz(Format):
     @staticmethod
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        found = read_npz(path)
-        contents = from_keys(found, path.stem, str(path), labelled)
-        group = options.get("group")
+        arrays, group = read_npz(path), options.get("group")
+        contents = from_keys(arrays, path.stem, str(path), labelled)
         if group is None or not labelled:
             return contents
-        if group not in found:
-            raise BadData(f"{path} has no array '{group}' (--group-by); it has {', '.join(found)}")
-        return replace(contents, groups=found[group])
+        if group not in arrays:
+            raise BadData(f"{path} has no array '{group}' (--group-by); it has {', '.join(arrays)}")
+        return replace(contents, groups=arrays[group])
