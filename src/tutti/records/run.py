@@ -199,20 +199,9 @@ class PointRecord(Record):
 
 
 def by_rank(history: Sequence[EpochRecord]) -> list[tuple[RankRecord, ...]]:
-    """Return the records of each rank, of the epochs that as many ranks have trained as the last one.
-
-    An epoch after one of another number of ranks may have been begun by those, whose work some of its records
-    have then. It is left out, unless there is no other.
-    """
+    """Return the records of each rank, of the epochs that the last one's number of ranks has trained."""
     last = len(history[-1].ranks) if history else 0
-    before = [last, *(len(epoch.ranks) for epoch in history)]
-    same = [
-        (epoch.ranks, count)
-        for epoch, count in zip(history, before, strict=False)
-        if len(epoch.ranks) == last
-    ]
-    whole = [ranks for ranks, count in same if count == last]
-    return list(zip(*(whole or [ranks for ranks, _ in same]), strict=True))
+    return list(zip(*(epoch.ranks for epoch in history if len(epoch.ranks) == last), strict=True))
 
 
 @dataclass(frozen=True)
