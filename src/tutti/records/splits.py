@@ -50,22 +50,20 @@ class Split:
             BadData: a part is empty or holds what is no number of a sample; a sample is held out twice, or
                 trained on though it is held out.
         """
-        parts = [
-            _numbers(train, samples, f"train part of {what}"),
-            _numbers(test, samples, f"test part of {what}"),
-        ]
-        trained = np.zeros(samples, dtype=bool)
-        trained[parts[0]] = True
-        both = parts[1][trained[parts[1]]]
+        trained = _numbers(train, samples, f"train part of {what}")
+        held_out = _numbers(test, samples, f"test part of {what}")
+        seen = np.zeros(samples, dtype=bool)
+        seen[trained] = True
+        both = held_out[seen[held_out]]
         if len(both):
             raise BadData(
                 f"{what} has {len(both):,} samples in both parts, the first of them {both[0]:,}; take them "
                 "out of one: what a model has been trained on cannot test it"
             )
-        twice = parts[1][1:][parts[1][1:] == parts[1][:-1]]
+        twice = held_out[1:][held_out[1:] == held_out[:-1]]
         if len(twice):
             raise BadData(f"the test part of {what} has sample {twice[0]:,} twice; give each once")
-        return cls(*parts)
+        return cls(trained, held_out)
 
 
 def _numbers(part: ArrayLike, samples: int, what: str) -> Indices:
@@ -73,14 +71,14 @@ def _numbers(part: ArrayLike, samples: int, what: str) -> Indices:
     found = np.asarray(part)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise BadData(
-            f"the {what} has the shape {found.shape} and type {found.dtype}; give the numbers of at least one "
-            "sample, as whole numbers in one dimension"
+            f"the {what} has the shape {found.shape} and type {found.dtype}; give the numbers of its "
+            "samples, as whole numbers in one dimension, at least one"
         )
     numbers = np.sort(found.astype(np.int64, copy=False))
     if numbers[0] < 0 or numbers[-1] >= samples:
         wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
         raise BadData(
-            f"the {what} has sample {wrong:,}, and the data have {samples:,} samples, 0 to {samples - 1:,}; "
+            f"the {what} has sample {wrong:,}, and the data have {samples:,} samples; "
             "split the data that you train on"
         )
     return numbers
