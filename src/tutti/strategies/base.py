@@ -63,20 +63,13 @@ class Worker(ABC):
         updating: runs while the weights are moved: `with self.updating: optimizer.step()`.
         share: which part of the update's samples is this rank's, 0 to 1; its gradient has been weighted by
             it. The loop sets it before each step under the pace TOGETHER; it is 1 under the others. Where
-            the loss has a denominator of its own, it is the part of that, unless the worker `divides`.
-        weight: where the worker `divides`, what its gradient stands for in the sum by which all are divided;
-            None: its share.
+            the loss has its own denominator, it is the part of that.
         waits: whether a step under the pace TOGETHER waits for the gradients of all workers.
-        divides: whether the sum of the gradients is divided by the sum of their weights here. Otherwise the
-            loop does so before the step, with an exchange among all ranks.
         restarts: the parts, in words, that begin anew where another number of ranks goes on from its state.
     """
 
-    divides: ClassVar[bool] = False
-
     def __init__(self) -> None:
         self.share, self.waits = 1.0, True
-        self.weight: float | None = None
         self.restarts: tuple[str, ...] = ()
         self.traffic = Traffic()
         self.updating = Stopwatch()

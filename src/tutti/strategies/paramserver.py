@@ -65,8 +65,6 @@ class ParamServer(Centred):
 
 
 class _ParamServerWorker(CentredWorker):
-    divides: ClassVar[bool] = True
-
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, rule: Rounds) -> None:
         # The clipping is that of the whole gradient, and the centre's business.
         super().__init__(replica, comm, rule, optimizer, Clip())
@@ -75,23 +73,23 @@ class _ParamServerWorker(CentredWorker):
 
     @override
     def step(self) -> None:
-        self._bring(self.share, self.share if self.weight is None else self.weight)
+        self._bring(self.share)
 
     @override
     def skip(self) -> None:
         """Bring nothing to a round, and leave one out that was closed without this worker."""
         self.replica.zero_grad()
         if not self.late:
-            self._bring(0.0, 0.0)
+            self._bring(0.0)
             return
         self._rounds.round += 1
         self.traffic.skipped += 1
         self.centre.pull(self.weights)
 
-    def _bring(self, share: float, weight: float) -> None:
+    def _bring(self, share: float) -> None:
         missing = self.replica.gradients.missing()
         self._rounds.missing = missing if share else frozenset(self._rounds.parameters)
-        self._rounds.share, self._rounds.weight = share, weight
+        self._rounds.share = share
         self.prepare()
         receipt = self.centre.exchange(self.grads, self.weights)
         self._rounds.round += 1
