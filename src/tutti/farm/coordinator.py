@@ -134,13 +134,13 @@ class JobFound:
 
 
 @dataclass(frozen=True)
-class Stopping:
+class FarmStopping:
     """The farm has been asked to save and stop; no further job begins."""
 
     why: str
 
 
-Happening = JobBegan | EpochEnded | JobEnded | JobFound | Stopping
+Happening = JobBegan | EpochEnded | JobEnded | JobFound | FarmStopping
 Listener = Callable[[Happening], None]
 
 
@@ -282,7 +282,7 @@ class Coordinator:
     def _stop(self, why: str) -> None:
         if self._stopped is None:
             self._stopped, self._asked_at = why, self.pool.now()
-            self._tell(Stopping(why))
+            self._tell(FarmStopping(why))
             self.pool.ask_to_stop()
 
     def _tell(self, what: Happening) -> None:

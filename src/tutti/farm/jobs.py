@@ -58,7 +58,7 @@ class JobSource(Protocol):
     def next(self) -> FarmJob | None:
         """Return the next job.
 
-        None: there is none as long as those that run have no result; without any that runs, the farm is done.
+        None: there is none until a running job has a result; if none runs, the farm is done.
         """
         ...
 

@@ -47,7 +47,7 @@ def work_on(
         folder: of the farm.
         source: of the jobs.
         block: the ranks of each block.
-        blocks: their number; None: what the cores allow, and no more than help with `jobs`.
+        blocks: their number; None: what the cores allow, but only those that help with `jobs`.
         threads: of each rank; None: those of earlier launches of the farm, or else what the cores allow.
         jobs: the number that the source will give, if that is known.
         servers: the number of ranks of each block that keep a parameter centre, and need no core.
@@ -59,7 +59,7 @@ def work_on(
         BadOption: this host has no room for such blocks, or those of earlier launches had other ranks or
             threads.
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
-        DiskFull: there is no room for what a job writes; all that had begun can go on when there is.
+        DiskFull: there is no room for what a job writes; jobs that had begun can go on later.
         TuttiError: blocks do not come to work.
     """
     placement, count = _settle(folder, block, blocks, threads, jobs, servers)

@@ -1,7 +1,7 @@
 """The contracts of a parameter centre and of its rule, which strategies see.
 
 A centre has one vector of weights for each of a replica's flat vectors. It is cut into slots, each a slice of
-every vector; a message is applied to one slot after the other, and while that happens nobody else reads or
+every vector; a message is applied to one slot after the other, and meanwhile no other worker reads or
 moves the slot.
 
     weights   ├───────── slot 0 ─────────┼───────── slot 1 ─────────┼───────── slot 2 ─────────┤
@@ -123,7 +123,7 @@ class Rule(ABC):
         return
 
     def state(self, slot: int) -> Held:
-        """Return what is kept for a slot besides the weights, by parameter, while nobody moves it."""
+        """Return what is kept for a slot besides the weights, by parameter; not while it is moved."""
         return Held()
 
     def load_state(self, held: Named) -> None:
@@ -195,7 +195,7 @@ class Centre(ABC):
 
     @abstractmethod
     def read(self, into: Vectors) -> None:
-        """Read the weights that all have agreed on, without a trace on the staleness (collective).
+        """Read the agreed weights, without a trace on the staleness (collective).
 
         Every worker finds the same weights: those after all messages that any of them has brought before.
         """
@@ -208,12 +208,12 @@ class Centre(ABC):
         have left are not waited for.
 
         Returns:
-            The pull's measurements; its staleness is that of the message that this worker pushed last.
+            The pull's measurements; its staleness belongs to the message that this worker pushed last.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """Push nothing until `rejoin`, so that nobody waits for this worker; repeated calls do nothing."""
+        """Push nothing until `rejoin`; no worker waits for this one. Repeated calls do nothing."""
 
     @abstractmethod
     def rejoin(self) -> None:

@@ -133,7 +133,7 @@ class ServedCentre(Centre):
         self._workers.barrier()
 
     def _flush(self) -> None:
-        """Wait until the servers have served all that any worker has asked for."""
+        """Wait until the servers have served every earlier request of any worker."""
         self._ask_all(Request.READ)
         self._take(None)
         self._workers.barrier()

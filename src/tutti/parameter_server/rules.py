@@ -90,7 +90,7 @@ class Hyperparameters:
         self._names = [
             (number, name)
             for number, group in enumerate(optimizer.param_groups)
-            # A scheduler may add options of its own, and there may be none on the other side.
+            # A scheduler may add options, and there may be none on the other side.
             for name in sorted(optimizer.defaults)
             if name in group and _numbers(group[name])
         ]
@@ -129,8 +129,8 @@ def _like(old: Any, value: float) -> Any:
 class OptimizerRule(Rule):
     """c = optimizer(c, gradient), with the optimizer's state beside the centre's weights.
 
-    Whoever brings a gradient runs the optimizer itself, on state that all of them share, with the options
-    that its own optimizer has at that moment; over messages, those travel with the gradient.
+    The worker that brings a gradient runs the optimizer itself, on shared state, with the options that its
+    own optimizer has at that moment; over messages, these travel with the gradient.
 
     With the gradient comes which parameters there is none for: those and their state are left as they are.
 
@@ -332,7 +332,7 @@ def _check_shareable(optimizer: Optimizer) -> None:
     if not is_parameterwise(optimizer):
         raise BadOption(
             f"the optimizer {type(optimizer).__name__}, which is not one of torch's, may keep what the "
-            "workers of a parameter centre cannot share. Let each worker run it by itself: '--strategy "
+            "workers of a parameter centre cannot share. Let each worker run it: '--strategy "
             "downpour --strategy.side worker'"
         )
 
@@ -348,18 +348,18 @@ def _check_rates(optimizer: Optimizer) -> None:
 
 
 ROUNDING: Final = 1e-9
-"""Tolerance of a sum of shares for what it stands for: 0.7 is 7 tenths, whatever they are in binary."""
+"""Tolerance of a sum of shares for what it stands for: 0.7 is not exact in binary."""
 
 EPSILON: Final = 1e-14
 """Distance of a sum of shares from 1 that rounding explains."""
 
 
 class Rounds(OptimizerRule):
-    """c = optimizer(c, clip(sum of the gradients / sum of their shares)) of those that have come: a round.
+    """A round: c = optimizer(c, clip(sum of the gradients that have come / sum of their shares)).
 
-    A gradient belongs to the round whose number it has. The round closes when those that have come stand for
-    the quorum of the update's samples, or when all workers' have; then their workers are answered. A gradient
-    that comes later is dropped. Parameters for which none of a round has a gradient are left as they are.
+    A gradient names its round, which closes when its gradients stand for the quorum of the update's samples,
+    or all workers have sent theirs; then the workers are answered. A later gradient is dropped. Parameters
+    without a gradient in a round are left as they are.
 
     Args:
         quorum: the share of an update's samples whose gradients close a round; 1: all workers, also those

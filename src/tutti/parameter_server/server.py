@@ -34,7 +34,7 @@ class _Client:
         seen: the slot's version when the worker last read it, and its own messages since.
         staleness: how stale its last message was.
         last: its last message, if the rule may be asked to apply it again.
-        steps: how many steps it has counted; `GONE` if nobody waits for it.
+        steps: how many steps it has counted; `GONE` if no worker waits for it.
         slack: how many steps it may be ahead, while it waits for slower ones; None if it does not.
     """
 
@@ -165,7 +165,7 @@ class Server:
         send_all(self._comm, weights, worker, WEIGHTS)
 
     def _wake_up(self) -> None:
-        """Answer those who have waited for slower workers, if none is too far behind them now."""
+        """Answer the waiting workers that no other one is too far behind now."""
         slowest = min(client.steps for client in self._clients.values())
         for worker, client in self._clients.items():
             if client.slack is not None and client.steps - slowest <= client.slack:

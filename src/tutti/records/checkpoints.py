@@ -13,7 +13,7 @@
     2  the manifest is, and the folder
     3  that folder is renamed, and the one around it flushed: from here on there is a new checkpoint
     4  `latest` is moved
-    5  those that are not kept are removed
+    5  checkpoints beyond the kept ones are removed
 
 A process that is killed at any moment, and a power cut, leave what was whole before, or the new one too.
 Needs neither torch nor MPI.
@@ -52,7 +52,7 @@ _BEFORE: Final = ".before"
 _UNFINISHED: Final = ".unfinished"
 _NAME: Final = re.compile(rf"step-(\d{{8,}})({re.escape(_BEFORE)})?")
 _CHUNK: Final = 1 << 20
-_REMEDY: Final = "; resume from another one"  # Of those that are passed over another one is found.
+_REMEDY: Final = "; resume from another one"  # A report of skipped checkpoints leaves it out.
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Manifest(Record):
         step: how many steps were done.
         ranks: how many have left their state.
         files: by their names; all but the manifest.
-        score: how good the model is, the higher the better; None: nobody has measured it.
+        score: of the model, the higher the better; None: unknown.
         format: the version of the files.
     """
 
@@ -164,7 +164,7 @@ def read_manifest(path: Path) -> Manifest:
         raise _bad(path, "manifest.json is damaged") from error
     match = _NAME.fullmatch(path.resolve().name)
     if match and int(match[1]) != manifest.step:
-        raise _bad(path, f"manifest.json is that of step {manifest.step}")
+        raise _bad(path, f"manifest.json belongs to step {manifest.step}")
     names = [name(rank) for rank in range(len(manifest.files) // 2) for name in (tensors_file, head_file)]
     if {RUN, *names} != set(manifest.files) or len(names) != 2 * manifest.ranks:
         raise _bad(path, "manifest.json lists other files than a checkpoint has")
@@ -218,7 +218,7 @@ def commit(unfinished: Path, manifest: Manifest) -> None:
 
 
 def tidy(folder: Path, step: int, keep: int) -> None:
-    """Move `latest` to a new checkpoint, and remove those that are not kept, as many as can be.
+    """Move `latest` to a new checkpoint, and remove the ones beyond `keep` that can be removed.
 
     Args:
         folder: of the checkpoints.
@@ -262,7 +262,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder, or a link that somebody has put in its place."""
+    """Delete a folder, or a link in its place."""
     with suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -271,7 +271,7 @@ def _delete(path: Path) -> None:
 
 
 def _not_kept(found: list[Path], step: int, keep: int) -> list[Path]:
-    """Return the checkpoints that are to go after that of a step was written."""
+    """Return the checkpoints to remove after one of a step was written."""
     whole = [
         path
         for path in found

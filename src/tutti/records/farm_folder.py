@@ -10,7 +10,7 @@
     jobs/NAME/log.txt     what the job has printed
     jobs/NAME/error.txt   why it has failed: the traceback
 
-The state of a job is that of its run folder, which alone has it. Needs neither torch nor MPI.
+The state of a job is the state of its run folder. Needs neither torch nor MPI.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class FarmFolder:
         *,
         resume: bool = False,
     ) -> FarmFolder:
-        """Make the folder of a new farm, or take up that of an earlier one.
+        """Make the folder of a new farm, or open the folder of an earlier one.
 
         Args:
             path: of the folder; an empty one is used.
@@ -196,7 +196,7 @@ class FarmFolder:
 
     @property
     def worked_on(self) -> bool:
-        """True if somebody works on the farm."""
+        """True if a launch works on the farm."""
         return any(map(is_locked, all_launches(self.path)))
 
     def job(self, name: str) -> Path:

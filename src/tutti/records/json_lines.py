@@ -39,7 +39,7 @@ class JsonLinesFile(Generic[T]):
     """The content of a file of JSON lines.
 
     Attributes:
-        records: those that could be read, in order.
+        records: in order; unreadable ones are left out.
         damage: one sentence for each line that could not be read, such as one that was cut off by a crash.
     """
 
@@ -56,7 +56,7 @@ def to_json(values: object, indent: int | None = None) -> str:
 
 
 def to_json_lines(values: object) -> str:
-    """Return an object as `to_json` does, each of its fields on a line of its own, for people to read."""
+    """Return an object as `to_json` does, one field a line, for people to read."""
     fields = _fields_of(values) if is_dataclass(values) else cast("Json", values)
     lines = ",\n".join(f"  {json.dumps(name)}: {to_json(value)}" for name, value in fields.items())
     return f"{{\n{lines}\n}}\n"
@@ -98,7 +98,7 @@ def read_record(path: Path, kind: type[T]) -> T:
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
     except ValueError as error:
-        raise BadRunFolder(f"{path} is not what tutti wrote ({error}); make it anew") from error
+        raise BadRunFolder(f"{path} is not what tutti wrote ({error}); make it again") from error
 
 
 def append_line(path: Path, record: Record, flush: bool = True) -> None:
@@ -111,7 +111,7 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.write(b"\n")
-        # A message may have a file name in it that is no text.
+        # A message may name a file whose name is no text.
         file.write(to_json(record).encode(errors="backslashreplace") + b"\n")
         if flush:
             file.flush()

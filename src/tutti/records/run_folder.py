@@ -14,7 +14,7 @@
     tensorboard/          event files, with --log tensorboard
     mlflow.txt            the number of the run in MLflow, with --log mlflow
     trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`
-    trace-2.json          that of the run after it was resumed
+    trace-2.json          the same of the run after it was resumed
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
     predictions.npz       its outputs for the validation part, with --predictions: `Predictions`
@@ -81,7 +81,7 @@ STARTS: Final = "starts.jsonl"
 MLFLOW: Final = "mlflow.txt"
 
 RUNS: Final = Path("runs")
-"""The folder of run folders without a path of their own."""
+"""The folder of run folders without a given path."""
 
 
 @dataclass(frozen=True)
@@ -276,11 +276,11 @@ class RunFolder:
         return found
 
     def usage_file(self, host: str | None = None) -> Path:
-        """Return the file with the samples of a host; by default of that of rank 0."""
+        """Return the file with the samples of a host; by default of rank 0's."""
         return self.path / ("usage.jsonl" if host is None else f"usage-{host}.jsonl")
 
     def usage_files(self) -> list[Path]:
-        """Return the files of samples, that of rank 0's host first."""
+        """Return the files of samples, rank 0's host first."""
         others = sorted(self.path.glob("usage-*.jsonl"))
         return [path for path in (self.usage_file(), *others) if path.is_file()]
 

@@ -114,7 +114,7 @@ def count_splits(path: Path) -> int:
 
 
 def seed_of_data(path: Path) -> int | None:
-    """Read the seed of the random generators when the data that were split were made; None: nobody knows."""
+    """Read the seed of the random generators when the data were made; None: unknown."""
     found = read_npz(path, [_SEED]).get(_SEED)
     return None if found is None else int(found)
 

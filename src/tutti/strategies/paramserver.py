@@ -23,10 +23,10 @@ from tutti.strategies.options import number
 class ParamServer(Centred):
     """Synchronous training around a parameter server that waits for a quorum of the workers.
 
-        G = mean of the gradients g_i(c) of the first workers, as many as have `quorum` of a step's samples
+        G = mean of the gradients g_i(c) of the first workers that have `quorum` of a step's samples
         c = optimizer(c, clip(G)),  w_i = c for all whose gradient was used
 
-    With `quorum` 1 every step waits for all, and the training is that of one worker on the whole batch (as
+    With `quorum` 1 every step waits for all, and the training equals one worker on the whole batch (as
     with `sync`); the centre keeps each worker's gradient until then, and adds them up in the order of the
     workers, so that it is the same each time, bit by bit. Below that the slowest ones are the backup workers:
     a gradient that comes when its step has closed is dropped (and counted), and its worker goes on with the
@@ -42,7 +42,7 @@ class ParamServer(Centred):
 
     Source: Chen, Pan, Monga, Bengio, Jozefowicz 2016, "Revisiting Distributed Synchronous SGD",
     arXiv:1604.00981, algorithms 3 and 4 (there the first N of N + b workers close a step, and each has
-    minibatches of its own of one size; so the mean is over N of them).
+    its own minibatches of one size; so the mean is over N of them).
     """
 
     pace: ClassVar[Pace] = Pace.TOGETHER
@@ -66,7 +66,7 @@ class ParamServer(Centred):
 
 class _ParamServerWorker(CentredWorker):
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, rule: Rounds) -> None:
-        # The clipping is that of the whole gradient, and the centre's business.
+        # The centre clips the whole gradient.
         super().__init__(replica, comm, rule, optimizer, Clip())
         self._rounds, self.share = rule, 1 / comm.size
         self.waits, self.restarts = rule.waits, ()
