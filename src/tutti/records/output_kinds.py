@@ -49,15 +49,6 @@ class Kind(Enum):
         nearest = np.rint(values).clip(0, None if classes is None else classes - 1).astype(np.int64)
         return nearest.reshape(len(nearest)) if classes is not None else nearest
 
-    def outputs(self, values: Array) -> Array:
-        """Return the outputs of a network that would mean these values."""
-        if self is Kind.AMOUNTS:
-            return values
-        if self is Kind.CLASSES:
-            return np.log(np.maximum(values, LEAST))
-        found: Array = special.logit(np.clip(values, LEAST, 1 - np.finfo(np.float64).eps))
-        return found
-
 
 LOSSES: Final = {
     "cross_entropy": Kind.CLASSES,
@@ -65,14 +56,10 @@ LOSSES: Final = {
     "bce": Kind.FLAGS,
     "mse": Kind.AMOUNTS,
     "l1": Kind.AMOUNTS,
-    "huber": Kind.AMOUNTS,
-    "focal": Kind.CLASSES,
 }
-"""The kind of outputs that each loss makes; `focal` makes `Kind.FLAGS` for float targets."""
+"""The kind of outputs that each loss makes."""
 
 
 def kind_of(loss: str, classes: int | None) -> Kind:
     """Return the kind of a model's outputs."""
-    if loss == "focal" and classes is None:
-        return Kind.FLAGS
     return LOSSES.get(loss, Kind.AMOUNTS if classes is None else Kind.CLASSES)

@@ -9,7 +9,6 @@
     usage-HOST.jsonl      likewise, of another host that sees the run folder
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
-    points.jsonl          one `PointRecord` a line: a point every few seconds of training, within epochs
     checkpoints/          the states that the run can go on from: `tutti.records.checkpoints`
     tensorboard/          event files, with --log tensorboard
     mlflow.txt            the number of the run in MLflow, with --log mlflow
@@ -63,14 +62,13 @@ from tutti.records.json_lines import (
     to_json_lines,
 )
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import EpochRecord, PointRecord, RunStart, Summary
+from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.shapes import Shape
 from tutti.records.trace import Lane, chrome_trace
 from tutti.records.usage import UsageRecord
 
 CONFIG: Final = "config.json"
 HISTORY: Final = "history.jsonl"
-POINTS: Final = "points.jsonl"
 CSV: Final = "history.csv"
 TENSORBOARD: Final = "tensorboard"
 WEIGHTS: Final = "weights.safetensors"
@@ -156,7 +154,7 @@ RECORDS: Final[dict[type[Record], str]] = {
 }
 """The files that hold one record each."""
 
-LINES: Final[dict[type[Record], str]] = {EpochRecord: HISTORY, PointRecord: POINTS, RunStart: STARTS}
+LINES: Final[dict[type[Record], str]] = {EpochRecord: HISTORY, RunStart: STARTS}
 """The files that hold one record a line."""
 
 LOG: Final = "log.txt"

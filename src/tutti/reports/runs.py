@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import BadRunFolder
-from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import STAGES, EpochRecord, PointRecord, RunStart, Summary, counting, ranks_in_turn
+from tutti.records.run import STAGES, EpochRecord, RunStart, Summary, counting, ranks_in_turn
 from tutti.records.run_folder import CONFIG, RunFolder, TrainedOn
 from tutti.records.texts import best_text, early_text, resumed_text
 from tutti.records.usage import UsageRecord
@@ -29,9 +28,7 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
-    pipeline: PipelineRecord | None = None
     starts: tuple[RunStart, ...] = ()
-    points: tuple[PointRecord, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Run:
@@ -46,18 +43,16 @@ class Run:
             raise BadRunFolder(f"{folder.unfinished}, so there is nothing to report yet; {folder.next_step}")
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        points, usage, data = folder.lines(PointRecord), folder.usage(), folder.find(TrainedOn)
+        usage, data = folder.usage(), folder.find(TrainedOn)
         return cls(
             path=path,
             history=tuple(history.records),
-            damage=(*history.damage, *usage.damage, *starts.damage, *points.damage),
+            damage=(*history.damage, *usage.damage, *starts.damage),
             summary=folder.find(Summary),
             config=folder.config() if folder.has(CONFIG) else {},
             labels=() if data is None else data.labels,
             usage=tuple(usage.records),
-            pipeline=folder.find(PipelineRecord),
             starts=tuple(starts.records),
-            points=tuple(points.records),
         )
 
     @property
@@ -72,7 +67,7 @@ class Run:
 
     @property
     def cores_in_turn(self) -> list[int]:
-        """The threads of all its ranks, one number after the other; empty if as many ranks trained always."""
+        """The numbers of threads of all its ranks, one after the other; empty if they never changed."""
         if not ranks_in_turn(self.starts):
             return []
         return [start.world.ranks * start.world.threads for start in counting(self.starts)]

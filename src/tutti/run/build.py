@@ -22,16 +22,15 @@ from torch.utils.data import Dataset
 
 from tutti import models, strategies
 from tutti.comm.base import Communicator
-from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided, open_data, open_pool
+from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, open_pool
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
-from tutti.data.streaming.options import decided
-from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming import StreamedPart, decided
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadOption, UnknownName, refuse_other
-from tutti.launch.malloc import give_back_memory
+from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.records.run import Evaluation
@@ -52,7 +51,7 @@ from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.losses import named_loss, refuse_without_shares
+from tutti.training.losses import named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
@@ -105,23 +104,18 @@ def open_config_data(
     """
     config, options = recipe.config, recipe.config.data_options
     given: object = None
-    # Where samples are asked for by their numbers, they stay in their stored order.
-    by_number = config.split is not None or config.predictions or config.sampling not in (None, BALANCED)
-    # To evaluate takes no numbers, and only `open_data` finds the classes of a model.
     leads = pool is None and comm.node.rank == 0
+    # A data set may draw numbers for each sample.
     seeding = seeded(data_seed(config)) if leads and config.split is not None else nullcontext()
     with seeding, keeping_doubles(config.precision == "fp64"):
         if leads:
             given, options = given_data(recipe)
-        if pool is None and (not by_number or (known is not None and config.split is None)):
-            found = open_data(given, comm, config.validation, config.seed, options, known)
-            if leads and isinstance(found.train, StreamedPart):
-                give_back_memory()  # Targets of many samples were checked in several times their room.
-            return found
-        # Here a data set may draw numbers for each sample, too.
-        pool = pool or open_pool(given, comm, options)
+        pool = pool or open_pool(given, comm, options, known)
     place = None if config.split is None else split_of(config.split)
-    return divided(pool, comm, config.validation, config.seed, place)
+    found = pool.divided(comm, config.validation, config.seed, place)
+    if leads and isinstance(found.train, StreamedPart):
+        give_back_memory()  # Targets of many samples were checked in several times their room.
+    return found
 
 
 def data_seed(config: TrainConfig) -> int:
@@ -149,7 +143,7 @@ def free_given_data(recipe: Recipe, comm: Communicator) -> None:
 
 def outputs_for(dataset: DataSet) -> int:
     """Count the outputs that a model needs: one for each class, or for each number of a target."""
-    return dataset.classes or max(1, math.prod(dataset.train.targets.shape[1:]))
+    return dataset.classes or max(1, math.prod(dataset.train.stored_targets.shape[1:]))
 
 
 def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
@@ -217,16 +211,12 @@ def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     return config.accumulate * strategy.passes
 
 
-def augmentation(recipe: Recipe, task: Task, chances: Tensor | None = None) -> Augmentation | None:
-    """Return what changes the training batches, if the configuration names something."""
-    config, data = recipe.config, task.dataset
+def augmentation(recipe: Recipe, part: Part) -> Augmentation | None:
+    """Return the transforms of the training batches, if the configuration names some."""
+    config = recipe.config
     if config.augment is None:
         return None
-    given, options = recipe.given("augment"), config.augment_options
-    found = Augmentation(given, options, data.train, config.seed, data.classes, chances)
-    if data.classes is not None and found.example.is_floating_point():
-        refuse_without_shares(task.objective.loss, found.example)
-    return found
+    return Augmentation(recipe.given("augment"), config.augment_options, part, config.seed)
 
 
 def graph_of(
@@ -388,15 +378,21 @@ def assemble(
     ending = Ending(monitor, config.patience, config.target, config.restore_best, tuple(told))
     chances = build_chances(recipe, data)
     batches, balance = deal(config, strategy, data.train, portion.peers, chances)
-    batches.augment = augmentation(recipe, task, chances)
+    batches.augment = augmentation(recipe, data.train)
     length = Schedule(batches, config.epochs, config.steps)
     replica = portion.place(strategy)
-    lr = build_schedule(recipe, optimizer, length.updates)
+    scheduler = build_schedule(recipe, optimizer, length.updates)
     stepped = 0
     if saved is not None:
         foreign = type(strategy) not in STRATEGIES.values()
-        stepped = load_optimizer(optimizer, lr, module, saved, length, foreign)
-    schedule = replace(length, lr=lr, balance=balance, stepped=stepped, skip_nonfinite=config.skip_nonfinite)
+        stepped = load_optimizer(optimizer, scheduler, module, saved, length, foreign)
+    schedule = replace(
+        length,
+        scheduler=scheduler,
+        balance=balance,
+        stepped=stepped,
+        skip_nonfinite=config.skip_nonfinite,
+    )
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     workers = Workers(
         portion.peers,
