@@ -28,7 +28,6 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -44,7 +43,7 @@ MANIFEST: Final = "manifest.json"
 RUN: Final = "run.json"
 
 FORMAT: Final = 1
-"""The version of all of this. A later one keeps how a manifest is sealed, and `format` in it."""
+"""The version of the files."""
 
 _BEFORE: Final = ".before"
 """The end of the name of a checkpoint whose place a new one of the same step takes."""
@@ -125,12 +124,14 @@ def present(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
-    """Find the good checkpoint of the latest step; returns it, and what is wrong with each later one.
-
-    Raises:
-        BadCheckpoint: a newer version of tutti has written one that is later.
-    """
-    return _first_good(reversed(present(folder)))
+    """Find the good checkpoint of the latest step; returns it, and what is wrong with each later one."""
+    passed_over: list[str] = []
+    for path in reversed(present(folder)):
+        try:
+            return FoundCheckpoint(path, verify(path)), passed_over
+        except BadCheckpoint as error:
+            passed_over.append(str(error).removesuffix(_REMEDY))
+    return None, passed_over
 
 
 def verify(path: Path) -> Manifest:
@@ -155,10 +156,7 @@ def read_manifest(path: Path) -> Manifest:
         if _sealed(values) != text:
             raise _bad(path, "manifest.json is damaged")
         if values["format"] > FORMAT:
-            raise NewerFormat(
-                f"{path} has format {values['format']} of checkpoints, and this version of tutti reads up to "
-                f"{FORMAT}; update tutti"
-            )
+            raise _bad(path, f"it has format {values['format']}, and this version reads up to {FORMAT}")
         manifest = decode(Manifest, values)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise _bad(path, "manifest.json is damaged") from error
@@ -169,10 +167,6 @@ def read_manifest(path: Path) -> Manifest:
     if {RUN, *names} != set(manifest.files) or len(names) != 2 * manifest.ranks:
         raise _bad(path, "manifest.json lists other files than a checkpoint has")
     return manifest
-
-
-class NewerFormat(BadCheckpoint):
-    """A checkpoint that a newer version of tutti has written."""
 
 
 def write_file(path: Path, memory: int, offset: int, size: int) -> FileEntry:
@@ -289,18 +283,6 @@ def _score(path: Path) -> float:
         if score is not None and not math.isnan(score):
             return score
     return -math.inf
-
-
-def _first_good(paths: Iterable[Path]) -> tuple[FoundCheckpoint | None, list[str]]:
-    passed_over: list[str] = []
-    for path in paths:
-        try:
-            return FoundCheckpoint(path, verify(path)), passed_over
-        except NewerFormat:
-            raise
-        except BadCheckpoint as error:
-            passed_over.append(str(error).removesuffix(_REMEDY))
-    return None, passed_over
 
 
 def _compare(path: Path, entry: FileEntry) -> None:
