@@ -33,12 +33,7 @@ Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
 
 @dataclass(frozen=True)
 class Slot:
-    """A part of the centre that is locked, moved and counted as one.
-
-    Attributes:
-        number: from 0, in the order of the vectors.
-        places: its slice of each vector.
-    """
+    """A part of the centre that is locked, moved and counted as one: a slice of each vector."""
 
     number: int
     places: tuple[slice, ...]
@@ -60,12 +55,10 @@ class Push:
     """A message for one slot.
 
     Attributes:
-        slot: the slot's number.
         centre: the slot's weights.
-        message: the worker's vectors.
-        reply: where its answer goes; may be `message` itself. None: it wants none.
+        reply: where the answer goes; may be `message` itself. None: no answer is wanted.
         then: the weights at which the message was computed, if the rule `compares`.
-        staleness: how many messages of others were applied since that worker last read the slot.
+        staleness: the number of other workers' messages applied since this one last read the slot.
     """
 
     slot: int
@@ -144,8 +137,8 @@ class Receipt:
     """Measurements of an exchange with the centre.
 
     Attributes:
-        staleness: how many messages of others were applied between this worker's last reading and now, the
-            most of all slots; None: it is not known here.
+        staleness: the number of other workers' messages applied since this one's last reading, the most of
+            all slots; None: it is not known here.
         age_s: seconds since this worker's last reading.
         wait_s: seconds that it waited for others.
         bytes_sent: what it sent, or wrote for others to read.
@@ -185,12 +178,9 @@ class Centre(ABC):
 
     @abstractmethod
     def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
-        """Push a message and pull the answer; nothing comes between the two in any slot.
+        """Push a message and pull the answer, by default into the message, as one operation in each slot.
 
-        Args:
-            message: one vector for each of the replica's. It may be overwritten.
-            reply: where the answer goes; by default, into `message`.
-            at: the weights at which the message was computed, if the rule `compares`; may be `reply`.
+        The arguments are those of `push`; `at` may be `reply`.
         """
 
     @abstractmethod
@@ -204,11 +194,7 @@ class Centre(ABC):
     def tick(self, slack: int, into: Vectors) -> Receipt:
         """Count a step of this worker, wait until no other is more than `slack` steps behind, and then read.
 
-        So what is read has all messages that the others brought before they counted those steps. Workers that
-        have left are not waited for.
-
-        Returns:
-            The pull's measurements; its staleness belongs to the message that this worker pushed last.
+        Workers that have left are not waited for. The staleness returned belongs to the last message pushed.
         """
 
     @abstractmethod

@@ -36,13 +36,9 @@ _OF_MODEL: Final = "weights/"
 
 
 class ServedCentre(Centre):
-    """One worker's view of a centre on servers (collective over the workers).
+    """One worker's view of a centre on servers (collective over the workers `comm`).
 
-    Args:
-        comm: the workers.
-        servers: the ranks that hold the centre, and how to reach them.
-        flats: of the replica; the weights of worker 0 are the centre's first ones.
-        rule: what the centre does with a message; its settings are read at every message.
+    The weights of worker 0 are the centre's first ones; the rule's settings are read at every message.
     """
 
     def __init__(self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule) -> None:

@@ -37,17 +37,10 @@ _KEPT_VIEWS = 8
 
 
 class SharedCentre(Centre):
-    """One worker's view of a centre in shared memory (collective over the host's workers).
+    """One worker's view of a centre in shared memory (collective over the host's workers `comm`).
 
-    Args:
-        comm: the workers, all on one host.
-        flats: of the replica; their weights are the centre's first ones.
-        rule: what the centre does with a message; this worker's own object.
-        parts: how many slots; by default, one for each worker, but none smaller than `SMALLEST_SLOT`.
-
-    Attributes:
-        slots: the parts that are locked and moved one by one.
-        weights: the centre's, which others may move at any time.
+    The centre's first weights are worker 0's. It has `parts` slots; by default, one for each worker, but none
+    smaller than `SMALLEST_SLOT`.
     """
 
     def __init__(

@@ -117,15 +117,8 @@ class FarmFolder:
     ) -> FarmFolder:
         """Make the folder of a new farm, or open the folder of an earlier one.
 
-        Args:
-            path: of the folder; an empty one is used.
-            kind: of the study.
-            question: what it was asked.
-            jobs: the configurations of its jobs, by name.
-            resume: take up the farm that is there, if there is one.
-
         Raises:
-            BadOption: the farm that is there has another plan, or two jobs cannot both have their names.
+            BadOption: the farm that is there has another plan.
             BadRunFolder: something else is there, or the folder cannot be written.
         """
         plan, folder = FarmPlan(kind, question, dict(jobs or {})), cls(Path(path))

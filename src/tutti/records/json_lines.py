@@ -69,16 +69,10 @@ def _fields_of(value: object) -> Json:
 
 
 def decode(kind: type[T], values: object) -> T:
-    """Make what JSON values stand for, each converted to the type of its field.
+    """Make a dataclass (or a type such as `Json`) of JSON values, each converted to the type of its field.
 
-    Args:
-        kind: a dataclass of numbers, texts, other dataclasses, and lists, tuples, dicts and options of these;
-            or a type such as `Json`.
-        values: by field; further ones are left out, and missing ones take their defaults.
-
-    Raises:
-        TypeError, ValueError, OverflowError: a field without default is missing, or a value is not what its
-            field holds.
+    Unknown fields are left out, missing ones take their defaults. It raises TypeError, ValueError or
+    OverflowError for a value of another kind.
     """
     return cast("T", _decoded(kind, values))
 

@@ -84,15 +84,9 @@ RUNS: Final = Path("runs")
 
 @dataclass(frozen=True)
 class SeenInput(Record):
-    """One of the inputs of a data set, as a model saw it.
+    """One of the inputs of a data set, as a model saw it; for the scale see `tutti.data.Scale`.
 
-    Attributes:
-        name: of it; empty: the model takes it by position.
-        shape: of one input; the first size of a sequence is the length of the longest.
-        sequence: whether these are sequences.
-        mean: of its scale, see `tutti.data.Scale`.
-        std: likewise.
-        fill: likewise.
+    Without a name the model takes it by position. The first size of a sequence is the length of the longest.
     """
 
     name: str
