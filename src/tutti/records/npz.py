@@ -82,7 +82,7 @@ def refuse_larger_than_memory(path: Path, nbytes: int) -> None:
 
 
 def damaged(path: Path, error: Exception) -> BadData:
-    """Return the error for a file that is truncated or damaged, in one line whatever a library says."""
+    """Return the error for a file that is truncated or damaged, in one line."""
     size = path.stat().st_size
     reason = printable(" ".join(str(error)[:200].split()))
     return BadData(f"{path} is truncated or damaged ({size:,} bytes): {reason}; copy it again")
