@@ -266,23 +266,19 @@ def check_lock_excludes_the_other_ranks(comm: Communicator) -> None:
     node.barrier()
 
 
-def check_kept_servers_come_after_the_workers(comm: Communicator) -> None:
+def check_the_last_ranks_are_kept_as_servers(comm: Communicator) -> None:
     assert comm.servers is None
-    assert keep_servers(comm, []) is comm
-    if comm.size == 1:
-        with pytest.raises(ValueError, match="not all"):
-            keep_servers(comm, [0])
-        return
-    for kept in ([comm.size - 1], [0], list(range(1, comm.size, 2))):
-        part = keep_servers(comm, kept)
-        workers = [rank for rank in range(comm.size) if rank not in kept]
+    assert keep_servers(comm, 0) is comm
+    with pytest.raises(ValueError, match="no rank is left"):
+        keep_servers(comm, comm.size)
+    for count in range(1, comm.size):
+        part, workers = keep_servers(comm, count), comm.size - count
         servers = part.servers
         assert servers is not None
-        assert servers.serving == (comm.rank in kept)
-        assert part.all_gather_objects(comm.rank) == (kept if servers.serving else workers)
-        assert servers.ranks == tuple(range(len(workers), comm.size))
-        assert servers.comm.size == comm.size
-        assert servers.comm.rank == (part.rank if not servers.serving else len(workers) + part.rank)
+        assert servers.serving == (comm.rank >= workers)
+        assert part.size == (count if servers.serving else workers)
+        assert servers.ranks == tuple(range(workers, comm.size))
+        assert servers.comm is comm
         part.close()
         comm.barrier()
 

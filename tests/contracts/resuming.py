@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.contracts.training import SPEEDS, adamw, clouds
+from tests.states import saved_by
 from tutti.comm.base import Communicator
 from tutti.optim.state import load, options_of
 from tutti.replica import Replica
-from tutti.state import Held, Saved, State, Values, saved_by
+from tutti.state import LocalState, Saved, State, Values
 from tutti.strategies import Clip, Strategy, Worker
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
@@ -152,7 +153,7 @@ def differences(left: Left, resumed: Resumed) -> list[str]:
     return [name for path, before, after in pairs for name in _differences(path, before, after)]
 
 
-def _pieces(held: Held) -> dict[str, Any]:
+def _pieces(held: LocalState) -> dict[str, Any]:
     return {
         f"{piece.name}[{piece.start}:{piece.stop}]": [piece.values, piece.shape, piece.order]
         for piece in held.pieces

@@ -48,10 +48,9 @@ from tests.contracts.training import (
     train,
     train_alone,
 )
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import PeerLost
-from tutti.launch.placement import split_off_servers
 from tutti.replica import Replica
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
@@ -494,7 +493,7 @@ def team(comm: Communicator, strategy: Strategy) -> Communicator:
         return comm.split(comm.rank)
     if comm.hosts > 1 and not on_several_hosts(strategy):
         return comm.node
-    return split_off_servers(comm, 1) if comm.hosts > 1 and needs_centre(strategy) else comm
+    return keep_servers(comm, 1) if comm.hosts > 1 and needs_centre(strategy) else comm
 
 
 def _course_of_processes(name: str) -> Course:

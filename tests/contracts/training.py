@@ -177,7 +177,7 @@ def train(comm: Communicator, run: Run) -> Outcome | None:
         loss=loss,
         metrics=metrics,
         epochs=run.epochs,
-        lr=schedule,
+        scheduler=schedule,
         seconds_per_sample=run.speeds[comm.rank % len(run.speeds)],
         on_epoch=run.on_epoch,
         trace=run.trace,

@@ -509,27 +509,6 @@ def test_a_checkpoint_of_a_command_is_refused(worlds: Worlds, tmp_path: Path) ->
         worlds.call(partial(_call, loop=_two_saved, folder=tmp_path, stop=False), 1)
 
 
-def _counts(folder: Path | None, stop: bool) -> list[str]:
-    """What is said when a model with a counter in an attribute is saved, and saved again."""
-    ((model, _),) = made(lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
-    model.calls = 0
-    run, said = kept(folder), []
-    assert run is not None
-    for step in (1, 2):
-        model.calls = step
-        with redirect_stderr(StringIO()) as text:
-            run.save(step, wait=True)
-        said.append(text.getvalue())
-    return said
-
-
-def test_attributes_that_no_checkpoint_has_are_named_once(worlds: Worlds, tmp_path: Path) -> None:
-    first, other = worlds.call(partial(_call, loop=_counts, folder=tmp_path, stop=False), 2)
-    assert "'calls'" in first[0]
-    assert "register_buffer" in first[0]
-    assert [first[1], *other] == ["", "", ""]
-
-
 def _drawing(folder: Path | None, stop: bool) -> Any:
     """Each rank has random numbers of torch of its own, and all have the same of Python."""
     made(adam)

@@ -16,7 +16,7 @@ from tutti.reports.results import read_results
 from tutti.reports.text import show
 from tutti.run.config import TrainConfig
 from tutti.watching.follow import show as show_run
-from tutti.watching.health import Limits
+from tutti.watching.health import SILENT_S
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc", "..", "a/b", ".", "", "a/"])
@@ -35,7 +35,7 @@ def test_a_name_with_markup_is_shown_as_it_is(tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         json.dumps({**TrainConfig().as_json(), "model": "a[/foo]b:smile:", "workers": "1", "threads": 1})
     )
-    for look in (lambda out: show(read_results([folder]), out), lambda out: show_run(folder, Limits(), out)):
+    for look in (lambda out: show(read_results([folder]), out), lambda out: show_run(folder, SILENT_S, out)):
         output = io.StringIO()
         look(output)
         assert "a[/foo]b:smile:" in output.getvalue()

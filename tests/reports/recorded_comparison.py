@@ -9,7 +9,6 @@ import pytest
 
 from tests.reports.recorded import write_run
 from tutti.records.comparison import STRONG, WEAK, Combination, Comparison, ComparisonFolder
-from tutti.records.pipeline import BACKWARD, FORWARD, PipelineRecord, PipelineSpan
 from tutti.records.run import Evaluation, RankRecord
 from tutti.records.usage import RankUsage, UsageRecord
 from tutti.reports import page
@@ -23,20 +22,6 @@ WAYS = (
 
 SECONDS = (4.0, 2.5, 4.0, 2.0)
 """Of an epoch of training, by way."""
-
-PIPELINE = PipelineRecord(
-    schedule="gpipe",
-    microbatches=1,
-    owners=[0, 1],
-    layers=[["0"], ["1"]],
-    idle=[0.5, 0.25],
-    spans=[
-        PipelineSpan(0, FORWARD, 0, 0.0, 0.001),
-        PipelineSpan(1, FORWARD, 0, 0.001, 0.002),
-        PipelineSpan(1, BACKWARD, 0, 0.002, 0.004),
-        PipelineSpan(0, BACKWARD, 0, 0.004, 0.006),
-    ],
-)
 
 TEST = Evaluation(20, 0.4, {"accuracy": 0.8}, [[9, 1], [3, 7]])
 
@@ -56,7 +41,6 @@ def write_comparison(folder: Path, *ways: Combination) -> None:
                 labels=("cat", "dog"),
                 usage=_usage(one.workers, seconds),
             )
-    ComparisonFolder(folder).run(WAYS[1], 0).write(PIPELINE)
     ComparisonFolder(folder).write(Comparison("lenet", "mnist", 2, 0.7, (*WAYS, *ways)))
 
 

@@ -23,20 +23,8 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser here: apt-ge
 
 FAILED = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
 
-NOT_DRAWN = {"speed-up", "within-epochs"}
+NOT_DRAWN = {"speed-up"}
 """Figures of runs that were made one by one, and of a run that is alone on its page."""
-
-LEGIBLE = 4.5
-"""The smallest contrast of text that the Web Content Accessibility Guidelines (1.4.3, AA) allow."""
-
-
-DIGESTS = """() => Object.fromEntries([...document.querySelectorAll("figure > div")].map((figure) => {
-  const text = figure.innerHTML;
-  let sum = 0;
-  for (let at = 0; at < text.length; at++) sum = (Math.imul(sum, 31) + text.charCodeAt(at)) | 0;
-  return [figure.id, [text.length, sum]];
-}))"""
-"""By figure, its length and a hash of it."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +49,7 @@ def browser() -> Iterator[Any]:
 
 
 class Shown:
-    """The page, open in the browser, with all that it complained of and asked the network for."""
+    """The page, open in the browser, with its complaints and its requests to the network."""
 
     def __init__(self, page: Any, file: Path) -> None:
         self.page = page
@@ -73,11 +61,6 @@ class Shown:
         page.goto(file.as_uri())
         page.wait_for_selector("body[data-drawn]", timeout=60_000)
 
-    def digests(self) -> dict[str, list[int]]:
-        """Of every figure's SVG a sum: to fetch them all takes a second."""
-        found: dict[str, list[int]] = self.page.evaluate(DIGESTS)
-        return found
-
     def drawings(self) -> dict[str, str]:
         """The SVG of every figure."""
         return {
@@ -86,28 +69,13 @@ class Shown:
         }
 
 
-def show(browser: Any, file: Path, theme: str) -> Shown:
-    context = browser.new_context(color_scheme=theme, offline=True, viewport={"width": 1200, "height": 900})
-    return Shown(context.new_page(), file)
-
-
 @pytest.fixture(scope="module")
-def pages(browser: Any, page_file: Path) -> Iterator[dict[str, Shown]]:
-    """One page for each theme: opening one takes seconds. A test leaves the figures as they were."""
-    found = {theme: show(browser, page_file, theme) for theme in ("light", "dark")}
-    yield found
-    for shown in found.values():
-        shown.page.context.close()
-
-
-@pytest.fixture(params=["light", "dark"])
-def shown(pages: dict[str, Shown], request: pytest.FixtureRequest) -> Shown:
-    return pages[request.param]
-
-
-@pytest.fixture
-def light(pages: dict[str, Shown]) -> Shown:
-    return pages["light"]
+def shown(browser: Any, page_file: Path) -> Iterator[Shown]:
+    """The page. A test leaves the figures as they were."""
+    view = {"width": 1200, "height": 900}
+    context = browser.new_context(color_scheme="dark", offline=True, viewport=view)
+    yield Shown(context.new_page(), page_file)
+    context.close()
 
 
 def test_every_figure_is_drawn_without_a_complaint_and_without_a_network(
@@ -122,16 +90,16 @@ def test_every_figure_is_drawn_without_a_complaint_and_without_a_network(
 
 
 def test_a_click_on_a_legend_changes_its_figure_alone_and_a_second_one_changes_it_back(
-    light: Shown,
+    shown: Shown,
 ) -> None:
-    with_legend = [name for name, drawing in light.drawings().items() if "legend-symbol" in drawing]
+    before = shown.drawings()
+    with_legend = [name for name, drawing in before.items() if "legend-symbol" in drawing]
     assert sorted(with_legend) == sorted(set(FIGURES) - NOT_DRAWN - {"confusion"})
-    before = light.digests()
     for name in with_legend:
         for click in (1, 2):
-            light.page.locator(f"#{name} .role-legend-label text").first.click()
-            light.page.wait_for_function("name => views[name].view.runAsync().then(() => true)", arg=name)
-            after = light.digests()
+            shown.page.locator(f"#{name} .role-legend-label text").first.click()
+            shown.page.wait_for_function("name => views[name].view.runAsync().then(() => true)", arg=name)
+            after = shown.drawings()
             changed = {other for other in after if after[other] != before[other]}
             assert changed == ({name} if click == 1 else set()), f"click {click} on the legend of {name}"
-    assert light.complaints == []
+    assert shown.complaints == []

@@ -10,22 +10,10 @@ import pytest
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
 from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
-from tutti.records.run import Evaluation, PointRecord
-from tutti.records.run_folder import RunFolder
-from tutti.records.usage import UsageRecord
 from tutti.reports.figures import FIGURES, page_figures
-from tutti.reports.results import Results, read_comparison, read_results
+from tutti.reports.results import Results, read_comparison
 
 Table = list[dict[str, Any]]
-
-ALONE = {
-    "model": "mlp",
-    "data": "digits",
-    "strategy": "solo",
-    "workers": "1",
-    "threads": 1,
-    "device": "cpu",
-}
 
 
 @pytest.fixture
@@ -37,7 +25,7 @@ def results(tmp_path: Path) -> Results:
 def test_figures_have_places_of_their_own_and_the_page_begins_with_learning() -> None:
     places = [figure.place for figure in page_figures().values()]
     assert places == sorted(set(places))
-    assert [*page_figures()][:3] == ["progress", "within-epochs", "time-to-target"]
+    assert [*page_figures()][:3] == ["progress", "speed-up", "strong-scaling"]
     assert [*page_figures()][-2:] == ["classes", "confusion"]
 
 
@@ -71,12 +59,6 @@ def test_learning_is_drawn_against_the_time_of_training(results: Results) -> Non
         (2, 1, 2.5, 0.5, 0.5),
         (2, 2, 6.0, 0.75, 0.25),
     }
-
-
-def test_the_time_to_the_target_has_every_repeat_and_their_median(results: Results) -> None:
-    bars, ticks = tables(results, "time-to-target")
-    assert {"way": "sync, 2 workers", "value": 4.9} in bars
-    assert [r["value"] for r in ticks if r["way"] == "sync, 2 workers"] == pytest.approx([4.5, 5.3])
 
 
 def test_without_any_validation_part_the_training_part_is_drawn(tmp_path: Path) -> None:
@@ -135,17 +117,6 @@ def test_every_core_is_drawn_of_one_process_beside_the_fastest_parallel_way(resu
     assert titles == ["solo, 1 thread", "sync, 2 workers, weak"]
 
 
-def test_a_long_run_has_no_more_points_than_can_be_seen(tmp_path: Path) -> None:
-    one = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
-    usage = [UsageRecord(float(second), "here", [float(second % 2) * 100]) for second in range(1000)]
-    write_run(ComparisonFolder(tmp_path).run(one, 0).path, [(1000.0, 0.5)], usage=usage)
-    ComparisonFolder(tmp_path).write(Comparison("mlp", "digits", 1, None, (one,)))
-    (table,) = tables(read_comparison(tmp_path), "cores")
-    assert len(table) == 250
-    assert {row["busy"] for row in table} == {50.0}
-    assert table[1]["seconds"] == 5.5
-
-
 def test_memory_is_the_most_that_each_rank_had(results: Results) -> None:
     (table,) = tables(results, "memory")
     found = [row for row in table if row["way"] == "sync, 2 workers"]
@@ -167,19 +138,3 @@ def test_the_confusion_matrix_counts_what_was_taken_for_what(results: Results) -
         ("dog", "cat", 3, 0.3),
         ("dog", "dog", 7, 0.7),
     ]
-
-
-def test_a_single_run_is_drawn_within_its_epochs(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [(10.0, 0.5), (10.0, 0.75)], config=ALONE)
-    for epoch, step, samples, loss, right in (
-        (1, 3, 100, 2.0, 0.1),
-        (1, 6, 200, 1.5, 0.2),
-        (2, 13, 100, 1.0, 0.5),
-    ):
-        seen = Evaluation(samples, loss, {"accuracy": right, "f1": 0.5})
-        RunFolder(tmp_path / "a").append_point(PointRecord(epoch, step, 4.0 * (step % 10) / 3, seen))
-    trained, validated = tables(read_results([tmp_path / "a"]), "within-epochs")[:2]
-    assert [row["seconds"] for row in trained] == [4.0, 8.0, 14.0]
-    assert [row["accuracy"] for row in trained] == [0.1, 0.2, 0.5]
-    assert [row["loss"] for row in trained] == [2.0, 1.5, 1.0]
-    assert [(row["seconds"], row["accuracy"]) for row in validated] == [(10.0, 0.5), (20.0, 0.75)]

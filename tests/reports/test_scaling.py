@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from tutti.records.run import Evaluation
 from tutti.reports.results import Results, read_comparison
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row
-from tutti.reports.text import cells, heads, other_metrics, show, verdict
+from tutti.reports.text import show, verdict
 
 ONE = Combination("solo, 1 thread", "one", "solo", 1, 1, STRONG)
 ALL = Combination("solo, 2 threads", "all", "solo", 1, 2, STRONG)
@@ -158,16 +157,3 @@ def test_a_run_in_its_first_epoch_says_what_shows_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadRunFolder, match="nothing to report yet; train it again"):
         Run.read(tmp_path)
-
-
-def test_other_metrics_have_columns_of_their_own(tmp_path: Path) -> None:
-    write_all(tmp_path)
-    found = results(tmp_path, comparison(ONE, SYNC, target=0.97))
-    first, second = found.rows
-    rows = [replace(first, metrics={"f1": 0.51234, "top3": 0.98765}), replace(second, metrics={"f1": 0.25})]
-    names = other_metrics(rows)
-    assert heads(found.comparison, found.part, names)[-3:] == ["f1", "top3", "seconds to 97 %"]
-    assert [cells(found.comparison, row, names)[-3:-1] for row in rows] == [
-        ["0.5123", "98.77%"],
-        ["0.25", ""],
-    ]

@@ -29,7 +29,7 @@ PART = Part(torch.randn(50, 3), torch.arange(50) % 2)
         (Alone(), {}),
         (Free(), {}),
         (Free(), {"balance": "queue", "validate": "background"}),
-        (Free(), {"validate": "distributed"}),
+        (Free(), {"validate": "background"}),
     ],
 )
 def test_a_fitting_pairing_is_accepted(strategy: Strategy, options: dict[str, str]) -> None:

@@ -23,7 +23,7 @@ from tutti.errors import (
 from tutti.launch.launcher import Launcher
 from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 from tutti.records.resize_request import (
     ResizeRequest,
     answer_request,
@@ -39,13 +39,13 @@ from tutti.run.train_job import TrainJob
 @contextmanager
 def policy_of(
     folder: Path, on_failure: str = "respawn", workers: int = 3
-) -> Iterator[tuple[RecoveryPolicy, StateMemory, Stopping]]:
+) -> Iterator[tuple[RecoveryPolicy, StateMemory, StopRequests]]:
     """The policy of a run that has a copy of its state."""
     with closing(StateMemory()) as memory, SignalWatch([]) as signals:
         memory.place.note_folder(folder)
         memory.place.publish(1, {"step": 1})
         config = TrainConfig("mlp", data="digits", on_failure=on_failure)
-        stopping = Stopping(signals)
+        stopping = StopRequests(signals)
         job = TrainJob(config, memory=memory.place)
         yield RecoveryPolicy(job, place_ranks(workers), memory, stopping), memory, stopping
 
@@ -269,8 +269,8 @@ def test_hosts_that_were_lost_come_back_only_where_the_run_would_end() -> None:
 
 def test_a_lost_server_is_replaced_whoever_shrinks() -> None:
     placement = placed("a:2,b:2", servers=2)
-    # Ranks 2 and 5 are servers.
-    assert on(after_loss(placement, PeerLost([2, 5], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 2}
+    # Ranks 4 and 5 are servers.
+    assert on(after_loss(placement, PeerLost([4, 5], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 2}
     assert on(after_loss(placement, PeerLost([3], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 1}
 
 

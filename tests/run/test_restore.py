@@ -27,7 +27,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume
 from tutti.run.train import work
 from tutti.run.train_job import RunOutcome, TrainJob
-from tutti.training.loggers.base import Logbook
+from tutti.training.loggers import Logbook
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 

@@ -51,14 +51,14 @@ def world() -> Iterator[World]:
         yield world
 
 
-def with_servers(comm: Communicator, of: Setting, ranks: tuple[int, ...]) -> object:
-    return train(keep_servers(comm, ranks), of)
+def with_servers(comm: Communicator, of: Setting, servers: int) -> object:
+    return train(keep_servers(comm, servers), of)
 
 
-@pytest.mark.parametrize("ranks", [(), (2,)], ids=["shared", "served"])
+@pytest.mark.parametrize("servers", [0, 1], ids=["shared", "served"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-def test_processes_learn_and_agree(world: World, strategy: Strategy, ranks: tuple[int, ...]) -> None:
-    found = [one for one in world.run(with_servers, setting(strategy), ranks) if one is not None]
+def test_processes_learn_and_agree(world: World, strategy: Strategy, servers: int) -> None:
+    found = [one for one in world.run(with_servers, setting(strategy), servers) if one is not None]
     for outcome in found:
         assert torch.equal(outcome.final, found[0].final)
         assert outcome.traffic.exchanges > 0
@@ -66,9 +66,9 @@ def test_processes_learn_and_agree(world: World, strategy: Strategy, ranks: tupl
     assert (found[0].final - optimum(3)).abs().max() < 1.2
 
 
-@pytest.mark.parametrize("ranks", [(), (2,)], ids=["shared", "served"])
-def test_all_gradients_of_processes_make_the_sequential_step(world: World, ranks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("servers", [0, 1], ids=["shared", "served"])
+def test_all_gradients_of_processes_make_the_sequential_step(world: World, servers: int) -> None:
     of = replace(setting(ParamServer()), steps=20)
-    found = world.run(with_servers, of, ranks)
-    expected = run(replace(of, speeds=of.speeds[: 3 - len(ranks)]))
+    found = world.run(with_servers, of, servers)
+    expected = run(replace(of, speeds=of.speeds[: 3 - servers]))
     torch.testing.assert_close(found[0].final, expected[0].final, rtol=1e-9, atol=1e-12)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.data import Batches, DataSet, Part, Queue, Scale
+from tutti.data import Batches, Part, Queue, Scale
 from tutti.errors import BadOption, UnknownName
 from tutti.training.augmentations import AUGMENTATIONS, Augmentation, SampleRandom
-from tutti.training.losses import named_loss, refuse_without_shares
 from tutti.training.sample_words import keys_of
 
 STORED = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (41, 3, 6, 7), dtype=np.uint8))
@@ -36,10 +35,10 @@ def tensors(batches: list[Batches], epoch: int, first: int = 0) -> Counter[bytes
 
 
 def dealt(ranks: int, seed: int = 0, **kinds: Any) -> list[Batches]:
-    spec = ["crop", "flip", "cutout", "mixup", jitter]
+    spec = ["crop", "flip", jitter]
     found = [Batches(PART, 8, rank, ranks, seed=seed, **kinds) for rank in range(ranks)]
     for one in found:
-        one.augment = Augmentation(spec, {"crop": 2, "cutout": 3}, PART, seed, classes=41)
+        one.augment = Augmentation(spec, {"crop": 2}, PART, seed)
     return found
 
 
@@ -61,18 +60,6 @@ def test_an_epoch_has_the_same_tensors_on_any_number_of_ranks() -> None:
     assert not tensors(dealt(1, seed=1), 3) & whole
 
 
-def test_a_sample_that_is_drawn_again_is_changed_in_another_way_on_any_number_of_ranks() -> None:
-    chances = torch.ones(41, dtype=torch.float64)
-    (alone,) = dealt(1, chances=chances)
-    whole = tensors([alone], 3)
-    drawn = alone.drawn(3)
-    assert drawn is not None
-    assert len(drawn.unique()) < 41 == len(whole)
-    for kinds in ({}, {"own": True}, {"passes": 2}):
-        for ranks in (2, 3):
-            assert tensors(dealt(ranks, chances=chances, **kinds), 3) == whole
-
-
 def random_of(count: int) -> SampleRandom:
     return SampleRandom(keys_of(torch.arange(count), 0, 0, 2), torch.device("cpu"))
 
@@ -92,55 +79,13 @@ def test_crops_are_windows_of_the_image_in_zeros() -> None:
     assert min(places.values()) > 20
 
 
-def test_flips_and_squares() -> None:
+def test_flips_are_of_a_share_of_the_images() -> None:
     inputs = torch.rand(400, 2, 4, 5, generator=torch.Generator().manual_seed(0)) + 1
     found, _ = AUGMENTATIONS["flip"](inputs.clone(), torch.zeros(400), random_of(400), 0.25)
     turned = [torch.equal(one.flip(2), other) for one, other in zip(inputs, found, strict=True)]
     same = [torch.equal(one, other) for one, other in zip(inputs, found, strict=True)]
     assert all(a != b for a, b in zip(turned, same, strict=True))
     assert 60 < sum(turned) < 140
-    cut, _ = AUGMENTATIONS["cutout"](inputs.clone(), torch.zeros(400), random_of(400), 3)
-    gone = (cut == 0).flatten(2)
-    assert torch.equal(gone[:, 0], gone[:, 1])
-    assert torch.equal(cut[cut != 0], inputs[cut != 0])
-    assert set(gone[:, 0].sum(1).tolist()) == {4, 6, 9}  # corners, edges and the middle
-
-
-def test_mixtures_are_of_two_samples_that_were_changed_before() -> None:
-    mixed = Augmentation(["flip", "mixup"], {"flip": 1, "mixup": 1.0}, PART, 0, classes=41)
-    samples = torch.arange(41)
-    seen = PART.take(samples)[0].flip(3)
-    inputs, shares = mixed(2, samples, *PART.take(samples))
-    assert torch.equal(shares.sum(1), torch.ones(41))
-    assert ((shares > 0).sum(1) <= 2).all()
-    assert (shares[samples, samples] > 0).all()
-    wanted = torch.einsum("sc,cdhw->sdhw", shares, seen)
-    torch.testing.assert_close(inputs, wanted, rtol=0, atol=4 * torch.finfo().eps * float(seen.abs().max()))
-    assert 0.3 < float(shares[samples, samples].mean()) < 0.7
-    halves = Part(PART.stored_inputs, torch.rand(41, 2), PART.scale)
-    _, values = Augmentation("mixup", {}, halves, 0)(0, samples, *halves.take(samples))
-    assert values.shape == (41, 2)
-
-
-def test_samples_are_mixed_with_others_that_are_drawn_by_the_same_weights() -> None:
-    chances = torch.zeros(41, dtype=torch.float64)
-    chances[[3, 7]] = torch.tensor([1.0, 3.0]).double()
-    mixed = Augmentation("mixup", {"mixup": 1.0}, PART, 0, classes=41, chances=chances)
-    samples = torch.tensor([3]).repeat(400) + 41 * torch.arange(400)  # as if drawn anew each time
-    some = torch.full((400,), 3)
-    _, shares = mixed(0, samples, *PART.take(some))
-    assert set(shares.nonzero()[:, 1].tolist()) == {3, 7}
-    assert 0.7 < float((shares[:, 7] > 0).double().mean()) < 0.8
-
-
-def test_losses_take_mixed_samples_or_are_refused() -> None:
-    shares = torch.full((2, 3), 1 / 3)
-    dataset = DataSet("d", Part(STORED, torch.arange(41) % 3), None, None, 3, ())
-    for name in ("cross_entropy", "mse", "bce"):
-        refuse_without_shares(named_loss(name, dataset), shares)
-    for name in ("nll", "focal"):
-        with pytest.raises(BadOption, match=f"mixed samples have shares of classes, which loss '{name}'"):
-            refuse_without_shares(named_loss(name, dataset), shares)
 
 
 def test_numbers_are_uniform_and_unrelated() -> None:

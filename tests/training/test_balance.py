@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
-from tests.trainers import Forgetful, trainer_of
-from tests.training.blobs import blobs, model
+from tests.trainers import trainer_of
+from tests.training.blobs import Together, blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
@@ -21,23 +21,6 @@ TRAIN = blobs(1600)
 
 
 FP64 = Arithmetic("fp64")
-
-
-class Together(Forgetful):
-    """Sums the gradients of all ranks and runs the user's optimizer everywhere."""
-
-    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer) -> None:
-        super().__init__()
-        self.replica, self.comm, self.optimizer = replica, comm, optimizer
-
-    def step(self) -> None:
-        for flat in self.replica.flats:
-            self.comm.all_reduce(flat.grads)
-        self.optimizer.step()
-        self.replica.zero_grad()
-
-    def finish(self) -> None:
-        return
 
 
 def run(slowness: list[float], balanced: bool, passes: int = 1) -> tuple[float, EpochRecord, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,7 @@ from tests.trainers import trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batch, Batches
-from tutti.errors import BadModel, NotFinite
+from tutti.errors import NotFinite
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, Solo
@@ -136,25 +135,6 @@ class Own(nn.Linear):
 def test_only_what_is_known_to_do_the_same_each_step_is_recorded(module: nn.Module, can: bool) -> None:
     assert can_be_recorded(module, LOSSES["mse"]) is can
     assert not can_be_recorded(module, Loss("own", nn.functional.mse_loss))
-
-
-def test_a_model_that_cannot_be_recorded_is_refused_with_the_remedy() -> None:
-    class Refusing(Replaying):
-        def record(self, work: Work) -> tuple[Pass, Callable[[], None]]:
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-    replica = Replica(copy.deepcopy(model()))
-    captured = GraphedPass(
-        replica,
-        Batches(TRAIN, BATCH),
-        Objective(LOSSES["cross_entropy"], arithmetic=Late()),
-        Refusing(replica),
-    )
-    batch = Batch(torch.arange(4), torch.arange(4), 1.0)
-    for _ in range(WARM):
-        captured(batch)
-    with pytest.raises(BadModel, match=r"not permitted when .*use --cuda-graph off"):
-        captured(batch)
 
 
 def test_a_replay_counts_as_a_gradient_of_all_that_it_writes() -> None:

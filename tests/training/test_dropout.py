@@ -29,8 +29,6 @@ SHAPES = {
     nn.Dropout1d: (5, 7, 3),
     nn.Dropout2d: (5, 7, 3, 3),
     nn.Dropout3d: (5, 7, 2, 3, 2),
-    nn.AlphaDropout: (5, 7),
-    nn.FeatureAlphaDropout: (5, 7, 3),
 }
 """Inputs of each kind of layer, of five samples."""
 
@@ -71,13 +69,6 @@ def test_the_values_are_those_that_torch_gives(kind: type[nn.Module]) -> None:
     assert torch.allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [one for one in SHAPES if one not in (nn.Dropout, nn.AlphaDropout)])
-def test_channels_are_dropped_as_a_whole(kind: type[nn.Module]) -> None:
-    found = outputs(kind(0.4), torch.ones(SHAPES[kind])).flatten(2)
-    assert torch.equal(found, found[..., :1].expand_as(found))
-    assert len(found.unique()) == 2
-
-
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.93])
 def test_as_many_are_kept_as_should_be(p: float) -> None:
     found = kept(p)
@@ -101,13 +92,10 @@ def correlation(one: Tensor, other: Tensor) -> float:
         lambda: kept(seed=1),
         lambda: kept(layer=1),
         lambda: kept().roll(1, 0),
-        lambda: kept().roll(7, 0),
         lambda: kept().roll(1, 1),
-        lambda: kept().roll(2, 1),
         lambda: kept().roll((1, 1), (0, 1)),
-        lambda: kept().roll((1, -1), (0, 1)),
     ],
-    ids=["epoch", "seed", "layer", "sample", "7th", "element", "2nd", "diagonal", "other diagonal"],
+    ids=["epoch", "seed", "layer", "sample", "element", "diagonal"],
 )
 def test_masks_have_nothing_to_do_with_each_other(other: Callable[[], Tensor]) -> None:
     assert correlation(kept(), other()) < DEVIATIONS
@@ -140,9 +128,7 @@ def test_a_layer_can_be_copied_and_sent_and_is_torchs_own_again_afterwards() -> 
 
 def perceptron() -> nn.Module:
     torch.manual_seed(0)
-    layers = nn.Sequential(
-        nn.Linear(12, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4), nn.AlphaDropout(0.1)
-    )
+    layers = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4), nn.Dropout(0.1))
     return layers.double()
 
 

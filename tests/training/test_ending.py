@@ -14,13 +14,14 @@ from torch.optim import SGD
 
 from tests.contracts.strategy import NAMES, brisk, world
 from tests.contracts.training import SPEEDS, clouds, normed
+from tests.states import saved_by
 from tests.trainers import trainer_of
 from tests.training.test_validation import no_process_is_left  # noqa: F401  It is a fixture.
 from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.replica import Replica
-from tutti.state import Saved, State, saved_by
+from tutti.state import Saved, State
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
@@ -197,34 +198,15 @@ def test_a_run_can_end_with_the_weights_of_its_best_epoch(name: str) -> None:
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-@pytest.mark.parametrize("validate", ["pause", "distributed", "background"])
-@pytest.mark.parametrize("restores_best", [False, True])
-def test_results_may_come_late(validate: str, restores_best: bool) -> None:
-    run = Run(brisk(STRATEGIES["local"]), epochs=30, lr=2.0, restores_best=restores_best, validate=validate)
-    run = replace(run, patience=3)
-    ended = outcome(run)
-    count, figures = len(ended.history), losses(ended.history)
-    plain = outcome(replace(run, patience=None, restores_best=False, epochs=count, validate="pause"))
-    if validate != "background":  # whose results may come after the last epoch
-        assert ended.why is not None
-        assert count < 30
-    assert len(figures) == count
-    assert figures == pytest.approx(losses(plain.history), rel=1e-6)
-    assert ended.seen == list(range(1, count + 1))
-    if validate == "pause":
-        assert min(figures) == figures[-4]
-    if not restores_best:
-        assert same(ended.weights, plain.weights)
-    else:
-        assert ended.restored is not None
-        assert ended.restored.epoch == 1 + figures.index(min(figures))
-        assert ended.found.loss == pytest.approx(min(figures), rel=1e-6)
-
-
-@pytest.mark.parametrize("name", ["sync", "local"])
-@pytest.mark.usefixtures("no_process_is_left")
-@pytest.mark.parametrize("validate", ["pause", "distributed", "background"])
-@pytest.mark.parametrize(("stops_at", "ranks"), [(16, 3), (19, 3), (19, 2)])
+@pytest.mark.parametrize(
+    ("name", "validate", "stops_at", "ranks"),
+    [
+        ("sync", "pause", 16, 3),
+        ("local", "pause", 19, 3),
+        ("local", "pause", 19, 2),
+        ("sync", "background", 19, 2),
+    ],
+)
 def test_a_run_that_is_resumed_ends_where_an_uninterrupted_one_does(
     name: str, validate: str, stops_at: int, ranks: int
 ) -> None:

@@ -21,12 +21,9 @@ from tutti.training.evaluation import (
     average_buffers,
     evaluate,
     evaluating,
-    load_buffers,
-    named_buffers,
 )
 from tutti.training.losses import LOSSES
-from tutti.training.metrics import METRICS
-from tutti.training.metrics.base import own_metric
+from tutti.training.metrics import METRICS, own_metric
 from tutti.training.targets import CLASSES, Reading
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -115,23 +112,3 @@ def test_statistics_become_the_mean_over_the_ranks_constants_stay_exact_and_coun
         assert torch.equal(mean, torch.ones(3))
         assert torch.equal(constant, torch.full((4,), 0.1))
         assert tracked == 7
-
-
-class Lazy(nn.Module):
-    """A module that sets its buffers while it is trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", None)
-        self.register_buffer("seen", torch.zeros(1))
-
-
-def test_buffers_that_a_module_sets_later_are_loaded_too() -> None:
-    before, after = (nn.Sequential(Lazy()) for _ in range(2))
-    before[0].mean, before[0].seen = torch.tensor([1.0, 2.0]), torch.arange(3.0)
-    kept = named_buffers(before)
-    load_buffers(after, kept)
-    assert after.state_dict().keys() == before.state_dict().keys()
-    assert all(torch.equal(after.state_dict()[name], value) for name, value in kept.items())
-    after[0].mean.add_(1)
-    assert before[0].mean.tolist() == [1, 2]

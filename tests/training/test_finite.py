@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from tutti.errors import BadOption, NotFinite
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.run.config import TrainConfig
-from tutti.state import Saved, State, saved_by
 from tutti.strategies import (
     EASGD,
     STRATEGIES,
@@ -36,9 +34,7 @@ from tutti.strategies import (
 )
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
-from tutti.training.agenda import Agenda, Wishes
-from tutti.training.finite import LossScale, LossWatch, SkippedUpdates
-from tutti.training.intervals import Every
+from tutti.training.finite import LossScale, SkippedUpdates
 from tutti.training.losses import LOSSES, Loss
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Trainer
@@ -182,24 +178,6 @@ def test_the_rank_the_step_and_the_parameter_are_named(capfd: pytest.CaptureFixt
     assert "the loss is nan in step" in capfd.readouterr().err
 
 
-def test_a_run_goes_on_with_the_mean_statistics_though_the_first_gradient_of_an_epoch_is_left_out() -> None:
-    updates, states = SAMPLES // BATCH, dict[int, State]()
-    first = int(Batches(spoiled(None), BATCH, seed=1).order(1)[0])
-
-    def run(comm: Communicator, saved: list[Saved] | None = None) -> dict[str, Tensor]:
-        agenda = Agenda(comm, Wishes(Every(steps=updates), now=lambda: 0.0)) if saved is None else None
-        rest = {"agenda": agenda, "save": lambda _, state, __: states.setdefault(comm.rank, deepcopy(state))}
-        made = trainer(comm, spoiled(7.0, (first,)), Sync(), **rest)
-        made.fit(None if saved is None else saved[comm.rank])
-        return dict(made.replica.module.named_buffers())
-
-    undisturbed = VirtualWorld(2).run(run)
-    resumed = VirtualWorld(2).run(run, saved_by([states[rank] for rank in range(2)], 2))
-    for one, other in zip(undisturbed, resumed, strict=True):
-        for name, values in one.items():
-            torch.testing.assert_close(other[name], values, rtol=0, atol=0, msg=name)
-
-
 def test_more_in_a_row_than_allowed_end_the_run() -> None:
     everything = spoiled(7.0, tuple(range(SAMPLES)))
     with pytest.raises(
@@ -212,18 +190,6 @@ def test_more_in_a_row_than_allowed_end_the_run() -> None:
 def test_it_is_refused_where_gradients_are_not_looked_at(given: dict[str, str]) -> None:
     with pytest.raises(BadOption, match="does not go with --skip-nonfinite 3"):
         TrainConfig(skip_nonfinite=3, **given)
-
-
-def test_each_look_at_the_losses_of_a_gpu_shows_what_the_sum_was_at_the_look_before() -> None:
-    total, watch = torch.zeros((), dtype=torch.float64), LossWatch(every=3)
-    seen = {}
-    for step in range(1, 11):
-        total.add_(1.0)
-        if (found := watch.note(total, step)) is not None:
-            seen[step] = found
-    assert seen == {6: (3.0, "steps 1 to 3"), 9: (6.0, "steps 4 to 6")}
-    assert watch.last(total, 10) == (10.0, "steps 7 to 10")
-    assert watch.last(total, 11) == (10.0, "step 11")
 
 
 ROUNDING = 2.0**-11

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -13,13 +11,13 @@ import pytest
 
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import NotFinite
-from tutti.records.heartbeat import FAILED, FINISHED, TESTING, TRAINING, Heartbeat
+from tutti.records.heartbeat import FAILED, TESTING, TRAINING, Heartbeat
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
 from tutti.training import heartbeat as module
 from tutti.training.heartbeat import HeartbeatThread
-from tutti.training.progress import Moment, Several
+from tutti.training.progress import Moment
 
 PATIENCE_S = 60.0
 
@@ -56,16 +54,6 @@ def wait_until(run: Path, state: str) -> Heartbeat:
 
 
 @pytest.mark.usefixtures("fast")
-def test_signs_go_on_while_the_rank_itself_does_nothing(run: Path) -> None:
-    with HeartbeatThread(RunFolder(run), 1):
-        first = wait_until(run, "starting")
-        deadline = time.monotonic() + PATIENCE_S
-        while newest(run).time == first.time:
-            assert time.monotonic() < deadline
-    assert (first.rank, first.host, first.process) == (1, socket.gethostname(), os.getpid())
-
-
-@pytest.mark.usefixtures("fast")
 def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
     with HeartbeatThread(RunFolder(run), 1) as heart:
         heart.begin(RunLength(200, 50))
@@ -75,14 +63,6 @@ def test_a_sign_says_what_the_rank_does_and_how_far_it_is(run: Path) -> None:
         assert beat.began is not None
         heart.doing(TESTING)
         assert wait_until(run, TESTING).step == 20
-
-
-def test_the_last_sign_of_a_run_that_stops_has_the_step_after_which_it_does(run: Path) -> None:
-    with HeartbeatThread(RunFolder(run), 1) as heart:
-        heart.begin(RunLength(200, 50))
-        heart.moment(moment(1, 20, 640))
-        Several(heart).stopping(23)
-    assert (newest(run).state, newest(run).step) == (FINISHED, 23)
 
 
 @pytest.mark.usefixtures("fast")

@@ -6,19 +6,15 @@ import io
 import itertools
 import re
 import time
-from pathlib import Path
 
 import pytest
 
-from tutti.errors import DiskFull
-from tutti.records.run import EpochRecord, Evaluation, PointRecord
-from tutti.records.run_folder import RunFolder
+from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength
 from tutti.training.progress import (
     Bar,
     Moment,
     PlainLines,
-    Points,
     Progress,
     Several,
     progress_on,
@@ -75,14 +71,6 @@ def test_a_terminal_gets_a_bar_that_goes_away_and_lines_that_stay(monkeypatch: p
     assert "12,346 samples/s\n" in text
 
 
-def test_other_ranks_show_nothing() -> None:
-    stream = Terminal()
-    progress = progress_on(stream, rank=1)
-    assert type(progress) is Progress
-    show(progress)
-    assert stream.getvalue() == ""
-
-
 def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,7 +97,7 @@ class Noted:
     def moment(self, moment: Moment) -> None:
         self.calls.append(f"moment {moment.step}")
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, step: int | None = None) -> None:
         self.calls.append(what)
 
     def epoch(self, record: EpochRecord) -> None:
@@ -152,35 +140,3 @@ def test_a_notebook_gets_one_line_for_each_epoch_and_a_bar_that_is_written_over(
     # Each state is blanked to its end by the next one.
     states = text.split("\n")[0].split("\r")
     assert all(len(b) >= len(a.rstrip()) for a, b in itertools.pairwise(states))
-
-
-def point(step: int, samples: int = 10) -> Moment:
-    return Moment(1, step, Evaluation(samples, 0.5, {"accuracy": 0.25}), 100.0, seconds=2.0 * step)
-
-
-def test_a_point_is_what_the_rank_has_seen_of_the_epoch(tmp_path: Path) -> None:
-    Points(RunFolder(tmp_path)).moment(point(3))
-    ((found,), damage) = RunFolder(tmp_path).points().records, RunFolder(tmp_path).points().damage
-    assert (found.epoch, found.step, found.seconds, found.train.metrics) == (1, 3, 6.0, {"accuracy": 0.25})
-    assert damage == []
-
-
-def test_a_run_that_goes_on_takes_the_points_after_its_checkpoint_back(tmp_path: Path) -> None:
-    before = Points(RunFolder(tmp_path))
-    for step in (1, 2, 3, 4):
-        before.moment(point(step))
-    Points(RunFolder(tmp_path)).begin(RunLength(10, 10), step=2)
-    assert [point.step for point in RunFolder(tmp_path).points().records] == [1, 2]
-
-
-def test_a_full_disk_costs_the_points_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(folder: RunFolder, point: PointRecord) -> None:
-        raise DiskFull("cannot write points.jsonl: No space left on device")
-
-    points = Points(RunFolder(tmp_path))
-    monkeypatch.setattr(RunFolder, "append_point", full)
-    points.moment(point(1))
-    points.moment(point(2))
-    assert capsys.readouterr().err.count("No space left on device; the curves have no more points") == 1

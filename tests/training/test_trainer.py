@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,7 +12,8 @@ from torch.nn import functional
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from tests.trainers import Forgetful, trainer_of
+from tests.trainers import trainer_of
+from tests.training.blobs import Together, blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batches
@@ -22,75 +22,33 @@ from tutti.errors import NotFinite, PeerLost
 from tutti.records.run import STAGES, EpochRecord
 from tutti.records.texts import RunLength
 from tutti.replica import Replica
-from tutti.strategies import Clip, Sync
-from tutti.strategies.placement import place
-from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.progress import Moment, Progress
 from tutti.training.trainer import Trainer
 
-GENERATOR = torch.Generator().manual_seed(3)
-CENTRES = 2 * torch.randn(4, 12, generator=GENERATOR)
-
-
-def blobs(samples: int) -> Part:
-    """Four clouds of points, a class each."""
-    targets = torch.randint(0, 4, (samples,), generator=GENERATOR)
-    return Part(CENTRES[targets] + torch.randn(samples, 12, generator=GENERATOR), targets)
-
-
-TRAIN, VALIDATION = blobs(205), blobs(61)
+TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
 BATCH = 20
 UPDATES = 11
 """Of one epoch; the last has 5 samples."""
 
 
 FP64 = Arithmetic("fp64")
-OBJECTIVE = Objective(LOSSES["cross_entropy"], [METRICS["accuracy"]], 4)
-
-
-@dataclass
-class Averaging(Forgetful):
-    """Sums the gradients over the ranks and runs the user's optimizer everywhere."""
-
-    replica: Replica
-    comm: Communicator
-    optimizer: Optimizer
-    finished: int = 0
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def step(self) -> None:
-        for flat in self.replica.flats:
-            self.comm.all_reduce(flat.grads)
-        self.optimizer.step()
-        self.replica.zero_grad()
-
-    def finish(self) -> None:
-        self.finished += 1
-
-
-def model(*, norm: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    middle = nn.BatchNorm1d(16) if norm else nn.Identity()
-    return nn.Sequential(nn.Linear(12, 16), middle, nn.Tanh(), nn.Linear(16, 4))
 
 
 def trainer(comm: Communicator, module: nn.Module, passes: int = 1, lr: float = 0.1, **rest) -> Trainer:
     replica = Replica(module)
     optimizer = SGD(module.parameters(), lr=lr, momentum=0.9)
     if "schedule" in rest:
-        rest["lr"] = rest.pop("schedule")(optimizer)
+        rest["scheduler"] = rest.pop("schedule")(optimizer)
     given = {"metrics": [METRICS["accuracy"]], "validation": VALIDATION, "classes": 4, **rest}
     if "steps" not in given:
         given.setdefault("epochs", 3)
     return trainer_of(
         comm=comm,
         replica=replica,
-        worker=Averaging(replica, comm, optimizer),
+        worker=Together(replica, comm, optimizer),
         optimizer=optimizer,
         batches=Batches(given.pop("train", TRAIN), BATCH, comm.rank, comm.size, passes, seed=5),
         loss=LOSSES["cross_entropy"],
@@ -139,59 +97,6 @@ def test_a_run_is_the_sequential_one_at_any_world_size(ranks: int, passes: int) 
     for history, weights in run(ranks, lambda: FP64.prepare(model()), passes=passes, arithmetic=FP64):
         assert len(history) == 3
         assert distance(weights[weights != 0], expected) < 1e-12
-
-
-class Cooling(nn.Module):
-    """A model whose outputs depend on how often it was trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = model()
-        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.training:
-            self.passes += 1
-        return self.layers(inputs) / (1 + self.passes)
-
-
-def test_ranks_without_samples_in_an_epochs_last_batch_count_its_passes_too() -> None:
-    ranks = BATCH // 3
-    assert len(TRAIN) % BATCH < ranks
-    alone = sequential(2, FP64, Cooling)
-    expected = nn.utils.parameters_to_vector(alone.parameters())
-    with torch.no_grad():
-        outputs = alone.eval()(VALIDATION.inputs.double())
-    loss = functional.cross_entropy(outputs, VALIDATION.targets).item()
-    for history, weights in run(ranks, lambda: FP64.prepare(Cooling()), arithmetic=FP64, epochs=2):
-        assert distance(weights[weights != 0], expected) < 1e-12
-        assert history[1].validation.loss == pytest.approx(loss, rel=1e-12)
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_the_loop_drives_a_strategy_with_shared_weights(every: int) -> None:
-    def program(comm: Communicator) -> Tensor:
-        strategy, module = Sync(every=every), copy.deepcopy(start)
-        replica = place(module, comm, strategy.home)
-        optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
-        trains = trainer_of(
-            comm=comm,
-            replica=replica,
-            worker=strategy.worker(replica, comm, optimizer, Clip()),
-            optimizer=optimizer,
-            batches=Batches(TRAIN, BATCH, comm.rank, comm.size, strategy.passes, seed=5),
-            loss=LOSSES["cross_entropy"],
-            epochs=3,
-            validation=VALIDATION,
-            arithmetic=FP64,
-        )
-        trains.fit()
-        return nn.utils.parameters_to_vector(module.parameters()).detach()
-
-    start = FP64.prepare(model())
-    expected = nn.utils.parameters_to_vector(sequential(3, FP64).parameters())
-    for weights in VirtualWorld(5, ranks_per_host=[2, 3]).run(program):
-        assert distance(weights, expected) < 1e-12
 
 
 def test_steps_end_in_the_middle_of_an_epoch_and_that_part_is_recorded() -> None:
@@ -273,7 +178,7 @@ class Notes(Progress):
         if self.broken:
             raise KeyboardInterrupt
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, step: int | None = None) -> None:
         self.calls.append(what)
 
     def epoch(self, record: EpochRecord) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tutti
 from tutti.errors import BadModel
 from tutti.training.weights import bring_back
 
@@ -67,19 +66,6 @@ def test_names_decide_before_their_order_does() -> None:
     }
     bring_back(trained, model)
     assert [value[0].item() for value in model.held.values()] == [2, 0, 1]
-
-
-def test_a_model_whose_copies_have_other_names_comes_back_trained() -> None:
-    inputs = torch.rand(60, 6, generator=torch.Generator().manual_seed(0))
-    model = Slashed()
-    before = [value.clone() for value in model.state_dict().values()]
-    result = tutti.train(
-        model, (inputs, (inputs.sum(1) * 3).long() % 3), workers=1, threads=1, epochs=1, quiet=True
-    )
-    assert result.model is model
-    assert all(
-        not torch.equal(old, new) for old, new in zip(before, model.state_dict().values(), strict=True)
-    )
 
 
 @pytest.mark.parametrize(

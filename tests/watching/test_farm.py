@@ -42,7 +42,7 @@ def test_blocks_jobs_epochs_and_the_time_left() -> None:
     progress.begin("a/fold-1", 0, 100.0)
     progress.begin("b/fold-1", 1, 100.0)
     progress.epoch(0, record(2, 0.7, 0.25))
-    # 10 s and 30 s, of which 4 s each are over, on two blocks.
+    # 20 s each, of which 4 s are over, on two blocks.
     assert progress.left_s(104.0) == 16.0
     assert progress.headline(104.0) == "2 of 4 jobs done, 2 running, 0:16 left"
     text = shown(progress, 104.0)

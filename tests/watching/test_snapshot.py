@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -71,18 +68,3 @@ def a_comparison(path: Path) -> Path:
 def test_what_is_no_run_folder_is_refused(make: object, said: str, tmp_path: Path) -> None:
     with pytest.raises(BadRunFolder, match=said):
         Watched(make(tmp_path)).check()  # type: ignore[operator]
-
-
-def test_a_rank_is_looked_for_on_its_host_once_it_gives_no_signs(tmp_path: Path) -> None:
-    """Not elsewhere, and not in a container of that name: who gives signs lives."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    here = {"host": socket.gethostname(), "process": gone.pid}
-    late = {"time": NOW - 3.0}
-    beats = [
-        beat(0, **here, **late),
-        beat(1, **here),
-        beat(2, process=gone.pid, **late),
-        beat(3, **(here | {"process": os.getpid()}), **late),
-    ]
-    assert Watched(write_run(tmp_path / "run", *beats)).read(NOW).ended == {0}

@@ -27,7 +27,7 @@ from tutti.records import checkpoints
 from tutti.records.checkpoints import RUN, Manifest, head_file, read_manifest, tensors_file
 from tutti.records.json_lines import Json
 from tutti.records.untrusted import parse_json
-from tutti.state import Held, Named, Saved, State, TensorPiece, joined, named
+from tutti.state import LocalState, Named, Saved, State, TensorPiece, joined, named
 
 
 class Checkpoint:
@@ -67,7 +67,7 @@ class Checkpoint:
         same = ranks == self.ranks
         alone = named([self._states[rank].alone]) if same else None
         joint = [state.joint for state in self._states]
-        numbers = named(Held(numbers=held.numbers) for held in joint).numbers
+        numbers = named(LocalState(numbers=held.numbers) for held in joint).numbers
         tensors = _Joined(piece for held in joint for piece in held.pieces)
         own = self._states[rank].own if same else None
         return Saved(Named(tensors, numbers), alone, self._states[0].shared, own)

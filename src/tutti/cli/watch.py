@@ -17,7 +17,7 @@ from tutti.registry import part
 from tutti.run.config import Options
 from tutti.watching.farm import follow_farm
 from tutti.watching.follow import follow, show, wait_for
-from tutti.watching.health import Limits
+from tutti.watching.health import SILENT_S
 
 
 @part("watch")
@@ -35,30 +35,25 @@ class WatchCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        usual = Limits()
         parser.add_argument(
             "folder", metavar="RUN", help="the run folder that 'tutti train' writes, or the folder of a farm"
         )
         parser.option(
             "--once", "show how the run is now and end: exit code 0, or 1 if it failed or a rank is lost"
         )
-        silent = "name a rank that has given no sign of life, or made no step, for so long; ranks give one "
-        parser.option("--silent-after", silent + "each second", "SECONDS", usual.silent_s, type=float)
-        behind = "name a rank that is this many steps behind the others"
-        parser.option("--behind", behind, "STEPS", usual.behind, type=int)
+        silent = "name a rank after this time without a heartbeat, which ranks write each second, or a step"
+        parser.option("--silent-after", silent, "SECONDS", SILENT_S, type=float)
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         if own.silent_after < 2:
             raise BadOption(
-                f"--silent-after is {own.silent_after:g}; give at least 2: ranks give a sign each second"
+                f"--silent-after is {own.silent_after:g}; give at least 2: heartbeats come each second"
             )
-        if own.behind < 1:
-            raise BadOption(f"--behind is {own.behind}; the smallest possible is 1")
         folder = Path(own.folder)
         if not own.once:
             wait_for(folder, sys.stdout)
         if (folder / FARM).is_file():
             return 0 if follow_farm(folder, sys.stdout, own.once) else 1
         look = show if own.once else follow
-        return 0 if look(folder, Limits(own.silent_after, own.behind), sys.stdout) else 1
+        return 0 if look(folder, own.silent_after, sys.stdout) else 1

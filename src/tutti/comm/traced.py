@@ -19,13 +19,7 @@ Method = Callable[..., Any]
 
 
 def traced(comm: Communicator, trace: Trace, name: str = "all") -> Communicator:
-    """`comm`, with all that passes through it, and through what is split off it, in `trace` (collective).
-
-    Args:
-        comm: any communicator.
-        trace: this rank's.
-        name: of the communicator, the same on all its ranks and no other's.
-    """
+    """Return `comm` with its operations, and those of its parts, recorded in `trace` (collective)."""
     leader = cast("int", comm.node.broadcast_object(comm.rank))
     return TracedCommunicator(comm, trace, name, leader)
 
@@ -150,7 +144,7 @@ class _TracedLock(AbstractContextManager[None]):
         comm._trace.add("wait for lock", came, self._entered)
 
     def __exit__(self, *error: object) -> None:
-        # Before it is released, lest the next holder has it before.
+        # Before it is released: the next holder must come later.
         left = self._comm.clock()
         self._lock.__exit__(*error)  # type: ignore[arg-type]
         self._comm._trace.link("locked", self._entered, left, SpanLink.HOLD, self._key)

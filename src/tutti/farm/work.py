@@ -15,10 +15,10 @@ from tutti.farm.finisher import Finisher
 from tutti.farm.jobs import JobSource
 from tutti.launch.cores import allowed_cores
 from tutti.launch.fork_server_client import fork_server
-from tutti.launch.malloc import give_back_memory
 from tutti.launch.placement import Placement
+from tutti.launch.runtime_settings import give_back_memory
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.farm_folder import BLOCK, THREADS, FarmEvent, FarmFolder, JobState
 from tutti.records.launches import Launch
@@ -74,7 +74,7 @@ def work_on(
     outcome = None
     with folder.launch() as launch, SignalWatch() as signals:
         # The farm itself looks for requests all the time.
-        stopping = Stopping(signals, StopPage())
+        stopping = StopRequests(signals, StopPage())
         stopping.page.stoppable = True
         with ExitStack() as stack:
             pool = _pool(stack, folder, launch, placement, count, stopping)
@@ -98,18 +98,17 @@ def _pool(
     launch: Launch,
     placement: Placement,
     blocks: int,
-    stopping: Stopping,
+    stopping: StopRequests,
 ) -> HostPool:
-    """Start the blocks, and the process that samples what all of them use."""
-    crowded = bool(placement.warnings)
+    """Start the blocks, and sample what all of them use."""
     if launch.shares_cores():
-        # Ranks that are bound, and threads that wait busily, would keep the others from working.
-        placement, crowded = replace(placement, cores=()), True
-    server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
+        # Ranks that are bound would keep the others from working.
+        placement = replace(placement, cores=())
+    server = stack.enter_context(fork_server())
     pool = HostPool(server, folder, placement, blocks, stopping)
-    # One for all jobs: to start one for each would take longer than many a job.
+    # One for all jobs, which share the cores.
     sampler = Sampler({}, allowed_cores().logical)
-    stack.callback(sampler.abandon)
+    stack.callback(sampler.end)
     sampler.begin(launch.usage)
     return pool
 

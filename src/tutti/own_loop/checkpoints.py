@@ -1,4 +1,4 @@
-"""Checkpoints of a loop of the user's own: all that its ranks must know to go on with the next batch."""
+"""Checkpoints of a user's own loop: what its ranks must know to go on with the next batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
 from tutti.training.module_state import (
     ModuleState,
-    PlainAttributes,
     load_random_state,
     random_state,
 )
@@ -71,7 +70,6 @@ class Checkpoints:
         self._loop, self._folder, self._objects = loop, folder, objects
         self._steppers, self._process = list(loop.steppers), os.getpid()
         self._module_states = {one: ModuleState(one.replica.module) for one in self._first_of_models()}
-        self._attributes = [PlainAttributes(one.replica.module, one.optimizer) for one in self._steppers]
         if folder in loop.folders:
             loop.folders[folder]()
         self._lock: FolderLock | None = None
@@ -194,7 +192,7 @@ class Checkpoints:
         return [one for one in self._loop.open if one.trained]
 
     def _state(self, values: Mapping[str, Any], reports: list[RankReport]) -> State:
-        """Return all that must be known to go on from here (collective)."""
+        """Return what must be known to go on from here (collective)."""
         comm = self._loop.comm
         alike = [k for k, check in reports[0].random.items() if all(r.random[k] == check for r in reports)]
         iterations = list[Values]()
@@ -238,7 +236,6 @@ class Checkpoints:
                 shared[-1]["extra"] = own[-1]["extra"] = self._module_states[stepper].extra()
             state.joint.add(put_under(str(number), held))
         state.shared["steppers"], state.own["steppers"] = shared, own
-        self._warn_of_attributes()
         return state
 
     def _load(self, checkpoint: Checkpoint, saved: Saved) -> int:
@@ -273,14 +270,6 @@ class Checkpoints:
         loop.comm.barrier()
         return checkpoint.step
 
-    def _warn_of_attributes(self) -> None:
-        """Warn once, on rank 0, of attributes that no checkpoint has."""
-        warnings = [text for one in self._attributes if (text := one.warning()) is not None]
-        if warnings:
-            self._attributes = []
-            if self._loop.comm.rank == 0:
-                warn_on_stderr(warnings[0])
-
     def _refuse_other_program(self, shared: Values) -> None:
         """Refuse a checkpoint that has what this program has not."""
         lost = [name for name in shared["objects"] if name not in self._objects]
@@ -299,7 +288,7 @@ class Checkpoints:
             warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}")
 
     def _load_random(self, saved: Saved) -> None:
-        """Restore random numbers; of another number of ranks only those that were the same on all."""
+        """Restore random numbers; on another number of ranks only what was the same on all."""
         if saved.own is not None:
             load_random_state(saved.own["random"])
         elif self._loop.comm.rank == 0:
@@ -328,7 +317,7 @@ def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:
             )
         if isinstance(thing, DataLoader):
             raise BadOption(
-                f"'{name}' of tutti.checkpoints() is a loader; tutti.shard() goes on with it by itself: "
+                f"'{name}' of tutti.checkpoints() is a loader, which tutti.shard() goes on with anyway: "
                 "leave it out"
             )
         if isinstance(thing, Optimizer):
@@ -354,6 +343,6 @@ def _plain(value: Any) -> Any:
 
 
 def _part(saved: Saved, number: int) -> Saved:
-    """State of one optimizer, and of the model of which it is the first."""
+    """State of one optimizer, and of its model if it is the first one of that."""
     own = None if saved.own is None else saved.own["steppers"][number]
     return Saved(found_under(str(number), saved.joint), None, saved.shared["steppers"][number], own)

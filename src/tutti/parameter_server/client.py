@@ -29,7 +29,7 @@ from tutti.parameter_server.protocol import (
     send_held,
 )
 from tutti.replica import Flat
-from tutti.state import Held, Saved, State, whole_piece
+from tutti.state import LocalState, Saved, State, whole_piece
 
 _OF_MODEL: Final = "weights/"
 """The first word of what a checkpoint has of the model itself."""
@@ -182,7 +182,7 @@ class ServedCentre(Centre):
             kept = [whole_piece(name, one) for name, one in tensors if not name.startswith(_OF_MODEL)]
             for server in self._servers:
                 self._ask(server, Request.RESTORE)
-                send_held(self._comm, Held(kept, dict(saved.joint.numbers)), server)
+                send_held(self._comm, LocalState(kept, dict(saved.joint.numbers)), server)
             self._take(None)
         self._workers.barrier()
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.state import Held
+from tutti.state import LocalState
 
 REQUEST: Final = 1 << 21
 ANSWER: Final = REQUEST + 1
@@ -72,19 +72,19 @@ def receive_all(comm: Communicator, vectors: Sequence[Tensor], source: int, tag:
             comm.recv(vector, source, tag + number)
 
 
-def send_held(comm: Communicator, held: Held, to: int) -> None:
+def send_held(comm: Communicator, held: LocalState, to: int) -> None:
     """Send what belongs to parameters."""
     # Copies: a view would be pickled with all that it is a view of.
     pieces = [replace(piece, values=piece.values.clone()) for piece in held.pieces]
-    message = torch.frombuffer(bytearray(pickle.dumps(Held(pieces, held.numbers))), dtype=torch.uint8)
+    message = torch.frombuffer(bytearray(pickle.dumps(LocalState(pieces, held.numbers))), dtype=torch.uint8)
     comm.send(torch.tensor([len(message)]), to, STATE)
     comm.send(message, to, STATE)
 
 
-def receive_held(comm: Communicator, source: int) -> Held:
+def receive_held(comm: Communicator, source: int) -> LocalState:
     """Receive what `send_held` sends."""
     length = torch.zeros(1, dtype=torch.int64)
     comm.recv(length, source, STATE)
     message = torch.zeros(int(length), dtype=torch.uint8)
     comm.recv(message, source, STATE)
-    return cast("Held", pickle.loads(message.numpy().data))
+    return cast("LocalState", pickle.loads(message.numpy().data))

@@ -22,14 +22,14 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.parameterwise import is_parameterwise
-from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import PIECE, FlatPiece, check_hooks, check_parameters, check_usable, own_slices
+from tutti.optim.sliced_optimizer import GroupOptimizer
 from tutti.optim.state import by_name
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors, slots_of
 from tutti.parameter_server.optimizer_state import SharedState, allocate_states, describe
 from tutti.parameter_server.staleness import Remedy
 from tutti.replica import NONE_MISSING, Flat, Missing, Replica, copy_all
-from tutti.state import Held, Named
+from tutti.state import LocalState, Named
 
 
 class AddRule(Rule):
@@ -246,8 +246,8 @@ class OptimizerRule(Rule):
         self._hyperparameters.write(settings[len(self.parameters) :])
 
     @override
-    def state(self, slot: int) -> Held:
-        held = Held()
+    def state(self, slot: int) -> LocalState:
+        held = LocalState()
         for run, shared in self._runs.get(slot, ()):
             shared.take()
             run.add_state(held, self._names)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tutti.parameter_server.base import Allocate, Push, Slot, Vectors
 from tutti.replica import Flat
-from tutti.state import Held, Named, fill, pieces_of
+from tutti.state import LocalState, Named, fill, pieces_of
 
 EPSILON: Final = 1e-7
 """Keeps the root of the adaptive compensation above zero."""
@@ -42,9 +42,9 @@ class Remedy:
         """Change `push.message`."""
         return
 
-    def state(self, slot: int, flats: Sequence[Flat]) -> Held:
+    def state(self, slot: int, flats: Sequence[Flat]) -> LocalState:
         """Return what is remembered for a slot of vectors that are laid out like `flats`."""
-        return Held()
+        return LocalState()
 
     def load_state(self, held: Named, flats: Sequence[Flat]) -> None:
         """Go on from that, in all slots."""
@@ -111,10 +111,12 @@ class Compensation(Remedy):
             gradient.addcmul_(square, now - then, value=self._strength)
 
     @override
-    def state(self, slot: int, flats: Sequence[Flat]) -> Held:
+    def state(self, slot: int, flats: Sequence[Flat]) -> LocalState:
         places = self._slots[slot].places if self._means else ()
         parts = zip(flats, self._means, places, strict=False)
-        return Held([piece for flat, mean, place in parts for piece in pieces_of(SQUARES, flat, mean, place)])
+        return LocalState(
+            [piece for flat, mean, place in parts for piece in pieces_of(SQUARES, flat, mean, place)]
+        )
 
     @override
     def load_state(self, held: Named, flats: Sequence[Flat]) -> None:

@@ -65,14 +65,10 @@ LOSSES: Final = {
     "bce": Kind.FLAGS,
     "mse": Kind.AMOUNTS,
     "l1": Kind.AMOUNTS,
-    "huber": Kind.AMOUNTS,
-    "focal": Kind.CLASSES,
 }
-"""The kind of outputs that each loss makes; `focal` makes `Kind.FLAGS` for float targets."""
+"""The kind of outputs that each loss makes."""
 
 
 def kind_of(loss: str, classes: int | None) -> Kind:
     """Return the kind of a model's outputs."""
-    if loss == "focal" and classes is None:
-        return Kind.FLAGS
     return LOSSES.get(loss, Kind.AMOUNTS if classes is None else Kind.CLASSES)

@@ -188,24 +188,6 @@ class EpochRecord(Record):
     ranks: list[RankRecord] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class PointRecord(Record):
-    """A point of training within an epoch, as rank 0 sees it.
-
-    Attributes:
-        epoch: its number, from 1.
-        step: weight updates made since the run began, as in an `EpochRecord`.
-        seconds: of training since the epoch began.
-        train: loss and metrics of rank 0's training samples of this epoch so far; those metrics are left out
-            that need all samples at once.
-    """
-
-    epoch: int
-    step: int
-    seconds: float
-    train: Evaluation
-
-
 def by_rank(history: Sequence[EpochRecord]) -> list[tuple[RankRecord, ...]]:
     """Return the records of each rank, of the epochs that as many ranks have trained as the last one.
 

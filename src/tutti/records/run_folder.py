@@ -10,7 +10,6 @@
     usage-HOST.jsonl      likewise, of another host that sees the run folder
     history.jsonl         one `EpochRecord` a line, appended as the run goes on
     history.csv           its figures in columns
-    points.jsonl          one `PointRecord` a line: a point every few seconds of training, within epochs
     checkpoints/          the states that the run can go on from: `tutti.records.checkpoints`
     tensorboard/          event files, with --log tensorboard
     mlflow.txt            the number of the run in MLflow, with --log mlflow
@@ -63,14 +62,13 @@ from tutti.records.json_lines import (
     to_json_lines,
 )
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import EpochRecord, PointRecord, RunStart, Summary
+from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.shapes import Shape
 from tutti.records.trace import Lane, chrome_trace
 from tutti.records.usage import UsageRecord
 
 CONFIG: Final = "config.json"
 HISTORY: Final = "history.jsonl"
-POINTS: Final = "points.jsonl"
 CSV: Final = "history.csv"
 TENSORBOARD: Final = "tensorboard"
 WEIGHTS: Final = "weights.safetensors"
@@ -292,25 +290,6 @@ class RunFolder:
     def history(self) -> JsonLinesFile[EpochRecord]:
         """Read the epochs so far."""
         return read_lines(self.path / HISTORY, EpochRecord)
-
-    def points(self) -> JsonLinesFile[PointRecord]:
-        """Read the points within epochs; none of a run that had no time for one."""
-        path = self.path / POINTS
-        return read_lines(path, PointRecord) if path.is_file() else JsonLinesFile([], [])
-
-    def append_point(self, point: PointRecord) -> None:
-        """Add a point within an epoch; it need not survive a power cut."""
-        self.refuse_lost()
-        with refusing(self.path / POINTS):
-            append_line(self.path / POINTS, point, flush=False)
-
-    def keep_points(self, step: int) -> int:
-        """Remove the points after an update, of a run that goes on from there; return how many are left."""
-        found = self.points()
-        kept = [point for point in found.records if point.step <= step]
-        if found.damage or len(kept) < len(found.records):
-            self._write(POINTS, _lines(kept))
-        return len(kept)
 
     def note_start(self, start: RunStart, flush: bool = True) -> None:
         """Add a start of the run to those before; it need not survive a power cut unless it is flushed."""

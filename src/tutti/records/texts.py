@@ -10,18 +10,16 @@ from typing import Final
 
 from tutti.records.run import EpochRecord, Evaluation, RunStart, Summary
 
-SHARES: Final = (
-    *("accuracy", "balanced_accuracy", "precision", "precision_micro", "recall", "recall_micro"),
-)
+SHARES: Final = (*("accuracy", "balanced_accuracy", "precision", "recall"),)
 """Metrics that are shown as percentages, besides `TOP`."""
 
 TOP: Final = re.compile(r"top([1-9][0-9]{0,5})")
 """The names of metrics that are the share of labels among the so many largest scores."""
 
-HIGHER: Final = (*SHARES, "f1", "f1_micro", "auc", "average_precision", "r2")
+HIGHER: Final = (*SHARES, "f1", "auc", "average_precision", "r2")
 """Metrics of which higher values are better."""
 
-LOWER: Final = ("loss", "mae", "mse", "rmse", "calibration_error")
+LOWER: Final = ("loss", "mae", "mse", "rmse")
 """The loss, and metrics of which lower values are better."""
 
 MOST_IN_TURN: Final = 5

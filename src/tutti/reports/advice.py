@@ -22,7 +22,7 @@ _SAYS: Final = {
     "validation": "validation takes",
     "checkpoint": "saving takes",
 }
-"""Phrases for the stages that something can be done about."""
+"""Phrases for the stages with a remedy."""
 
 _UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer exchanges")
 """The facts of a strategy in a run folder that has none."""
@@ -35,10 +35,7 @@ def where_the_time_went(
     ranks = stages_by_rank(history)
     if not ranks:
         return ""
-    changed = any(len(epoch.ranks) != len(ranks) for epoch in history)
-    on = f"on {len(ranks)} rank{'' if len(ranks) == 1 else 's'}, as at the end, " if changed else ""
-    said = advice(ranks, config, facts, straggler(by_rank(history)))
-    return on + said
+    return advice(ranks, config, facts, straggler(by_rank(history)))
 
 
 def advice(
@@ -47,13 +44,13 @@ def advice(
     facts: StrategyFacts | None,
     late: Straggler | None = None,
 ) -> str:
-    """Name the largest part of the time that something can be done about, what to try, and a slow rank.
+    """Name the largest part of the time with a remedy, the remedy, and a slow rank.
 
     Args:
-        ranks: each rank's seconds by stage, as `stages_by_rank` gives them; "samples" among them.
-        config: of the run, as JSON values: its batch_size, validate, validation, balance and parallel.
-        facts: of its strategy; None: not known.
-        late: the rank that all others wait for, if there is one.
+        ranks: each rank's seconds by stage and its "samples", from `stages_by_rank`.
+        config: of the run, as JSON values.
+        facts: of its strategy; None: unknown.
+        late: the rank that the others wait for, if there is one.
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
     whole = sum(totals.values())
@@ -108,7 +105,6 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
         shared = ", or --strategy sync, whose workers share them out" if alone else ""
         return f"--batch-size {larger}, for fewer updates{shared}"
     if config.get("parallel"):
-        # Ranks that hold one model together need each other's results.
         if "pipeline" in str(config["parallel"]):
             return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
         return f"--batch-size {larger}, for more work between exchanges"
@@ -116,7 +112,7 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
 
 
 def _slowest(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> str | None:
-    """Name the slowest rank, if ranks clearly differ in speed and each computes the whole model."""
+    """Name the slowest rank, if ranks differ in speed and each computes the whole model."""
     taken = {
         (rank.get("forward", 0.0) + rank.get("backward", 0.0)) / rank["samples"]: number
         for number, rank in enumerate(ranks)

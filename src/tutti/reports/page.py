@@ -44,7 +44,7 @@ def write_report(results: Results, page: Path) -> Path:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Say what to install where a package is missing that draws."""
+    """Name the extra to install where a package for drawing is missing."""
     try:
         yield
     except ImportError as error:
@@ -82,10 +82,10 @@ def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -
 
 @cache
 def _library() -> str:
-    """Return the script that draws in the browser; it takes seconds to bundle, so it is kept."""
+    """Return the script that draws in the browser; bundling takes seconds, so it is cached."""
     converter = _converter()
     name = f"vega-{converter.__version__}.js"
-    # A user without a home, or who may not write there, waits each time.
+    # Without a writable home it is bundled each time.
     with suppress(OSError, RuntimeError):
         return (cache_folder() / name).read_text(encoding="utf-8")
     library = str(converter.javascript_bundle())
@@ -96,7 +96,7 @@ def _library() -> str:
 
 
 def _converter() -> Any:
-    """Import the package `vl_convert`, whose types demand arguments that have defaults."""
+    """Import `vl_convert` as Any: its types demand arguments that have defaults."""
     import vl_convert
 
     return vl_convert

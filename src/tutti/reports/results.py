@@ -16,7 +16,7 @@ from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, rows
 
 SAME: Final = ("model", "model_options", "data", "data_options")
-"""Fields of a run's configuration that define the task: runs that differ in them cannot be compared."""
+"""The fields of a configuration that define the task: compared runs have the same."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Results:
 
     @cached_property
     def part(self) -> str:
-        """The part of the data that the metrics are on: "test" if all runs have them, else "validation"."""
+        """The part of the data for metrics: "test" if all runs have them, else "validation"."""
         every = [run for found in self.runs.values() for run in found]
         tested = all(run.summary is not None and run.summary.test is not None for run in every)
         return "test" if tested else "validation"
@@ -51,13 +51,12 @@ class Results:
         """Sentences about the courses of the runs: where they were resumed, and how they ended."""
         found: list[str] = []
         for row, _, run in self.each():
-            # In a comparison, which is one of times, nobody asks for the best epoch of each run.
             best = [] if row.combination.scaling != APART or run.best is None else [run.best]
             found += (f"{row.combination.name}: {sentence}" for sentence in [*run.course, *best])
         return [printable(sentence) for sentence in found]
 
     def pair(self, better: Callable[[Row], float | None]) -> list[Row]:
-        """Return the best row with one worker and the best one with several, as far as there are any."""
+        """Return the best row with one worker and the best one with several, if there are any."""
         known = [row for row in self.rows if self.runs[row.combination.folder] and better(row) is not None]
         alone = [row for row in known if row.combination.workers == 1]
         several = [row for row in known if row.combination.workers > 1]
@@ -72,9 +71,7 @@ def read_results(paths: Sequence[Path], force: bool = False) -> Results:
     if not compared:
         return read_runs(paths, force)
     if len(paths) > 1:
-        raise BadRunFolder(
-            f"{compared[0]} is a whole comparison, which has a page of its own; give it alone, or run folders"
-        )
+        raise BadRunFolder(f"{compared[0]} is a whole comparison; give it alone, or run folders")
     return read_comparison(compared[0])
 
 
@@ -129,7 +126,7 @@ def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
 
 
 def _combination(name: str, run: Run) -> Combination:
-    """Return the combination that a run would be. Only runs that did the same work are compared in time."""
+    """Return a run as a combination; runs of the same work are compared in time."""
     config, last = run.config, run.history[-1]
     try:
         return Combination(

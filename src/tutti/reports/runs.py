@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import BadRunFolder
-from tutti.records.pipeline import PipelineRecord
-from tutti.records.run import STAGES, EpochRecord, PointRecord, RunStart, Summary, counting, ranks_in_turn
+from tutti.records.run import STAGES, EpochRecord, RunStart, Summary, counting, ranks_in_turn
 from tutti.records.run_folder import CONFIG, HISTORY, RunFolder, StrategyFacts, TrainedOn
 from tutti.records.texts import best_text, early_text, resumed_text
 from tutti.records.usage import UsageRecord
@@ -29,10 +28,8 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
-    pipeline: PipelineRecord | None = None
     strategy: StrategyFacts | None = None
     starts: tuple[RunStart, ...] = ()
-    points: tuple[PointRecord, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Run:
@@ -47,19 +44,17 @@ class Run:
         history = folder.history()
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        usage, data, starts, points = folder.usage(), folder.find(TrainedOn), folder.starts(), folder.points()
+        usage, data, starts = folder.usage(), folder.find(TrainedOn), folder.starts()
         return cls(
             path=path,
             history=tuple(history.records),
-            damage=(*history.damage, *usage.damage, *starts.damage, *points.damage),
+            damage=(*history.damage, *usage.damage, *starts.damage),
             summary=folder.find(Summary),
             config=folder.config() if folder.has(CONFIG) else {},
             labels=() if data is None else data.labels,
             usage=tuple(usage.records),
-            pipeline=folder.find(PipelineRecord),
             strategy=folder.find(StrategyFacts),
             starts=tuple(starts.records),
-            points=tuple(points.records),
         )
 
     @property
@@ -69,7 +64,7 @@ class Run:
 
     @property
     def cores_in_turn(self) -> list[int]:
-        """The threads of all its ranks, one number after the other; empty if as many ranks trained always."""
+        """The numbers of threads of all its ranks, one after the other; empty if they never changed."""
         if not ranks_in_turn(self.starts):
             return []
         return [start.world.ranks * start.world.threads for start in counting(self.starts)]

@@ -3,9 +3,8 @@
     speed-up    seconds of the baseline / seconds
     efficiency  speed-up over one process with one thread / cores
 
-Both come from the seconds as the table shows them. Where a repeat is missing, of the combination or of the
-baseline, they are left out: they would compare different work. So they are where the number of ranks changed
-while a run trained: its seconds are those of no one number of cores.
+Both are computed from the seconds in the table. They are left out where a repeat of the combination or of the
+baseline is missing, and where the number of ranks changed during a run.
 """
 
 from __future__ import annotations
@@ -23,50 +22,30 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class Row:
-    """One combination's results.
-
-    Attributes:
-        combination: the way to train.
-        seconds: of training, without validation: the median of the repeats, rounded as it is shown; None
-            without any.
-        spread: the shortest and the longest, likewise.
-        finished: the number of repeats that came to their end.
-        samples_per_s: training samples per second, the median.
-        speed_up: over one process with one thread.
-        speed_up_all: over one process with all threads.
-        efficiency: see above; None for a device that has no cores to count.
-        accuracy: mean over the repeats, in [0, 1].
-        metrics: the means of all others.
-        to_target: seconds to the target, the median; None: some repeat did not reach it.
-        error: of the first repeat that failed.
-        cores_in_turn: the numbers of cores of a run whose number of ranks changed; empty: none has.
-    """
+    """One combination's results."""
 
     combination: Combination
-    seconds: float | None
-    spread: tuple[float, float] | None
-    finished: int
-    samples_per_s: float | None
-    speed_up: float | None
-    speed_up_all: float | None
-    efficiency: float | None
-    accuracy: float | None
-    metrics: Mapping[str, float]
-    to_target: float | None
-    error: str | None
-    cores_in_turn: Sequence[int] = ()
+    seconds: float | None  # of training, without validation: the median of the repeats, rounded
+    spread: tuple[float, float] | None  # the shortest and the longest
+    finished: int  # the number of repeats that came to their end
+    samples_per_s: float | None  # the median
+    speed_up: float | None  # over one process with one thread
+    speed_up_all: float | None  # over one process with all threads
+    efficiency: float | None  # None for a device without cores to count
+    accuracy: float | None  # mean over the repeats, in [0, 1]
+    metrics: Mapping[str, float]  # the means of the others
+    to_target: float | None  # seconds to the target, the median; None: some repeat did not reach it
+    error: str | None  # of the first repeat that failed
+    cores_in_turn: Sequence[int] = ()  # the numbers of cores, where the number of ranks changed
 
 
 def rows(
     comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapping[str, str], part: str
 ) -> list[Row]:
-    """Return the results of a comparison as far as it has come.
+    """Return the results of a comparison so far.
 
-    Args:
-        comparison: the ways to train that it compares.
-        runs: those of each combination, by its folder.
-        errors: the first of each combination, by its folder.
-        part: of the data that accuracy and metrics are on, "test" or "validation".
+    `runs` and the first `errors` are by the folder of a combination; `part` of the data, "test" or
+    "validation", is for accuracy and metrics.
     """
     whole = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
     found = []
@@ -108,10 +87,7 @@ def _means(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def is_baseline(other: Combination, one: Combination) -> bool:
-    """Tell whether `other` is a baseline of `one`: a process that trains alone, with the same swept options.
-
-    A device is compared with the CPU.
-    """
+    """Return whether `other` is a baseline of `one`: solo on the CPU, with the same swept options."""
     alone = other.strategy == "solo" and other.workers == 1 and other.device == CPU
     return alone and other.scaling == one.scaling and other.sweep == one.sweep
 

@@ -23,15 +23,11 @@ APART_NOTE: Final = (
 )
 
 CHANGED_NOTE: Final = (
-    "A run whose number of ranks changed while it trained has neither a speed-up nor an efficiency: its "
-    "seconds are those of no one number of cores."
+    "A run whose number of ranks changed while it trained has neither a speed-up nor an efficiency."
 )
 
 _FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
-"""Columns that are left out first where a terminal has no room for all."""
-
-_ALWAYS: Final = ("seconds", "speed-up")
-"""Columns that are shown on a terminal of any width."""
+"""Columns that a narrow terminal leaves out first."""
 
 _SCALINGS: Final = {
     STRONG: "strong scaling: the same samples behind every update",
@@ -41,11 +37,7 @@ _SCALINGS: Final = {
 
 
 def show(results: Results, stream: IO[str]) -> None:
-    """Print the tables, one for each kind of scaling, and below them what failed and what was fastest.
-
-    On a terminal, long names are folded, and columns that have no room are left out and named. Elsewhere
-    every row is one line with all columns.
-    """
+    """Print the tables, one for each kind of scaling, with failures and the fastest way below them."""
     console = console_on(stream)
     for scaling, rows in by_scaling(results):
         console.print(_table(results, scaling, rows))
@@ -72,9 +64,9 @@ def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
 
 
 def fastest(results: Results) -> list[Row]:
-    """Return the first table's row with the largest speed-up, then those whose seconds overlap with its.
+    """Return the first table's row with the largest speed-up, then rows whose seconds overlap with its.
 
-    It is empty unless there are two to choose from.
+    It is empty for a single row.
     """
     tables = [rows for _, rows in by_scaling(results)]
     rows = [row for row in (tables[0] if tables else []) if row.speed_up is not None]
@@ -87,7 +79,7 @@ def fastest(results: Results) -> list[Row]:
 
 
 def verdict(results: Results) -> str | None:
-    """Name the fastest way to train, or those that are equal; None if nothing can be compared."""
+    """Name the fastest way to train, and equal ones; None if nothing can be compared."""
     found = fastest(results)
     if not found:
         return None
@@ -118,12 +110,12 @@ def title(comparison: Comparison, scaling: str) -> str:
 
 
 def other_metrics(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the metrics of some row, but of the accuracy."""
+    """Return the names of the metrics other than the accuracy."""
     return list(dict.fromkeys(name for row in rows for name in row.metrics))
 
 
 def heads(comparison: Comparison, part: str, metrics: Sequence[str] = ()) -> list[str]:
-    """Return the heads of the columns, with one for each of the metrics on a part of the data."""
+    """Return the heads of the columns, with one for each metric on a part of the data."""
     found = ["way to train", "cores", "seconds"]
     found += ["shortest, longest"] if comparison.repeats > 1 else []
     found += ["samples/s", "speed-up", "of all threads", "efficiency", f"{part} accuracy %", *metrics]
@@ -131,7 +123,7 @@ def heads(comparison: Comparison, part: str, metrics: Sequence[str] = ()) -> lis
 
 
 def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list[str]:
-    """Return the cells of a row, with one for each of the metrics; empty where there is no number."""
+    """Return the cells of a row, empty where there is no number."""
     name = row.combination.name
     if row.combination.scaling == APART:
         name += "" if row.finished else " (unfinished)"
@@ -153,16 +145,15 @@ def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list
 
 
 def _changed(results: Results) -> bool:
-    """Tell whether the number of ranks of some run changed while it trained."""
     return any(row.cores_in_turn for row in results.rows)
 
 
 def _table(results: Results, scaling: str, rows: Sequence[Row]) -> TextTable:
     comparison, metrics = results.comparison, other_metrics(rows)
-    heads_of_it = heads(comparison, results.part, metrics)
-    others = [head for head in reversed(heads_of_it[1:]) if head not in (*_FIRST_TO_GO, *_ALWAYS)]
-    drop = [head for head in (*_FIRST_TO_GO, *others) if head in heads_of_it]
-    table = TextTable(heads_of_it, drop=drop, title=title(comparison, scaling))
+    names = heads(comparison, results.part, metrics)
+    others = [head for head in reversed(names[3:]) if head not in (*_FIRST_TO_GO, "speed-up")]
+    drop = [head for head in (*_FIRST_TO_GO, *others) if head in names]
+    table = TextTable(names, drop=drop, title=title(comparison, scaling))
     for row in rows:
         table.add_row(*cells(comparison, row, metrics), style="" if row.error is None else "red")
     return table

@@ -31,7 +31,7 @@ from tutti.data.streaming.options import decided
 from tutti.data.streaming.part import StreamedPart
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadOption, UnknownName, refuse_other
-from tutti.launch.malloc import give_back_memory
+from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.records.run import Evaluation
@@ -52,7 +52,7 @@ from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.losses import named_loss, refuse_without_shares
+from tutti.training.losses import named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
@@ -217,16 +217,12 @@ def passes_of(config: TrainConfig, strategy: Strategy) -> int:
     return config.accumulate * strategy.passes
 
 
-def augmentation(recipe: Recipe, task: Task, chances: Tensor | None = None) -> Augmentation | None:
-    """Return what changes the training batches, if the configuration names something."""
-    config, data = recipe.config, task.dataset
+def augmentation(recipe: Recipe, part: Part) -> Augmentation | None:
+    """Return the transforms of the training batches, if the configuration names some."""
+    config = recipe.config
     if config.augment is None:
         return None
-    given, options = recipe.given("augment"), config.augment_options
-    found = Augmentation(given, options, data.train, config.seed, data.classes, chances)
-    if data.classes is not None and found.example.is_floating_point():
-        refuse_without_shares(task.objective.loss, found.example)
-    return found
+    return Augmentation(recipe.given("augment"), config.augment_options, part, config.seed)
 
 
 def graph_of(
@@ -388,15 +384,21 @@ def assemble(
     ending = Ending(monitor, config.patience, config.target, config.restore_best, tuple(told))
     chances = build_chances(recipe, data)
     batches, balance = deal(config, strategy, data.train, portion.peers, chances)
-    batches.augment = augmentation(recipe, task, chances)
+    batches.augment = augmentation(recipe, data.train)
     length = Schedule(batches, config.epochs, config.steps)
     replica = portion.place(strategy)
-    lr = build_schedule(recipe, optimizer, length.updates)
+    scheduler = build_schedule(recipe, optimizer, length.updates)
     stepped = 0
     if saved is not None:
         foreign = type(strategy) not in STRATEGIES.values()
-        stepped = load_optimizer(optimizer, lr, module, saved, length, foreign)
-    schedule = replace(length, lr=lr, balance=balance, stepped=stepped, skip_nonfinite=config.skip_nonfinite)
+        stepped = load_optimizer(optimizer, scheduler, module, saved, length, foreign)
+    schedule = replace(
+        length,
+        scheduler=scheduler,
+        balance=balance,
+        stepped=stepped,
+        skip_nonfinite=config.skip_nonfinite,
+    )
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     workers = Workers(
         portion.peers,

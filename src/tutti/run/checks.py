@@ -28,7 +28,6 @@ from tutti.training.stopping import Ending, Monitor
 _PACES: Final = {
     ("balance", "speed"): Pace.TOGETHER,
     ("balance", "queue"): Pace.FREE,
-    ("validate", "distributed"): Pace.FREE,
     ("validate", "background"): Pace.FREE,
 }
 """The pace of workers that the value of an option needs; other values go with any."""

@@ -73,7 +73,7 @@ def build_schedule(
 
 def load_optimizer(
     optimizer: Optimizer,
-    lr: LRScheduler | None,
+    scheduler: LRScheduler | None,
     module: nn.Module,
     saved: Saved,
     length: Schedule,
@@ -90,13 +90,13 @@ def load_optimizer(
     stepped = 0
     fits = length.has_length_of(training.shared) and schedule["state"] is not None
     # The rate of ReduceLROnPlateau comes from the losses so far; steps would not repeat it.
-    if lr is not None and not isinstance(lr, ReduceLROnPlateau) and not fits:
+    if scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau) and not fits:
         # As far as is certain now: the trainer makes the other steps once it knows the batches.
         begun = training.shared["epoch"] * length.batches.updates
         stepped = min(schedule["made"], max(1, begun), length.updates)
         announce(optimizer)
         for _ in range(stepped):
-            lr.step()
+            scheduler.step()
         options = [
             {name: value for name, value in group.items() if name not in OF_SCHEDULES} for group in options
         ]

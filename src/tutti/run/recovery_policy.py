@@ -9,7 +9,6 @@ anything else                             none
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import BadOption, BadRunFolder, HostLost, LauncherLost, PeerLost, TuttiError, UserError
 from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
 from tutti.run.train_job import TrainJob
@@ -53,7 +52,9 @@ class _Resize:
 class RecoveryPolicy:
     """Decides which ranks train; `job` and `placement` are those of now."""
 
-    def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
+    def __init__(
+        self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: StopRequests
+    ) -> None:
         self.job, self.placement = job, placement
         self._memory, self._stopping = memory, stopping
         self._losses, self._step = 0, -1
@@ -135,8 +136,7 @@ class RecoveryPolicy:
             placement = replace(before, workers=workers, hosts=fill(before.places, workers))
             return self._on_hosts(placement), placement
         job = replace(self.job, config=config.changed({"workers": str(workers)}))
-        # Lost ranks may still hold their memory, and fewer need less.
-        return job, job.placement(memory_bytes=sys.maxsize if workers < before.workers else None)
+        return job, job.placement()
 
     def _on_hosts(self, placement: Placement) -> TrainJob:
         """Return the job of other ranks on hosts; it names the hosts that are left, for a later resume."""
@@ -225,7 +225,7 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
     def room() -> int:
         return first.ranks + sum(host.ranks for host in others if host.name in there)
 
-    wanted = placement.workers - _lost_workers(placement, lost.ranks) * shrinks
+    wanted = placement.workers - sum(rank < placement.workers for rank in lost.ranks) * shrinks
     there = set(answers([host.name for host in others if host.name not in suspects], PROBE_S))
     if room() < wanted:
         silent = [host.name for host in others if host.name not in there]
@@ -243,12 +243,3 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         ) from lost
     away = tuple(host for host in others if host.name not in there)
     return replace(placement, workers=workers, hosts=fill(left, workers), places=left, away=away)
-
-
-def _lost_workers(placement: Placement, ranks: Sequence[int]) -> int:
-    """Return how many of the lost ranks were workers."""
-    first, count = 0, 0
-    for host, with_servers in zip(placement.hosts, placement.hosts_with_servers, strict=True):
-        count += len(set(range(first, first + host.ranks)) & set(ranks))
-        first += with_servers.ranks
-    return count

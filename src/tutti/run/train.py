@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
 from tutti.data.streaming.part import StreamedPart
@@ -25,7 +25,6 @@ from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import started_by
-from tutti.launch.placement import split_off_servers
 from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.folder_lock import FolderLock
@@ -60,12 +59,11 @@ from tutti.strategies.base import Home
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
-from tutti.training.loggers import logger_names, loggers_of
-from tutti.training.loggers.base import Logbook
+from tutti.training.loggers import Logbook, logger_names, loggers_of
 from tutti.training.losses import weights_in
 from tutti.training.losses.weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
-from tutti.training.progress import Points, Progress, Several, progress_on
+from tutti.training.progress import Progress, Several, progress_on
 from tutti.training.run_parts import Hooks
 from tutti.training.trainer import Trainer
 from tutti.training.weights import refuse_unstorable, weights_to_bytes
@@ -97,16 +95,16 @@ class Pulse(Progress):
         self._peers = comm.peers
 
     @override
-    def doing(self, what: str) -> None:
-        self._peers.beat(None)
+    def doing(self, what: str, step: int | None = None) -> None:
+        self._peers.publish_steps(None)
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
     @override
     def end(self) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -117,7 +115,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
-        context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)
+        context = replace(context, follower=Pulse(comm), on_step=comm.peers.publish_steps)
     return train(comm, job, context)
 
 
@@ -139,7 +137,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     with seeded(config.seed):
         strategy = check_recipe(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
-        team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
+        team = keep_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
@@ -316,9 +314,8 @@ class FittedRun:
         shown = (
             Progress() if self.job.quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=notebook)
         )
-        points = Progress() if folder is None else Points(folder)
         hooks = Hooks(
-            Several(shown, heartbeat, points, self.context.follower),
+            Several(shown, heartbeat, self.context.follower),
             book.epoch,
             self.context.on_step,
             keep,

@@ -29,7 +29,7 @@ from tutti.optim.clipping import clip_values, scale_for
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
 from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
-from tutti.state import Held, Saved, State
+from tutti.state import LocalState, Saved, State
 from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.options import choice, number, whole
 
@@ -193,7 +193,7 @@ class SyncWorker(Worker):
         """Return the optimizer's state for this rank's slice, and what its reductions remember."""
         kept = [reduction.state() for reduction in self._reductions]
         # Of a parameter without a gradient, compression may have left something in some slices alone.
-        alone = self._optimizer.counters() if any(kept) else Held()
+        alone = self._optimizer.counters() if any(kept) else LocalState()
         return State(self._optimizer.state(), alone, own={"reductions": kept, "node_sizes": self._sizes})
 
     @override

@@ -1,12 +1,12 @@
 """The times at which a run saves its state, or stops: all ranks agree on them, between two steps.
 
-Workers that go from step to step together, or abreast, vote every so often, in the same step:
+Workers that make the same steps vote every few steps, in the same step:
 
     rank 0   step │ step │ vote │ step │ step │ vote: save │ settle, save, resume │ step
     rank 1   step │ step │ vote │ step │ step │ vote: save │ settle, save, resume │ step
 
-Workers that wait for nobody look at a counter instead. Whoever wants something adds to it, and each comes to
-the meeting when it sees that:
+Workers that do not wait for each other read a counter instead. A rank that wants a meeting adds to
+it, and the others come when they see that:
 
     rank 0   step │ step, add │ comes │ settle, vote: save, resume │ step
     rank 1   step  │   step    │  step   │ looks, comes │ settle, vote: save, resume │ step
@@ -25,10 +25,10 @@ from tutti.comm.base import Communicator
 from tutti.training.intervals import Every
 
 LOOK_S: Final = 0.1
-"""The seconds between two votes, about: so long may a request go unnoticed."""
+"""The seconds between two votes, about."""
 
 MOST_STEPS: Final = 100
-"""The most steps between two votes: the next ones may take longer than those that were measured."""
+"""The most steps between two votes: the next ones may take longer than the measured ones."""
 
 COPY_SHARE: Final = 0.005
 """The largest share of the time that copies in memory take."""
@@ -39,42 +39,27 @@ LOOK_STEPS: Final = 4
 
 @dataclass(frozen=True)
 class Wishes:
-    """The reasons for a meeting, apart from the steps that were made.
+    """The reasons for a meeting, apart from the number of steps."""
 
-    Attributes:
-        every: the time between two checkpoints; None: none but those of a stop.
-        copies: tells whether a copy in memory is wanted at once; None: there are none.
-        end: the end of the run is a checkpoint too, even if it has none before.
-        stop: tells whether this rank was asked to stop, and by what: the sentence why; None: it was not.
-        free: the workers wait for nobody.
-        period: of workers that go abreast, the steps between two exchanges.
-        now: the clock, in seconds.
-    """
-
-    every: Every | None = None
-    copies: Callable[[], bool] | None = None
-    end: bool = False
-    stop: Callable[[], str | None] = lambda: None
-    free: bool = False
-    period: int = 1
+    every: Every | None = None  # the interval between checkpoints; None: only one at a stop
+    copies: Callable[[], bool] | None = (
+        None  # whether a copy in memory is wanted at once; None: there are none
+    )
+    end: bool = False  # the end of the run is a checkpoint too, even if it has none before
+    stop: Callable[[], str | None] = lambda: None  # why this rank was asked to stop; None: it was not
+    free: bool = False  # the workers do not wait for each other
+    period: int = 1  # of workers that go abreast, the steps between two exchanges
     now: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision of a meeting, the same on all ranks.
+    """The decision of a meeting, the same on all ranks."""
 
-    Attributes:
-        save: the state is to be saved.
-        copy: it is to be copied in memory.
-        stop: why the run ends here, to go on later; None: it goes on.
-        end: the run has come to its end.
-    """
-
-    save: bool
-    copy: bool = False
-    stop: str | None = None
-    end: bool = False
+    save: bool  # the state is to be saved
+    copy: bool = False  # it is to be copied in memory
+    stop: str | None = None  # why the run ends here, to go on later; None: it goes on
+    end: bool = False  # the run has come to its end
 
     @property
     def final(self) -> bool:
@@ -83,7 +68,7 @@ class Decision:
 
 
 class Agenda:
-    """The meetings of a run's ranks (collective). Attribute `free`: the workers wait for nobody."""
+    """The meetings of a run's ranks (collective). Attribute `free`: workers do not wait for each other."""
 
     def __init__(self, comm: Communicator, wishes: Wishes) -> None:
         self._comm, self._wishes = comm, wishes
@@ -96,32 +81,32 @@ class Agenda:
         self.start(0, 0)
 
     def start(self, step: int, epoch: int) -> None:
-        """Begin with a rank that has made so many updates, and epochs that are complete."""
+        """Begin with a rank that has made `step` updates and `epoch` complete epochs."""
         now = self._wishes.now()
         self._saved_step, self._saved_epoch, self._saved_at, self._copied_at = step, epoch, now, now
         self._looked_at, self._looked_step = now, step
         self._look_after(step, LOOK_STEPS if self.free else 1)
 
     def calls(self, step: int) -> bool:
-        """Return whether the ranks meet after so many updates of this rank; cheap where they do not."""
+        """Return whether the ranks meet after `step` updates of this rank."""
         if step < self._next:
             return False
         return self._look(step) if self._counter is None else self._count(step)
 
     def decide(self, step: int, epoch: int) -> Decision:
-        """Decide, when the ranks have met, after so many updates and complete epochs (collective)."""
+        """Decide, when the ranks have met, after `step` updates and `epoch` complete epochs (collective)."""
         stops, saves, copies = self._wants_stop(), self._wants_save(step, epoch), self._wants_copy()
         votes = torch.tensor([float(stops), float(saves), float(copies)])
         self._comm.all_reduce(votes)
         if self._counter is not None:
-            # All who have added are here, and nobody adds before all have read.
+            # Every rank that has added is here, and none adds before all have read.
             self._seen, self._asked = self._counter.add(0), False
             self._comm.barrier()
         stop, save, copy = (bool(vote) for vote in votes.tolist())
         if save or stop:
             self._has_saved = True
             self.start(step, epoch)
-        # Rank 0 may not have heard yet what another rank was told.
+        # Rank 0 may not know yet the reason of another rank.
         reasons = self._comm.all_gather_objects(self._reason) if stop else []
         return Decision(save or stop, copy, cast("str | None", next(filter(None, reasons), None)))
 
@@ -132,7 +117,7 @@ class Agenda:
         self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
 
     def keeps_end(self, early: bool) -> bool:
-        """Return whether the state is saved at the end of the run, which may be early; on all ranks alike."""
+        """Return whether the state is saved at the end of the run; the same on all ranks."""
         kept = early or self._wishes.end or self._has_saved
         return self._wishes.every is not None and kept
 
@@ -155,14 +140,14 @@ class Agenda:
         return self._copy_s is None or passed >= self._copy_s / COPY_SHARE or wanted()
 
     def _look_after(self, step: int, steps: int) -> None:
-        """Look again after so many steps, or when a checkpoint is due by the number of steps."""
+        """Look again after `steps` steps, or when a checkpoint is due by their number."""
         every = self._wishes.every
         self._next = step + steps
         if every is not None and every.steps is not None:
             self._next = min(self._next, max(step + 1, self._saved_step + every.steps))
 
     def _look(self, step: int) -> bool:
-        """Vote, and settle on the step of the next vote."""
+        """Vote, and agree on the step of the next vote."""
         now, every = self._wishes.now(), self._wishes.every
         step_s = (now - self._looked_at) / max(1, step - self._looked_step)
         self._looked_at, self._looked_step = now, step
@@ -179,7 +164,7 @@ class Agenda:
         return bool(meets) or by_steps
 
     def _count(self, step: int) -> bool:
-        """Ask for a meeting if one is wanted here; return whether one is wanted anywhere."""
+        """Ask for a meeting if this rank wants one; return whether any rank does."""
         assert self._counter is not None
         self._look_after(step, LOOK_STEPS)
         wanted = self._wants_stop() or self._wants_copy() or self._wants_save(step, self._saved_epoch)

@@ -1,4 +1,4 @@
-"""Every update split over the ranks by how fast each of them is."""
+"""The samples of each update, split over the ranks by their speeds."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ EVERY: Final = 32
 """Updates between two comparisons after that."""
 
 WORTHWHILE: Final = 0.95
-"""A new split is taken when it shortens the slowest rank's time to this part of it: noise moves nothing."""
+"""A new split is taken when it shortens the slowest rank's time to this part of it."""
 
 
 class SpeedBalance:
-    """The split of an update that gives each rank as much as it computes in the time of all others.
+    """The split of an update with which all ranks compute for the same time.
 
-    Every few dozen updates the ranks tell each other how many samples per second they computed, and all cut
-    the batches anew, in the same way. Gradients stay weighted by their samples: the update's is the mean.
+    Every few dozen updates the ranks exchange their samples per second, and all cut the batches in the same
+    new way. Gradients stay weighted by their samples, so the update's gradient is still the mean.
 
         rank 0        ■■■■■■■■■■■■■│■■■■■■■■■■■■■│  speeds 3 : 1  │■■■■■■■■■■■■■■■■■■■■■│
         rank 1 slow   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■│■■■■■■■■■■■■■■■■■■■■■│
-
-    `first` updates are made before the first comparison, `every` between two after that.
     """
 
     def __init__(
@@ -41,7 +39,7 @@ class SpeedBalance:
         self._samples, self._seconds, self._left = 0, 0.0, first
 
     def note(self, samples: int, seconds: float) -> None:
-        """Count an update (collective): how many samples this rank computed, and for how long."""
+        """Count the samples that this rank has computed for an update, and their seconds (collective)."""
         self._samples += samples
         self._seconds += seconds
         self._left -= 1
@@ -50,14 +48,14 @@ class SpeedBalance:
             self._samples, self._seconds, self._left = 0, 0.0, self._every
 
     def state(self) -> State:
-        """Return the split, and what was measured since the last comparison."""
+        """Return the split, and the work since the last comparison."""
         return State(
             shared={"parts": self._parts, "speeds": self._speeds, "left": self._left},
             own={"samples": self._samples, "seconds": self._seconds},
         )
 
     def load_state(self, saved: Saved) -> None:
-        """Go on from an earlier split; other ranks, or another number of them, begin to measure anew."""
+        """Go on from the split of the same ranks; others begin to measure again."""
         if saved.own and len(saved.shared["parts"]) == self._comm.size:
             self._samples, self._seconds = saved.own["samples"], saved.own["seconds"]
             self._parts, self._left = saved.shared["parts"], saved.shared["left"]
@@ -80,5 +78,5 @@ class SpeedBalance:
 
 
 def _slowest_s(parts: list[int], speeds: list[float]) -> float:
-    """Seconds until the last rank has computed its part."""
+    """Return the seconds until the last rank has computed its part."""
     return max(part / speed for part, speed in zip(parts, speeds, strict=True))

@@ -2,9 +2,9 @@
 
     epoch       1     2     3     4     5
     validated   0.9   0.4   0.6   ?     ?       results may come late
-    kept              x           x     x       the best, and all that may turn out to be better
+    kept              x           x     x       the best, and those without a result
 
-Each rank keeps a slice of the weights that all hold together.
+Each rank keeps a slice of the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from torch import Tensor
 from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
-from tutti.state import Held, Saved, State, TensorPiece, Values, fill, find, name_of, pieces_of, whole_piece
+from tutti.state import (
+    LocalState,
+    Saved,
+    State,
+    TensorPiece,
+    Values,
+    fill,
+    find,
+    name_of,
+    pieces_of,
+    whole_piece,
+)
 from tutti.training.evaluation import load_buffers, named_buffers
 from tutti.training.module_state import ModuleState
 from tutti.training.stopping import Monitor
@@ -31,21 +42,15 @@ EPOCHS: Final = "epochs"
 
 @dataclass(frozen=True)
 class KeptEpoch:
-    """Copies of what a model was after an epoch.
+    """Copies of a model after an epoch."""
 
-    Attributes:
-        pieces: this rank's slice of the weights, and its parts of those that torch.distributed has divided.
-        buffers: all by name, the same on every rank that holds them.
-        extra: the extra states of its modules.
-    """
-
-    pieces: list[TensorPiece]
-    buffers: dict[str, Tensor]
-    extra: Values
+    pieces: list[TensorPiece]  # this rank's slice of the weights, and its local parts of DTensors
+    buffers: dict[str, Tensor]  # by name, the same on every rank
+    extra: Values  # the extra states of its modules
 
 
 class BestWeights:
-    """The weights of the best epoch so far, and of those of which it is not known yet how good they are."""
+    """The weights of the best epoch so far, and of the epochs whose validation is not known yet."""
 
     def __init__(self, replica: Replica, comm: Communicator, monitor: Monitor | None) -> None:
         self._replica, self._comm, self._monitor = replica, comm, monitor
@@ -53,28 +58,24 @@ class BestWeights:
         self._kept: dict[int, KeptEpoch] = {}
 
     def keep(self, epoch: int) -> None:
-        """Copy all that the replica has after an epoch (collective)."""
+        """Copy the model after an epoch (collective)."""
         if self._monitor is None:
             return
         pieces = [replace(piece, values=piece.values.clone()) for piece in self._pieces(epoch)]
         buffers = {name: buffer.clone() for name, buffer in named_buffers(self._replica.module).items()}
         self._kept[epoch] = KeptEpoch(pieces, buffers, deepcopy(self._module_state.extra()))
-        # Ranks that see the same weights must not train on before all have their copy.
+        # Ranks that share weights must not train on before all have their copy.
         self._comm.barrier()
 
     def note(self, history: Sequence[EpochRecord]) -> None:
-        """Drop what is not the best, as far as that is known after these epochs."""
+        """Drop the epochs that are known not to be the best."""
         best = self._best(history)
         for record in history:
             if record is not best:
                 self._kept.pop(record.epoch, None)
 
     def restore(self, history: Sequence[EpochRecord]) -> EpochRecord | None:
-        """Give every replica the weights and all else of the best of these epochs (collective).
-
-        Returns:
-            That epoch; None where nothing is known of any: then all stays as it is.
-        """
+        """Restore the model of the best of these epochs (collective); return it, or None without one."""
         best = self._best(history)
         if best is None:
             return None
@@ -90,13 +91,13 @@ class BestWeights:
         return best
 
     def state(self) -> State:
-        """Return all that is kept."""
-        joint = Held([piece for kept in self._kept.values() for piece in kept.pieces])
+        """Return the kept epochs."""
+        joint = LocalState([piece for kept in self._kept.values() for piece in kept.pieces])
         epochs = {str(epoch): [kept.buffers, kept.extra] for epoch, kept in self._kept.items()}
         return State(joint, shared={"epochs": epochs})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on with what was kept, if this run keeps something."""
+        """Go on with the kept epochs of an earlier run, if this one keeps any."""
         if self._monitor is not None:
             for name, (buffers, extra) in saved.shared["epochs"].items():
                 self._kept[int(name)] = KeptEpoch(list(self._read(saved, int(name))), buffers, extra)
@@ -116,7 +117,7 @@ class BestWeights:
             yield whole_piece(full, torch.empty_like(part).copy_(find(saved.joint.tensors, full, part)))
 
     def _pieces(self, epoch: int) -> Iterator[TensorPiece]:
-        """Yield the pieces of the weights that this rank keeps, under the names that they are kept by."""
+        """Yield the pieces of the weights that this rank keeps, with their names in a checkpoint."""
         for flat in self._replica.flats:
             yield from pieces_of(f"{EPOCHS}/{epoch}", flat, flat.weights, self._mine(flat))
         for name, parameter in self._replica.scattered:

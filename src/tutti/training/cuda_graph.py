@@ -1,11 +1,11 @@
-"""Forward and backward as a CUDA graph: told to the GPU once, and done again with a single call.
+"""Forward and backward as a CUDA graph: recorded once, and replayed with a single call.
 
-    step 1 to 3     told operation by operation, on a stream of their own: libraries set themselves up
+    step 1 to 3     launched operation by operation, on their own stream: libraries initialise
     step 4          recorded, then replayed
-    step 5 ...      positions of the samples ──copy──▶ where the graph reads them; replay
+    step 5 ...      positions of the samples ──copy──▶ the graph's input; replay
 
-Otherwise a small model waits for the CPU, which needs longer to tell the GPU what to do than that to do it.
-A graph does the same to the same memory each time: it is for models whose Python code would do so, too.
+Without it a small model waits for the CPU, which takes longer to launch operations than the GPU to compute
+them. A graph repeats the same work on the same memory: the model's Python code must do so, too.
 
 Source: PyTorch's documentation, "CUDA semantics", section "CUDA Graphs".
 """
@@ -27,10 +27,10 @@ from tutti.training.losses import LOSSES, Loss
 from tutti.training.run_parts import Computed
 
 WARM: Final = 3
-"""Steps that are told operation by operation before one is recorded."""
+"""Steps that are launched operation by operation before one is recorded."""
 
 KNOWN: Final = "activation batchnorm container conv dropout flatten linear normalization pooling"
-"""The modules of `torch.nn.modules` whose layers do the same in each step, and never wait for the GPU."""
+"""The modules of `torch.nn.modules` whose layers repeat the same work, and never wait for the GPU."""
 
 Pass = tuple[Tensor, Tensor, Tensor]
 """The loss, the outputs and the targets of a batch."""
@@ -39,23 +39,20 @@ Work = Callable[[], Pass]
 
 
 def can_be_recorded(module: nn.Module, loss: Loss) -> bool:
-    """Return whether a model and a loss are known to do the same in each step, and never to wait for the GPU.
-
-    That is so for most of torch's own layers, without hooks, and for the losses that have a name.
-    """
+    """Return whether a graph can replace a model and a loss: torch's own layers, and losses with a name."""
     return loss in LOSSES.values() and all(map(_is_known, module.modules()))
 
 
 def _is_known(layer: nn.Module) -> bool:
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     package, _, name = type(layer).__module__.rpartition(".")
-    # BatchNorm without momentum asks the GPU how many batches there were.
+    # BatchNorm without momentum reads its count of batches from the GPU.
     waits = getattr(layer, "momentum", 0.0) is None
     return package == "torch.nn.modules" and name in KNOWN.split() and not waits and not any(hooks)
 
 
 class GraphedPass:
-    """The gradients of batches on a GPU, most of them computed by one graph."""
+    """The gradients of batches on a GPU, of all equal batches by one graph."""
 
     def __init__(
         self,
@@ -80,9 +77,6 @@ class GraphedPass:
         """Add the gradient of a batch of positions, weighted by its share of the update.
 
         The next batch overwrites the loss that this returns.
-
-        Raises:
-            BadModel: the model cannot be recorded.
         """
         positions, share = batch.targets, self._share_of(batch)
         if self._positions is None:
@@ -97,12 +91,12 @@ class GraphedPass:
             self._recorded = self._record(lambda: self._pass(own, share))
         (loss, outputs, targets), replay = self._recorded
         replay()
-        # What a graph writes, torch does not count.
+        # torch does not see the writes of a graph.
         increment_version(self._written)
         return Computed(loss, *((outputs.clone(), targets.clone()) if self._keeps else (outputs, targets)))
 
     def _share_of(self, batch: Batch) -> Tensor:
-        """The batch's share, on the GPU."""
+        """Return the batch's share on the GPU."""
         if batch.share not in self._shares:
             dtype = torch.float64 if self._arithmetic.precision == "fp64" else torch.float32
             self._shares[batch.share] = torch.full((), batch.share, dtype=dtype, device=batch.targets.device)
@@ -121,14 +115,14 @@ class GraphedPass:
         inputs, targets = self._arithmetic.inputs(inputs), self._arithmetic.targets(targets)
         outputs = self._arithmetic.forward(self._module, inputs)
         loss = self._loss(outputs, targets)
-        # Not `backward`, which would add one parameter's gradient after the other.
+        # `backward` would add each gradient in a call of its own.
         gradients = torch.autograd.grad(loss, self._parameters, share, allow_unused=True)
         self._written = _add(self._parameters, gradients)
         return loss.detach(), outputs.detach(), targets
 
 
 def _add(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Add to the parameters' gradients, all in one call; returns those that were added to."""
+    """Add to the parameters' gradients in one call, and return the changed ones."""
     found = [(p.grad, new) for p, new in zip(parameters, gradients, strict=True) if new is not None]
     sums = [grad for grad, _ in found if grad is not None]
     torch._foreach_add_(sums, [new for _, new in found])
@@ -142,10 +136,9 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def aside(self, work: Work) -> Pass:
-        """Do `work` after all that the GPU was told before, and before all that it will be told.
+        """Do `work` in order, but on another stream.
 
-        On another stream than the default one, from which nothing can be recorded: libraries and autograd
-        remember where they were used.
+        Nothing can be recorded from the default stream, and libraries and autograd remember their stream.
         """
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -157,7 +150,7 @@ class CudaRecorder:
         return results
 
     def record(self, work: Work) -> tuple[Pass, Callable[[], None]]:
-        """Record `work` as a graph, without doing it: where its results will be, and what does it."""
+        """Record `work` as a graph; return its results, which are not computed yet, and its replay."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             results = work()

@@ -1,17 +1,16 @@
-"""Dropout drawn by sample: which of its numbers a layer drops does not depend on who computes the sample.
+"""Dropout drawn by sample: which numbers a layer drops depends on the sample, not on the rank or the batch.
 
     row = mix(random(seed, epoch) + random(layer, call) + GOLDEN * 2**32 * sample + random(dim) * place + ...)
     word = mix(row + GOLDEN * element)
     a number is dropped if its word < p * 2**32
 
-So any number of ranks draws what one process draws, whatever the passes and the batches of each. This holds
-on a CPU for torch's dropout layers, if the first dimension of their inputs is the samples of the pass. All
-else, `torch.nn.functional.dropout` included, draws from the rank's generator.
+Any number of ranks draws what one process draws. This holds on a CPU for torch's Dropout, Dropout1d,
+Dropout2d and Dropout3d, if the first dimension of their inputs is the samples of the pass. Other layers and
+`torch.nn.functional.dropout` draw from the rank's generator.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,26 +25,20 @@ from tutti.training.sample_words import Words, keys_of, mix, steps, word
 _BLOCK: Final = 1 << 14
 """Words that are mixed at once, so that they stay in the cache."""
 
+_USE: Final = 1
+"""Separates these words from those of augmentations."""
+
 _PLACES: Final = 2
-"""Tells the words of places from other uses."""
+"""Separates the words of places from other words."""
 
-_ALPHA: Final = 1.7580993408473766
-"""The limit of SELU far below zero, its sign changed: what AlphaDropout puts for a number."""
+_CHANNELS: Final = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
+"""Layers that drop whole channels, and the dimensions of their inputs with samples first."""
 
-_CHANNELS: Final = {
-    nn.Dropout1d: (3,),
-    nn.Dropout2d: (4,),
-    nn.Dropout3d: (5,),
-    nn.FeatureAlphaDropout: (2, 3, 4, 5),
-}
-"""Layers that drop whole channels, and the dimensions of a batch of samples; others have one sample alone."""
-
-_ALPHAS: Final = (nn.AlphaDropout, nn.FeatureAlphaDropout)
-_LAYERS: Final = (nn.Dropout, nn.AlphaDropout, *_CHANNELS)
+_LAYERS: Final = (nn.Dropout, *_CHANNELS)
 
 
 class SampleMasks:
-    """The masks of a pass, by sample, in a run with this seed."""
+    """The masks of a pass, by sample."""
 
     def __init__(self, seed: int) -> None:
         self._seed, self._epoch = seed, 0
@@ -61,18 +54,12 @@ class SampleMasks:
         self._called.clear()
 
     def draw(self, layer: str, shape: Sequence[int], p: float) -> Tensor | None:
-        """Return which numbers are kept; None if they are not those of the samples of this pass.
-
-        Args:
-            layer: its name in the model.
-            shape: of the numbers, the samples first.
-            p: the probability that one is dropped.
-        """
+        """Draw which numbers of a shape are kept; None unless the samples of this pass come first in it."""
         samples = self._samples
         if samples is None or shape[0] != len(samples) or not samples.is_cpu:
             return None
         if self._keys is None:
-            self._keys = keys_of(samples, self._seed, self._epoch, 1)
+            self._keys = keys_of(samples, self._seed, self._epoch, _USE)
         keys = _of_rows(self._keys + word(*layer.encode(), self._call(layer)), shape[1:-1])[:, None]
         each = shape[-1] if len(shape) > 1 else 1
         pairs = steps(-(-each // 2))
@@ -86,8 +73,8 @@ class SampleMasks:
     def _call(self, layer: str) -> int:
         """Return how often the layer was called before in this pass.
 
-        When `torch.utils.checkpoint` computes a layer again in the backward pass, torch's generator is where
-        it was at the first time: the same number is drawn, and it is known as the same call.
+        `torch.utils.checkpoint` computes a layer again in the backward pass with torch's generator in the
+        state of the first time: an equal number from it means the same call.
         """
         drawn = layer, int(torch.empty((), dtype=torch.int64).random_())
         if drawn not in self._calls:
@@ -97,11 +84,7 @@ class SampleMasks:
 
 
 def _of_rows(keys: Words, sizes: Sequence[int]) -> Words:
-    """Return where the words of each row of numbers begin, with those of the samples.
-
-    They depend on the place of the row, not on how many there are: where sequences are padded to the longest
-    one of a pass, a sample's numbers are drawn the same whatever the others are.
-    """
+    """Return the first words of each row; they do not depend on the padding of sequences."""
     for dim, size in enumerate(sizes):
         keys = (keys[:, None] + np.arange(size, dtype=np.uint64) * word(_PLACES, dim)).reshape(-1)
     return mix(keys) if sizes else keys
@@ -114,32 +97,26 @@ class SampleDropout:
         self._layer, self._name, self._masks = layer, name, masks
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The outputs of the layer."""
+        """Return the outputs of the layer."""
         layer, p = self._layer, self._layer.p
         kept = self._draw(inputs, p) if layer.training and 0 < p < 1 else None
         if kept is None:
             return cast("Tensor", type(layer).forward(layer, inputs))
+        # As the inputs lie in memory, so that the product does too.
         laid = inputs if kept.shape == inputs.shape else kept
-        noise = torch.empty_like(laid, dtype=inputs.dtype).copy_(kept)
-        if type(layer) not in _ALPHAS:
-            noise.mul_(1 / (1 - p))
-            return inputs.mul_(noise) if layer.inplace else inputs * noise
-        scale = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
-        put = noise.sub(1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
-        return inputs * noise.mul_(scale) + put
+        noise = torch.empty_like(laid, dtype=inputs.dtype).copy_(kept).mul_(1 / (1 - p))
+        return inputs.mul_(noise) if layer.inplace else inputs * noise
 
     def _draw(self, inputs: Tensor, p: float) -> Tensor | None:
-        """Return which numbers are kept, or which channels; None where that cannot be drawn by sample."""
         transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-        if type(inputs) is not Tensor or not inputs.is_cpu or transformed:
-            return None
         dims = _CHANNELS.get(type(self._layer))
-        if inputs.dim() == 0 or (dims is not None and inputs.dim() not in dims):
+        batched = inputs.dim() > 0 if dims is None else inputs.dim() == dims
+        if type(inputs) is not Tensor or not inputs.is_cpu or transformed or not batched:
             return None
         if dims is None:
             return self._masks.draw(self._name, inputs.shape, p)
         kept = self._masks.draw(self._name, inputs.shape[:2], p)
-        return None if kept is None else kept.view(*kept.shape, *[1] * (inputs.dim() - 2))
+        return None if kept is None else kept.view(*kept.shape, *[1] * (dims - 2))
 
 
 @contextmanager

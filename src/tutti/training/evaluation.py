@@ -20,7 +20,7 @@ from tutti.replica import Replica, copy_all
 from tutti.state import Values
 from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss, LossBatch
-from tutti.training.metrics.base import Metric
+from tutti.training.metrics import Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
 from tutti.training.targets import labelled, predicted
 
@@ -33,27 +33,17 @@ PENDING_NUMBERS = 1 << 16
 
 @dataclass(frozen=True)
 class Objective:
-    """The figures that are computed of a model's outputs, and the arithmetic of the model.
-
-    Attributes:
-        loss: of the run.
-        metrics: computed besides.
-        classes: the classes of the confusion matrix; None: no matrix.
-        arithmetic: how the model computes; it was prepared by it.
-    """
+    """Loss and metrics of a model, and its arithmetic."""
 
     loss: Loss
     metrics: Sequence[Metric] = ()
-    classes: int | None = None
-    arithmetic: Arithmetic = FP32
+    classes: int | None = None  # of the confusion matrix; None: no matrix
+    arithmetic: Arithmetic = FP32  # which has prepared the model
 
     def compute(
         self, module: Callable[..., object], inputs: Inputs, targets: Tensor
     ) -> tuple[Tensor, Tensor, float]:
-        """Compute the output of a model, the sum of the losses / the samples, and the weight of the samples.
-
-        Inputs and targets are as the arithmetic gives them.
-        """
+        """Compute a model's output, the sum of the losses / the samples, and the samples' weight."""
         if self.loss.whole:
             outputs = self.arithmetic.call(module, inputs)
             loss, weight = self.loss.measure(outputs, LossBatch(inputs, targets))
@@ -64,30 +54,21 @@ class Objective:
 
 @dataclass(frozen=True)
 class Sums:
-    """The contents of a tally.
+    """The contents of a tally."""
 
-    Attributes:
-        counts: int64: samples, labels, and the cells of the confusion matrix.
-        sums: float64: the weight, the sum of the losses, and the sums of each metric.
-        rows: outputs and targets, for metrics that need all of them at once; empty if none does.
-    """
-
-    counts: Tensor
-    sums: Tensor
-    rows: tuple[Tensor, ...] = ()
+    counts: Tensor  # int64: samples, labels, and the cells of the confusion matrix
+    sums: Tensor  # float64: the weight, the sum of the losses, and the sums of each metric
+    rows: tuple[Tensor, ...] = ()  # outputs and targets, if a metric gathers them
 
 
 class Tally:
     """The loss, the metrics and the confusion matrix, summed over samples.
 
     Losses and metrics are summed in float64, samples and the confusion matrix counted in int64. Values
-    on a GPU are summed there, and waited for when the sums are asked for.
+    on a GPU are summed there, without waiting. Outputs and targets for a metric that gathers go to the CPU.
 
-    Outputs and targets are kept in the CPU's memory where a metric needs all of them at once.
-
-    Metrics and matrix are of the labels that there are, where the loss ignores one that means none. Should
-    the model predict other classes than those of the matrix, these are counted together in one more column;
-    so are samples for which it gives NaN, with which no metric has a figure.
+    Samples without a label count in neither metrics nor matrix. Predictions outside the classes of the
+    matrix, and NaN, are counted in one more column; metrics are NaN then.
 
     Attributes:
         samples: the number counted.
@@ -96,7 +77,7 @@ class Tally:
     """
 
     def __init__(self, objective: Objective, matrix: bool = True) -> None:
-        self._metrics, self._of_classes = tuple(objective.metrics), objective.classes is not None
+        self._metrics = tuple(objective.metrics)
         self._classes = objective.classes if matrix else None
         self._ignored, self._amounts = objective.loss.ignored, objective.loss.amounts
         self.samples, classes = 0, self._classes or 0
@@ -139,16 +120,15 @@ class Tally:
                 self._count()
 
     def here(self, glance: bool = False) -> Evaluation:
-        """Return the figures of this rank so far.
+        """Return the figures of this rank so far, at a glance without metrics that gather.
 
-        Nothing that is kept is counted by that: the order of the sums, and so their rounding, must not depend
-        on the times at which somebody looks. A glance leaves out metrics of all samples at once.
+        The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
         found = self.sums_here()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
 
     def sums_here(self) -> Sums:
-        """Return the `sums` so far; nothing is counted by that, as by `here`."""
+        """Return the `sums` so far; the tally stays as it is."""
         return copy(self).sums()
 
     def total(self, comm: Communicator) -> Evaluation:
@@ -156,11 +136,7 @@ class Tally:
         return self.total_of(self.sums(), comm)
 
     def total_of(self, found: Sums, comm: Communicator) -> Evaluation:
-        """Return the `total` of tallies with the same metrics and classes, from each rank's sums.
-
-        Raises:
-            BadOption: a metric that is computed of all samples at once fails.
-        """
+        """Return the `total` of tallies with the same metrics and classes, from each rank's sums."""
         comm.all_reduce(found.counts)
         comm.all_reduce(found.sums)
         if not self._gathers:
@@ -179,13 +155,13 @@ class Tally:
         return self._counted()
 
     def state(self) -> Values:
-        """Return what is counted, and what is kept to be counted with what comes."""
+        """Return the sums, and the outputs that are not counted yet."""
         found = self._counted()
         kept = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
         return {"counts": found.counts, "sums": found.sums, "rows": list(found.rows), "kept": kept}
 
     def total_state(self, comm: Communicator) -> Values:
-        """Return what `state` would of one tally for all ranks (collective); on rank 0 it has the rows."""
+        """Return the `state` of one tally for all ranks (collective); on rank 0 it has the rows."""
         found = self.sums_here()
         comm.all_reduce(found.counts)
         comm.all_reduce(found.sums)
@@ -216,18 +192,15 @@ class Tally:
         return list(torch.split(sums[2:], [metric.width for metric in self._metrics]))
 
     def _count(self) -> None:
-        """Count the outputs that were kept."""
+        """Count the pending outputs."""
         if not self._outputs:
             return
-        targets = torch.cat(self._targets)
-        if self._of_classes and targets.is_floating_point():
-            targets = targets.argmax(1)  # Of mixed samples, the class with the largest share.
-        outputs, targets = labelled(torch.cat(self._outputs), targets, self._ignored)
+        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self._ignored)
         self._outputs, self._targets, self._pending = [], [], 0
         self._labelled += len(targets)
         if not len(targets):
             return
-        # Nothing is changed in place: `here` counts on a copy.
+        # Not in place: `here` counts on a shallow copy.
         self._sums = [
             (old if new.is_cpu else old.to(new.device)) + new
             for old, new in zip(self._sums, self._of(outputs, targets), strict=True)
@@ -250,20 +223,23 @@ class Tally:
             yield metric.sum(outputs, targets).reshape(metric.width).masked_fill(lacking, math.nan)
 
     def _of_all(self, rows: tuple[Tensor, ...]) -> list[float]:
-        """Compute the metrics that need all outputs and targets at once, in their order."""
+        """Compute the metrics that gather, in their order."""
         gathered = [metric for metric in self._metrics if metric.gathers]
         return [metric.of_all(*rows) if rows else math.nan for metric in gathered]
 
     def _evaluation(self, found: Sums, gathered: Sequence[float]) -> Evaluation:
-        """Return the figures; of metrics that are computed of all samples at once those that are given."""
+        """Return the figures, with the values of metrics that gather."""
         samples, labels, *cells = found.counts.tolist()
         weight, loss = found.sums[:2].tolist()
         given, metrics = iter(gathered), dict[str, float]()
         for metric, sums in zip(self._metrics, self._split(found.sums), strict=True):
-            value = next(given, None) if metric.gathers else _value(metric, sums, labels)
+            if metric.gathers:
+                value = next(given, None)
+            else:
+                value = metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
             if value is not None:
                 metrics[metric.name] = value
-        return Evaluation(samples, _mean(loss, weight), metrics, self._matrix(cells))
+        return Evaluation(samples, loss / weight if weight else math.nan, metrics, self._matrix(cells))
 
     def _matrix(self, cells: list[int]) -> list[list[int]] | None:
         if self._classes is None:
@@ -271,14 +247,6 @@ class Tally:
         width = self._classes + 1
         rows = [cells[start : start + width] for start in range(0, len(cells), width)]
         return rows if any(row[-1] for row in rows) else [row[:-1] for row in rows]
-
-
-def _value(metric: Metric, sums: Tensor, labels: int) -> float:
-    return metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
-
-
-def _mean(total: float, weight: float) -> float:
-    return total / weight if weight else math.nan
 
 
 def evaluate(
@@ -289,19 +257,18 @@ def evaluate(
     *,
     batch_size: int = 250,
 ) -> Tally:
-    """Sum loss and metrics of `module` over this rank's share of `part`; `total(comm)` adds up those of all.
+    """Sum loss and metrics of `module` over this rank's share of `part`; `total(comm)` adds up all shares.
 
-    The samples are cut over the ranks, and sums, not means, are added up: every sample counts once, by its
-    true weight, whatever the number of ranks. Every rank uses its own `module`; they should hold the same
-    weights, and the same statistics of BatchNorm (`average_buffers`).
+    Every sample counts once, at any number of ranks. The ranks' modules must have the same weights, and the
+    same statistics of BatchNorm (`average_buffers`).
 
     All ranks make the same number of passes of `batch_size` samples, the last of which may count nothing:
-    where several ranks hold one model, each pass needs all of them. Nothing is exchanged here.
+    where several ranks hold one model, each pass needs all of them.
     """
     arithmetic, tally = objective.arithmetic, Tally(objective)
     shares = cut(len(part), comm.size)
     mine, longest = shares[comm.rank], shares[0]
-    # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
+    # No collective inside: virtual ranks share the gradient mode and autocast of their thread.
     with evaluating(module), torch.no_grad():
         for start in range(mine.start, mine.start + longest.stop, batch_size):
             stop = min(start + batch_size, mine.stop)
@@ -317,7 +284,7 @@ def evaluate(
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put `module` into evaluation mode; afterwards each of its parts is in its mode of before."""
+    """Put `module` into evaluation mode, and each of its parts back into its own mode afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -329,10 +296,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undone(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Restore random numbers, buffers, parameters that are not trained, and what attributes are set to."""
+    """Restore random numbers, buffers, frozen parameters and attributes afterwards."""
     modules = list(modules)
     tensors = [tensor for module in modules for tensor in (*module.buffers(), *module.parameters())]
-    # Whoever trains a parameter writes to it; to others a forward pass may, as to averages of those.
+    # A forward pass may write to frozen parameters, such as averages.
     before = {tensor: tensor.detach().clone() for tensor in tensors if not tensor.requires_grad}
     parts = {part for module in modules for part in module.modules()}
     named = [there for part in parts for there in (vars(part), part._buffers) if isinstance(there, dict)]
@@ -350,11 +317,7 @@ def undone(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def average_buffers(replica: Replica, comm: Communicator) -> None:
-    """Set the floating-point buffers of all ranks to their mean, and all others to rank 0's (collective).
-
-    Each rank's BatchNorm has seen other samples; evaluation needs one set of statistics. Counts of
-    forward passes are rank 0's: the others may have had no sample of a short batch.
-    """
+    """Set the floating-point buffers of all ranks to their mean, and all others to rank 0's (collective)."""
     if comm.size == 1:
         return
     load_buffers(replica.module, mean_buffers(replica.module, comm))
@@ -363,7 +326,7 @@ def average_buffers(replica: Replica, comm: Communicator) -> None:
 def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
     """Return the mean of the ranks' floating-point buffers, and rank 0's others, by name (collective).
 
-    Sparse ones, such as the matrix of a graph, are this rank's.
+    Sparse buffers are this rank's.
     """
     buffers = {name: buffer.clone() for name, buffer in named_buffers(module).items()}
     average([buffer for buffer in buffers.values() if buffer.layout is torch.strided], comm)
@@ -371,7 +334,7 @@ def mean_buffers(module: nn.Module, comm: Communicator) -> dict[str, Tensor]:
 
 
 def average(tensors: Sequence[Tensor], comm: Communicator) -> None:
-    """Set floating-point tensors to the mean of the ranks' own, and others to rank 0's (collective)."""
+    """Set floating-point tensors to the mean over the ranks, and others to rank 0's (collective)."""
     if comm.size == 1:
         return
     broadcast_all([tensor for tensor in tensors if not tensor.is_floating_point()], comm)
@@ -379,7 +342,7 @@ def average(tensors: Sequence[Tensor], comm: Communicator) -> None:
     if floating:
         # In float64 the mean of equal float32 numbers is exactly that number: constants stay constant.
         means = torch.cat([tensor.flatten().to(device="cpu", dtype=torch.float64) for tensor in floating])
-        # The sum of the largest numbers, as masks have them, would be inf; powers of two round nothing.
+        # Sums of the largest numbers, as in masks, would be inf; dividing by a power of two is exact.
         whole = 2.0 ** comm.size.bit_length()
         comm.all_reduce(means.div_(whole))
         means.div_(comm.size).mul_(whole)
@@ -389,10 +352,7 @@ def average(tensors: Sequence[Tensor], comm: Communicator) -> None:
 
 @torch.no_grad()
 def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Overwrite the buffers of a module by others of the same names.
-
-    One that the module has set since it was made, or set to another shape, gets a copy.
-    """
+    """Set the buffers of a module, by name; one that is missing, or has another shape, gets a copy."""
     there, modules = named_buffers(module), dict(module.named_modules())
     for name, value in buffers.items():
         owner, _, own = name.rpartition(".")
@@ -400,30 +360,25 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
         if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
             device = value.device if buffer is None else buffer.device
             modules[owner]._buffers[own] = value.to(device, copy=True)
-        # What is expanded cannot be written to, and is the same everywhere.
+        # An expanded buffer cannot be written to, and is the same on all ranks.
         elif buffer.layout is not torch.strided or not torch.equal(buffer, value.to(buffer.device)):
             buffer.copy_(value)
 
 
 def named_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's buffers by name, and what Keras has for them."""
+    """Return a module's buffers by name; of a Keras model also its frozen parameters."""
     found = {name: buffer.detach() for name, buffer in module.named_buffers()}
     if is_of_keras(module):
-        # Parameters that are not trained are its statistics, as those of BatchNorm.
+        # Keras keeps the statistics of BatchNorm in these.
         fixed = (one.detach() for one in module.parameters() if not one.requires_grad)
         found |= {f"keras/{n}": one for n, one in enumerate(filter(Tensor.is_floating_point, fixed))}
     return found
 
 
 def gather_rows(rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:
-    """Bring the rows of all ranks together, in the order of the ranks (collective).
+    """Gather tensors of shape (n, ...) on rank 0, in the order of the ranks (collective).
 
-    Args:
-        rows: tensors of shape (n, ...) on the CPU, as many on each rank that has some; else empty.
-        comm: all ranks.
-
-    Returns:
-        On rank 0 tensors of shape (total, ...); empty where no rank has rows, and on the other ranks.
+    A rank without rows gives an empty tuple, and the other ranks get one.
     """
     kinds = comm.all_gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in rows])
     if comm.rank:

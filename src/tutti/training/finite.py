@@ -1,10 +1,10 @@
-"""Losses, gradients and weights that are not finite: what is an error, and which updates are skipped.
+"""Losses, gradients and weights that are not finite: errors, and updates that are skipped.
 
     rank 0   backward │ finite │ is it on all ranks? │ gradient = 0, statistics as before │ next forward
     rank 1   backward │ nan    │ is it on all ranks? │ gradient = 0, statistics as before │ next forward
 
-A worker with steps of its own skips its own. In half precision the loss has a scale, which keeps small
-gradients from being rounded to zero; a gradient that overflows is skipped, and makes the scale smaller.
+Workers that step alone skip alone. In half precision the loss has a scale, which keeps small gradients from
+being rounded to zero; an overflow skips the update and halves the scale.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from tutti.replica import Replica
 from tutti.state import Values
 from tutti.terminal import warn_on_stderr
 
-EVERY: Final = 50
-"""Steps from one look at the losses of a GPU to the next."""
-
 OVERFLOWS: Final = 30
-"""The most overflows in a row in half precision: a scale of the loss that is smaller still does not help."""
+"""The most overflows in a row in half precision; a still smaller scale would not help."""
 
 REMEDY: Final = (
-    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
+    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), skip such updates "
+    "(--skip-nonfinite 10, which names the rank), or look for such values in the data."
 )
 """Advice for a run whose numbers are not finite."""
 
@@ -39,10 +37,7 @@ class LossScale:
         an overflow: no step, scale / 2;   2,000 steps without one: scale * 2
 
     Source: Micikevicius et al., "Mixed Precision Training" (2018), section 3.2; the numbers are those of
-    `torch.amp.GradScaler`.
-
-    Attributes:
-        factor: that the loss is to be multiplied by.
+    `torch.amp.GradScaler`. `factor` multiplies the loss.
     """
 
     FIRST: Final = 2.0**16
@@ -52,7 +47,7 @@ class LossScale:
         self.factor, self._good = self.FIRST, 0
 
     def follow(self, usable: bool) -> None:
-        """Adapt to an update: whether it was made, or skipped because of an overflow."""
+        """Adapt to an update that was made, or skipped because of an overflow."""
         self._good += 1
         if not usable:
             self.factor, self._good = self.factor / 2, 0
@@ -60,7 +55,7 @@ class LossScale:
             self.factor, self._good = 2 * self.factor, 0
 
     def state(self) -> Values:
-        """Return what must be known to go on from here."""
+        """Return the state to go on from."""
         return {"factor": self.factor, "good": self._good}
 
     def load_state(self, values: Values) -> None:
@@ -69,18 +64,13 @@ class LossScale:
 
 
 class SkippedUpdates:
-    """Decides which updates are skipped.
+    """Decides which updates are skipped: at most `most` in a row, `together` by all workers or alone.
 
-    Args:
-        replica: has the gradients.
-        comm: the workers.
-        together: whether they skip an update together.
-        most: how many in a row may be skipped; 0: no gradient is looked at, unless the loss is scaled.
-        scale: of the loss, in half precision; its overflows are no fault, so nothing is printed of them.
+    Overflows of a scaled loss cause no warning.
 
     Attributes:
-        catches_losses: whether an update is skipped whose loss is not finite.
-        left_out: how many gradients of this rank were not finite since `take`.
+        catches_losses: a loss that is not finite skips the update, too.
+        left_out: the number of this rank's gradients that were not finite since `take`.
     """
 
     def __init__(
@@ -101,10 +91,7 @@ class SkippedUpdates:
     def is_usable(self, step: int, epoch: int) -> bool:
         """Return whether the update can be made (collective where it is made together).
 
-        Otherwise the gradient is zero now, and what the forward pass has left in buffers is taken back.
-
-        Raises:
-            NotFinite: more in a row than may be skipped are not finite.
+        Otherwise the gradient is zero now, and the buffers are those before the forward pass.
         """
         if not self._most:
             return True
@@ -128,13 +115,13 @@ class SkippedUpdates:
         return usable
 
     def take(self) -> int:
-        """Return how many gradients of this rank were not finite since this was last asked."""
+        """Return `left_out`, and count from zero again."""
         taken, self.left_out = self.left_out, 0
         return taken
 
     @torch.no_grad()
     def keep_buffers(self) -> None:
-        """Go back to the buffers as they are now, should the next update be skipped."""
+        """Copy the buffers; a skipped update restores them."""
         if self.catches_losses:
             self._kept = [
                 (module, name, buffer, buffer.clone())
@@ -164,82 +151,24 @@ class SkippedUpdates:
     def _drop(self) -> None:
         self._loss = None
         self._replica.gradients.zero()
-        # The module may have put other tensors in their place.
+        # The module may have replaced a tensor.
         for module, name, buffer, values in self._kept:
             module._buffers[name] = buffer.copy_(values)
-
-
-class LossWatch:
-    """A look at the sum of a GPU's losses now and then, each time at what it was the time before.
-
-        CPU    tells 1 to 50 │ tells 51 to 100 │ waits for 50, tells 101 to 150 │ waits for 100, tells ...
-        GPU       does 1 to 50     │ does 51 to 100     │ does 101 to 150     │ ...
-
-    The GPU has something to do meanwhile, and the CPU is never more than two such stretches ahead: reading
-    the newest sum would mean to wait.
-    """
-
-    def __init__(self, every: int = EVERY) -> None:
-        self._every, self._looked, self._checked = every, 0, 0
-        self._asked: tuple[Tensor, torch.cuda.Event | None] | None = None
-
-    def note(self, total: Tensor, step: int) -> tuple[float, str] | None:
-        """Look, if it is time to.
-
-        Args:
-            total: the sum, a scalar which later steps may add to in place.
-            step: the number of the step just told, from 1; consecutive.
-
-        Returns:
-            What the sum was at the look before, with the steps since the look before that, in words.
-        """
-        if step - self._looked < self._every:
-            return None
-        found = self._previous()
-        copy, there = torch.empty((), dtype=total.dtype, pin_memory=total.is_cuda), None
-        copy.copy_(total, non_blocking=True)
-        if total.is_cuda:
-            there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            there.record()
-        self._asked, self._looked = (copy, there), step
-        return found
-
-    def last(self, total: Tensor, step: int) -> tuple[float, str]:
-        """Return the sum after this step, with the steps that were not looked at."""
-        first, self._asked, self._looked, self._checked = self._checked + 1, None, step, step
-        return total.item(), _steps(first, step)
-
-    def _previous(self) -> tuple[float, str] | None:
-        if self._asked is None:
-            return None
-        copy, there = self._asked
-        if there is not None:
-            there.synchronize()
-        first, self._checked = self._checked + 1, self._looked
-        return copy.item(), _steps(first, self._looked)
-
-
-def _steps(first: int, last: int) -> str:
-    return f"steps {first} to {last}" if first < last else f"step {last}"
 
 
 def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str) -> NoReturn:
     """Raise NotFinite for a loss in some steps of an epoch (from 0) on a rank."""
     name = replica.first_not_finite()
-    where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
-    if replica.first_not_finite(gradients=False) is not None:
-        where += (
-            ". An update before has broken the weights, by the gradient of any rank: --skip-nonfinite 10 "
-            "names the rank, and skips the update"
-        )
+    where = "all weights and gradients are finite"
+    if name is not None:
+        where = f"the first parameter that is not finite, in gradient or weight, is '{name}'"
     raise NotFinite(
-        f"the loss became {loss} in {steps} (epoch {epoch + 1}) on rank {rank}; "
-        f"{where if name else 'all weights and gradients are finite'}. {REMEDY}"
+        f"the loss became {loss} in {steps} (epoch {epoch + 1}) on rank {rank}; {where}. {REMEDY}"
     )
 
 
 def refuse_broken_weights(replica: Replica, rank: int, step: int) -> None:
-    """Raise NotFinite if the last update has broken weights, which no loss may have shown."""
+    """Raise NotFinite if the last update has broken the weights."""
     name = replica.first_not_finite()
     if name is not None:
         raise NotFinite(

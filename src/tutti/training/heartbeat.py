@@ -14,9 +14,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from tutti.activity import be_bystander
-from tutti.errors import no_thread
-from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, SAVING, TRAINING, Heartbeat
+from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import RunLength
@@ -24,10 +22,10 @@ from tutti.records.untrusted import printable
 from tutti.training.progress import Moment, Progress
 
 SMOOTH_S: Final = 10.0
-"""Seconds over which a rank's rates are averaged, about: over one second ranks differ by chance."""
+"""Seconds over which rates are averaged, about: over one second ranks differ by chance."""
 
 FIRST_S: Final = 0.1
-"""Seconds from the beginning to the first heartbeat: to write it takes as long as a step of a small model."""
+"""Seconds from the beginning to the first heartbeat: writing it takes as long as a step of a small model."""
 
 _COMMUNICATORS: Final = "tutti.comm."
 
@@ -36,9 +34,7 @@ class HeartbeatThread(Progress):
     """The heartbeat of a rank: written about once a second while the block lasts, and once more at its end.
 
     A thread writes it, so that a rank which waits, validates or makes a long step is heard of too: a silent
-    rank was stopped, or has died. For the training loop it is a `Progress`.
-
-    Where no more threads may be started it is written at the end alone.
+    rank was stopped, or has died.
     """
 
     every_s = EVERY_S
@@ -52,18 +48,14 @@ class HeartbeatThread(Progress):
         self._thread = threading.Thread(target=self._write_often, name="tutti-heartbeat", daemon=True)
 
     def __enter__(self) -> HeartbeatThread:
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._warn(f"does not write its heartbeat: {no_thread(error) or error}")
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
         if error is None:
             self._note(state=FINISHED)
         else:
@@ -76,7 +68,7 @@ class HeartbeatThread(Progress):
     def begin(self, span: RunLength, step: int = 0) -> None:
         length = {"updates": span.last, "per_epoch": span.per_epoch, "counted": span.counted}
         self._note(state=TRAINING, epoch=span.epoch_behind(step), step=step, began=time.time(), **length)
-        # How many samples of its epoch are over is not known to a run that goes on.
+        # A resumed run does not know how many samples of its epoch are over.
         self._before = (0 if step else 1, step, time.monotonic(), 0)
 
     @override
@@ -90,17 +82,12 @@ class HeartbeatThread(Progress):
         self._note(state=TRAINING, epoch=moment.epoch, step=moment.step, **rates)
 
     @override
-    def doing(self, what: str) -> None:
-        self._note(state=what)
-
-    @override
-    def stopping(self, step: int) -> None:
-        # Its last moment may be a second old.
-        self._note(state=SAVING, step=step)
+    def doing(self, what: str, step: int | None = None) -> None:
+        self._note(state=what, step=self._beat.step if step is None else step)
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        # The record may come while later epochs are being trained, and be of fewer ranks than there are now.
+        # The record may come while later epochs are trained, and have fewer ranks than there are now.
         if record.epoch < self._beat.epoch or self._beat.rank >= len(record.ranks):
             return
         mine = record.ranks[self._beat.rank]
@@ -110,19 +97,18 @@ class HeartbeatThread(Progress):
         self._note(state=TRAINING, epoch=record.epoch, step=record.step, **rates)
 
     def _rates(self, steps: int, samples: int, passed: float) -> dict[str, float]:
-        """Average the rates with those of the last `passed` seconds; older than `SMOOTH_S` hardly counts."""
+        """Average the rates with those of the last `passed` seconds."""
         if passed <= 0:
             return {}
         weight = min(1.0, passed / SMOOTH_S) if self._beat.steps_per_s else 1.0
         new = {"steps_per_s": steps / passed, "samples_per_s": samples / passed}
         return {name: (1 - weight) * getattr(self._beat, name) + weight * rate for name, rate in new.items()}
 
-    def _note(self, **found: Any) -> None:
-        self._beat = replace(self._beat, moved=time.time(), **found)
+    def _note(self, **values: Any) -> None:
+        self._beat = replace(self._beat, moved=time.time(), **values)
 
     def _write_often(self) -> None:
-        be_bystander()
-        # A run that is over before has only its last heartbeat, which it writes itself.
+        # A run that is over sooner has its last heartbeat alone.
         if self._over.wait(FIRST_S):
             return
         while self._write() and not self._over.wait(EVERY_S):
@@ -133,16 +119,13 @@ class HeartbeatThread(Progress):
         try:
             beat = replace(self._beat, time=time.time(), waits=_operation(self._trainer))
             self._folder.write_heartbeat(beat)
-        except Exception as error:  # whatever it is, training goes on
+        except Exception as error:  # training goes on in any case
             self._writable = False
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            self._warn(f"cannot write its heartbeat into {self._folder.path}: {why}")
+            what = f"rank {self._beat.rank} cannot write its heartbeat into {self._folder.path}: {why}"
+            with suppress(OSError, ValueError):  # stderr is closed
+                print(f"tutti: warning: {what}; it trains on", file=sys.stderr, flush=True)
         return self._writable
-
-    def _warn(self, what: str) -> None:
-        with suppress(OSError, ValueError):  # its reader is gone, or the program has closed it
-            text = f"tutti: warning: rank {self._beat.rank} {what}; it trains on"
-            print(text, file=sys.stderr, flush=True)
 
 
 def _operation(thread: int) -> str:

@@ -15,7 +15,7 @@ UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 OFF: Final = "off"
 
 AUTO: Final = "auto"
-"""An interval that suits most runs."""
+"""The default interval."""
 
 _AUTO_S: Final = 600.0
 _LENGTH: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([dhms])\s*")
@@ -23,17 +23,11 @@ _COUNT: Final = re.compile(r"([0-9]{1,15})?\s*(step|epoch)s?")
 
 
 def seconds_of(text: str, flag: str, or_else: str = "") -> float:
-    """Parse a length of time, such as 3h50m, 90s or 2d.
+    """Parse a length of time, such as 3h50m, 90s or 2d, given for the option `flag`.
 
-    Args:
-        text: of numbers, each with its unit.
-        flag: the option that it was given for.
-        or_else: what else that takes, such as `OFF`, for the message.
-
-    Raises:
-        BadOption: it is none, or not above 0.
+    The message names `or_else` as another value of the option.
     """
-    whole = str(text).strip()  # Of a caller in Python it may be a number.
+    whole = str(text).strip()  # a caller in Python may give a number
     seconds = sum(float(number) * UNITS[unit] for number, unit in _LENGTH.findall(whole))
     if _LENGTH.sub("", whole) or not 0 < seconds < math.inf:
         such = "such as 3h50m, 90s or 2d" + (f", or {or_else}" if or_else else "")
@@ -43,13 +37,7 @@ def seconds_of(text: str, flag: str, or_else: str = "") -> float:
 
 @dataclass(frozen=True)
 class Every:
-    """An interval: of time, steps or epochs. One of the three is set.
-
-    Attributes:
-        seconds: of training.
-        steps: weight updates.
-        epochs: passes over the training samples.
-    """
+    """An interval: of seconds of training, of steps or of epochs. One of the three is set."""
 
     seconds: float | None = None
     steps: int | None = None
@@ -57,24 +45,16 @@ class Every:
 
     @classmethod
     def parse(cls, text: str, flag: str) -> Every | None:
-        """Parse an interval: "10m", "every 10m", "500 steps", "every epoch", "auto"; None: "off".
-
-        Args:
-            text: of the interval.
-            flag: the option that it was given for.
-
-        Raises:
-            BadOption: it is none, or not above 0.
-        """
-        said = text.strip()
-        if said == OFF:
+        """Parse an interval for the option `flag`: "10m", "500 steps", "every epoch", "auto"; None: "off"."""
+        given = text.strip()
+        if given == OFF:
             return None
-        if said == AUTO:
+        if given == AUTO:
             return cls(seconds=_AUTO_S)
-        said = said.removeprefix("every ").strip()
-        counted = _COUNT.fullmatch(said)
-        if counted is None and _LENGTH.match(said):
-            return cls(seconds=seconds_of(said, flag))
+        given = given.removeprefix("every ").strip()
+        counted = _COUNT.fullmatch(given)
+        if counted is None and _LENGTH.match(given):
+            return cls(seconds=seconds_of(given, flag))
         if counted is None:
             raise BadOption(
                 f"{flag} is '{text}'; give an interval, such as 10m, '500 steps' or '1 epoch', or off"
@@ -85,6 +65,6 @@ class Every:
         return cls(steps=count) if counted[2] == "step" else cls(epochs=count)
 
     def is_over(self, seconds: float, steps: int, epochs: int) -> bool:
-        """Return whether it is over, after so many seconds, steps and epochs."""
+        """Return whether it is over after these seconds, steps and epochs."""
         pairs = (self.seconds, seconds), (self.steps, steps), (self.epochs, epochs)
         return any(most is not None and passed >= most for most, passed in pairs)

@@ -1,4 +1,4 @@
-"""The learning rate of a run: its schedule, and how far that has been stepped."""
+"""The learning rate of a run, and the steps of its schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tutti.state import Values
 
 
 class LearningRate:
-    """The rate of a run's updates, by a schedule that has been stepped already, or none."""
+    """The rate of a run's updates, by a schedule that has made `stepped` steps, or none."""
 
     def __init__(self, optimizer: Optimizer, schedule: LRScheduler | None, stepped: int) -> None:
         self._optimizer, self._schedule = optimizer, schedule
@@ -27,27 +27,23 @@ class LearningRate:
 
     @property
     def value(self) -> float:
-        """That of the first group of parameters."""
+        """The rate of the first group of parameters."""
         return cast("float", self._optimizer.param_groups[0]["lr"])
 
     def step_until(self, updates: int) -> None:
-        """Step the schedule until it stands where it belongs after so many updates."""
+        """Step the schedule to its place after `updates` updates."""
         while self._each_update is not None and self._stepped < updates:
             self._each_update.step()
             self._stepped += 1
 
     def note(self, record: EpochRecord) -> None:
-        """Have a schedule that follows the loss see that of an epoch: of its validation, if there is one."""
+        """Show a schedule that follows the loss that of an epoch, of its validation if there is one."""
         if self._plateau is not None:
             self._plateau.step((record.validation or record.train).loss)
 
     def state(self) -> Values:
-        """Return what the schedule knows, if that can be kept, and has set.
-
-        Raises:
-            BadOption: a param group has an option that no checkpoint can have.
-        """
-        kept: Any = {} if self._schedule is None else None  # It is stepped anew.
+        """Return the state of the schedule and the optimizer's options."""
+        kept: Any = {} if self._schedule is None else None  # None: it is stepped again from the start
         if hasattr(self._schedule, "state_dict"):
             with suppress(BadOption):
                 kept = state_of(self._schedule, "schedule")
@@ -55,12 +51,12 @@ class LearningRate:
         return {"made": self._stepped, "state": kept, "options": options}
 
     def load_state(self, at: Values, made: int, alike: bool = True) -> None:
-        """Go on after `made` updates from an earlier state, or anew if the run is not `alike` in length."""
+        """Go on after `made` updates, from an earlier state if the run is `alike` in length."""
         if self._schedule is None:
             return
-        # It has been stepped before the run was interrupted.
+        # A schedule that has made steps before the run was interrupted needs no warning.
         announce(self._optimizer)
-        # What follows the loss does so whatever the length of the run.
+        # A schedule that follows the loss does not depend on the length of the run.
         if (alike or self._plateau is not None) and at["state"] is not None:
             self._stepped = at["made"]
             load_state_of(self._schedule, at["state"])

@@ -1,4 +1,4 @@
-"""Models of Keras: the inputs that they take, and how they compute in double precision."""
+"""Models of Keras: their inputs, and double precision."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from tutti.errors import BadModel
 
 
 def arguments(model: nn.Module, inputs: Inputs) -> Inputs:
-    """Return inputs as a model of Keras is called with, by position or by name.
+    """Return the arguments of a Keras model, by position or by name.
 
-    Images, (n, channels, height, width), have their channels last there; one that has a single channel may
-    lose it, or become a vector. Several inputs are one argument, unless the model is a subclass of
-    `keras.Model`, which does not say what it takes.
-
-    Raises:
-        BadModel: the model asks for another shape.
+    Images, (n, channels, height, width), get their channels last; one with a single channel may lose it, or
+    become a vector. Several inputs are one argument, except for a subclass of `keras.Model`, whose inputs are
+    not known.
     """
     asked: list[Any] | None = getattr(model, "inputs", None)
     if isinstance(inputs, Tensor):
@@ -54,13 +51,7 @@ def _as_asked(asked: tuple[int | None, ...] | None, inputs: Tensor) -> Tensor:
 
 
 def prepare(model: nn.Module, double: bool) -> None:
-    """Make a model of Keras, in place, ready for training.
-
-    If `double`, its layers compute in 64 bits: Keras brings all numbers to the precision of each layer.
-
-    Raises:
-        BadModel: it has no weights yet, or losses of its own.
-    """
+    """Prepare a Keras model for training, in place; with `double` its layers compute in 64 bits."""
     keras: Any = importlib.import_module("keras")
     own: Any = model
     if not own.built:
@@ -68,11 +59,11 @@ def prepare(model: nn.Module, double: bool) -> None:
             "the Keras model has no weights before it knows the shape of its inputs: begin it with "
             "keras.Input(...), or call it once where it is made"
         )
-    # What layers add to the loss by themselves only Keras's own `fit` would see.
+    # Only `fit` of Keras adds the losses of layers.
     regular = [layer.name for layer in own._flatten_layers() if _adds_to_loss(layer)]
     if regular:
         raise BadModel(
-            f"layers of the Keras model add to the loss by themselves ({', '.join(regular)}), which is not "
+            f"layers of the Keras model add to the loss ({', '.join(regular)}), which is not "
             "supported; leave their regularizers out, and give --optimizer.weight_decay"
         )
     if double:

@@ -22,7 +22,7 @@ CONTIGUOUS: Final = "contiguous"
 """The layout that tensors have unless one is chosen."""
 
 FEW: Final = 2
-"""Samples that tell whether a model takes them."""
+"""The samples on which a model is tried."""
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SHORT = tuple(_HALF.values())
@@ -35,13 +35,12 @@ class Arithmetic:
     Attributes:
         precision: "fp32"; "bf16" or "fp16": the weights stay fp32, matrix products and convolutions run in
             bfloat16 or float16 (autocast); or "fp64", to compare runs beyond the rounding of fp32.
-        layout: "contiguous"; "channels_last" for 4-d inputs and weights; or "batch_last", in which the
-            samples of images lie side by side and kernels of our own compute, on a CPU.
+        layout: "contiguous"; "channels_last" for 4-d inputs and weights; or "batch_last" on a CPU: the
+            samples of images lie side by side for tutti's own kernels.
         device: "cpu" or "cuda".
 
     Raises:
-        BadOption: a device that this machine does not have; a layout that is not for it, or not for the
-            precision.
+        BadOption: the device is not there, or the layout is not for it or for the precision.
     """
 
     precision: str = "fp32"
@@ -61,18 +60,12 @@ class Arithmetic:
             )
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        """Move `module` to this precision, layout and device, in place.
-
-        Call it before the module becomes a `Replica`: it makes new tensors.
-
-        Raises:
-            BadOption: the layout needs a C compiler, and there is none that works.
-        """
+        """Move `module` to this precision, layout and device, in place, before it becomes a `Replica`."""
         if self.layout == BATCH_LAST:
             kernels(REAL_TYPES[self.precision])
         module.to(device=self.device)
         if self.precision == "fp64":
-            # Not `module.double()`, which makes complex numbers real.
+            # `module.double()` would make complex numbers real.
             module._apply(_doubled)  # type: ignore[no-untyped-call]
         if is_of_keras(module):
             of_keras.prepare(module, double=self.precision == "fp64")
@@ -85,25 +78,25 @@ class Arithmetic:
         return module
 
     def has_room_for(self, nbytes: int) -> bool:
-        """Return whether the device is a GPU with room for `nbytes` bytes, and as much again to compute."""
+        """Return whether the device is a GPU with room for twice `nbytes` bytes."""
         return self.device != "cpu" and 2 * nbytes <= torch.cuda.mem_get_info()[0]
 
     @property
     def telling_samples(self) -> int:
-        """The samples that tell whether a model takes them: so many that kernels of our own compute them."""
+        """The samples on which a model is tried: enough for the kernels of batch_last."""
         return VECTOR_BYTES // torch.float32.itemsize if self.layout == BATCH_LAST else FEW
 
     @property
     def is_asynchronous(self) -> bool:
-        """True if the device works on while the CPU goes on: to read one of its numbers is to wait for it."""
+        """True if the CPU has to wait for a number on the device."""
         return self.device != "cpu"
 
     def number(self, scalar: Tensor) -> float | Tensor:
-        """The number in a scalar; if that would mean to wait for it, the scalar itself, without gradient."""
+        """Return the number in a scalar, or on a GPU the scalar without gradient."""
         return scalar.detach() if self.is_asynchronous else float(scalar.item())
 
     def inputs(self, inputs: Inputs) -> Inputs:
-        """`inputs` of shape (n, *shape) as the model wants them; of several inputs each."""
+        """Return `inputs` of shape (n, *shape), one or several, as the model takes them."""
         if not isinstance(inputs, Tensor):
             return mapped(inputs, lambda one: cast(Tensor, self.inputs(one)))
         inputs = self._placed(inputs)
@@ -112,21 +105,21 @@ class Arithmetic:
         return inputs
 
     def targets(self, targets: Tensor) -> Tensor:
-        """`targets` where the model's outputs are, floating-point ones in their precision."""
+        """Return `targets` on the device, floating-point ones in the precision of the outputs."""
         return self._placed(targets)
 
     def forward(self, module: Callable[..., object], inputs: Inputs) -> Tensor:
-        """Return the output of `module`, in fp32 or fp64: loss and metrics are computed in full precision."""
+        """Return the output of `module` in fp32 or fp64, for loss and metrics in full precision."""
         found = self.call(module, inputs)
         return found if isinstance(found, Tensor) and found.dtype not in _SHORT else self.output(found)
 
     def output(self, outputs: object) -> Tensor:
-        """Return the output among all that a model returned, in fp32 or fp64; see `the_output`."""
+        """Return `the_output` of a model in fp32 or fp64."""
         found = outputs if isinstance(outputs, Tensor) else the_output(outputs)
         return found.float() if found.dtype in _SHORT else found
 
     def call(self, module: Callable[..., object], inputs: Inputs) -> object:
-        """All that `module` returns; it gets inputs by keyword, if they have names, or by position."""
+        """Call `module` with inputs by keyword, if they have names, or by position."""
         if self.layout == BATCH_LAST:
             with BatchLast():
                 return self._call(module, inputs)
@@ -140,8 +133,6 @@ class Arithmetic:
         if self.precision in _HALF:
             with torch.autocast(self.device, dtype=_HALF[self.precision]):
                 return _called(module, inputs, told)
-        if isinstance(inputs, Tensor):
-            return module(inputs, **told)
         return _called(module, inputs, told)
 
     def _placed(self, tensor: Tensor) -> Tensor:
@@ -162,10 +153,10 @@ def _called(module: Callable[..., object], inputs: Inputs, told: Mapping[str, bo
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    """Images with their channels last in memory, and strides that say so.
+    """Return images with channels last in memory, and strides to match.
 
-    Those of images of one channel may say either, and `contiguous` leaves them as they are: cuDNN then takes
-    them for contiguous ones and has to turn all that the first convolution computes.
+    The strides of images of one channel are ambiguous: cuDNN takes them for contiguous ones, and has to
+    transpose the outputs of the first convolution.
     """
     _, channels, height, width = images.shape
     strides = height * width * channels, 1, width * channels, channels
@@ -173,27 +164,23 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 def _with_contiguous_gradient(_module: nn.Module, _inputs: object, outputs: Tensor) -> None:
-    """Have the gradient of an instance norm's outputs come as the norm's inputs lie in memory.
+    """Make the gradient of an instance norm's outputs contiguous.
 
-    torch 2.13 takes one for the other on a CPU where one sample, or one channel, makes strides ambiguous:
-    the gradients that it computes are wrong then.
+    On a CPU torch 2.13 computes wrong gradients where one sample, or one channel, makes strides ambiguous.
     """
     if outputs.requires_grad:
         outputs.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
 
 
 def _doubled(tensor: Tensor) -> Tensor:
-    """A floating-point or complex tensor in numbers of 64 bits; any other as it is."""
+    """Return a floating-point or complex tensor in double precision, any other as it is."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def is_of_keras(model: object) -> bool:
-    """Return whether a model is of Keras: `train()` tells it nothing, each call must say whether it trains.
-
-    Its statistics (BatchNorm's) are parameters that are not trained, where torch's are buffers.
-    """
+    """Return whether a model is of Keras: each call says whether it trains, and statistics are parameters."""
     kind: Any = type(model)
     return _is_of_keras(kind)
 
@@ -204,15 +191,12 @@ def _is_of_keras(kind: Any) -> bool:
 
 
 def the_output(outputs: object) -> Tensor:
-    """Return the output among all that a model returned: of it losses and metrics by name are computed.
+    """Return the tensor for losses and metrics among a model's outputs.
 
-        a tensor                          itself
-        an object with `logits`           these, as of Hugging Face's models
-        a dict                            its "logits", or else its "output"
-        a tuple or a list                 its first element
-
-    Raises:
-        BadModel: nobody can know which it is.
+    a tensor                          itself
+    an object with `logits`           these, as of Hugging Face's models
+    a dict                            its "logits", or else its "output"
+    a tuple or a list                 its first element
     """
     found = outputs
     if isinstance(outputs, Mapping):
@@ -225,9 +209,8 @@ def the_output(outputs: object) -> Tensor:
         return found
     keys = f" of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
     raise BadModel(
-        f"the model returns a {type(outputs).__name__}{keys}, and which tensor of it is the output is not "
-        "known; return a tensor, a tuple that begins with it, or a dict or an object that has it as 'logits' "
-        "or 'output'"
+        f"the model returns a {type(outputs).__name__}{keys}; return a tensor, a tuple that begins with it, "
+        "or a dict or an object that has it as 'logits' or 'output'"
     )
 
 

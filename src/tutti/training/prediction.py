@@ -1,9 +1,9 @@
 """The outputs of a model for the samples of a part, over all ranks: each sample once, in order.
 
-    pass      0     │ 1     │ 2     │ 3     │ 4     │ 5   │      always of the same samples
-    ranks     r0    │ r0    │ r0    │ r1    │ r1    │ r1  │      goes to rank 0
+    pass      0     │ 1     │ 2     │ 3     │ 4     │ 5   │      the same samples at any number of ranks
+    ranks     r0    │ r0    │ r0    │ r1    │ r1    │ r1  │      go to rank 0
 
-A sample's output may depend on the others of its pass, by rounding; passes depend on no number of ranks.
+The other samples of a pass may change an output by rounding; passes do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -42,15 +42,10 @@ def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arith
 
 @dataclass(frozen=True)
 class SampleBlock:
-    """Samples that are predicted before others are read.
+    """Samples that are predicted before others are read."""
 
-    Attributes:
-        samples: how many; `PASS` of them, or a multiple, unless there are no others behind.
-        take: returns the model's inputs from one number up to another, which is not among them.
-    """
-
-    samples: int
-    take: Callable[[int, int], Inputs]
+    samples: int  # a multiple of `PASS`, except in the last block
+    take: Callable[[int, int], Inputs]  # (start, stop) -> the model's inputs
 
 
 def outputs_of(
@@ -63,7 +58,7 @@ def outputs_of(
     shares = cut(-(-block.samples // PASS), comm.size)
     mine, longest = shares[comm.rank], shares[0]
     found: list[Tensor] = []
-    # No collective inside: what the thread holds (gradient mode, autocast) may be shared by several ranks.
+    # No collective inside: virtual ranks share the gradient mode and autocast of their thread.
     with evaluating(module), torch.no_grad():
         for number in range(mine.start, mine.start + longest.stop):
             counts = number < mine.stop
@@ -85,12 +80,9 @@ def outputs_of(
 
 
 def predictions_of(part: Part, outputs: Tensor, ignored: int | None = None) -> Predictions:
-    """Return the outputs for the samples of a part with their numbers in the source and their targets.
+    """Return outputs for the samples of a part with their numbers in the source and their targets.
 
-    Args:
-        part: the samples.
-        outputs: for them, in their order.
-        ignored: the label that means that there is none: `NO_LABEL` stands for it; None: every label counts.
+    `NO_LABEL` replaces the label `ignored`.
     """
     rows = torch.arange(len(part)) if part.rows is None else part.rows
     targets = part.targets

@@ -17,6 +17,7 @@ from tutti.data.batches import Batches
 from tutti.data.columns import LENGTHS, MASK, Columns, Inputs, names_beside
 from tutti.data.parts import Part
 from tutti.errors import BadModel, BadOption, TuttiError
+from tutti.training.augmentations import described
 from tutti.training.evaluation import Objective, evaluating, undone
 from tutti.training.losses import LossBatch, check_labels
 from tutti.training.metrics import fitted
@@ -28,16 +29,10 @@ MOST = 10_000_000
 
 
 def check_fit(module: nn.Module, part: Part, objective: Objective, together: bool = False) -> Objective:
-    """Run a few samples through model, loss and metrics, in evaluation mode, leaving the model as it was.
+    """Run a few samples through model, loss and metrics, in evaluation mode; the model stays as it was.
 
-    Args:
-        module: the model.
-        part: the samples that it is to learn.
-        objective: loss and metrics of the run, and the classes of the data set.
-        together: several workers are to make one update.
-
-    Returns:
-        The objective, whose loss knows now whether it has a denominator of its own.
+    With `together` several workers make one update. The loss of the returned objective knows whether it has
+    a denominator of its own.
 
     Raises:
         BadModel: the model does not take these inputs, its outputs do not fit the loss or a metric, or its
@@ -80,11 +75,7 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
 
 
 def try_gradient(module: nn.Module, part: Part, objective: Objective) -> None:
-    """Compute the gradient of a few samples, and throw it away, leaving the model as it was.
-
-    Raises:
-        BadModel: it cannot be computed.
-    """
+    """Raise BadModel if the gradient of a few samples cannot be computed; the model stays as it was."""
     arithmetic, function = objective.arithmetic, objective.loss.function
     inputs, targets = part.take(torch.arange(min(arithmetic.telling_samples, len(part))))
     inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
@@ -96,13 +87,7 @@ def try_gradient(module: nn.Module, part: Part, objective: Objective) -> None:
 
 
 def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Arithmetic = FP32) -> None:
-    """Refuse batches that leave a rank one sample of an update where the model needs more, as BatchNorm may.
-
-    Random numbers and buffers are as before afterwards.
-
-    Raises:
-        BadOption: the model cannot train on a single sample, and has to.
-    """
+    """Raise BadOption if a rank gets a single sample of an update, and BatchNorm needs more."""
     if batches.fewest > 1:
         return
     inputs = arithmetic.inputs(batches.part.take(torch.arange(1))[0])
@@ -119,7 +104,7 @@ def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Ari
 
 @contextmanager
 def _unwritten(module: nn.Module, together: bool) -> Iterator[None]:
-    """Refuse a forward pass that replaces a weight, or, of workers who train together, that writes one."""
+    """Refuse a forward pass that replaces a weight, or, where workers train together, writes one."""
     trained = {
         name: one
         for name, one in module.named_parameters()
@@ -143,20 +128,18 @@ def _naming(what: str, inputs: Inputs, layout: str = CONTIGUOUS) -> Iterator[Non
     try:
         yield
     except TuttiError:
-        raise  # of the ranks, or of a model that is not as it must be: it names what is wrong itself
+        raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         without = f", or leave --layout {layout} out, in which images have other strides"
+        remedy = f"change {what}, or the data, so that they fit{'' if layout == CONTIGUOUS else without}"
         raise BadModel(
-            f"{what} cannot take a batch of {_text(inputs)}: {type(error).__name__}: {error}{_place(error)}; "
-            f"change {what}, or the data, so that they fit{'' if layout == CONTIGUOUS else without}"
+            f"{what} cannot take a batch of shape {described(inputs)}: {type(error).__name__}: {error}"
+            f"{_place(error)}; {remedy}"
         ) from error
 
 
 def told_of_sequences(part: Part, module: nn.Module) -> Part:
-    """Return a part whose sequences come with what a model takes beside them: their lengths, or a mask.
-
-    A model with a parameter `attention_mask`, as those of Hugging Face, gets one, unless the data have it.
-    """
+    """Return a part whose sequences come with their lengths, or with a mask for a model of Hugging Face."""
     stored = part.stored_inputs
     if not isinstance(stored, Columns) or not (names := names_beside(replace(stored, beside=LENGTHS))):
         return part
@@ -172,16 +155,8 @@ def told_of_sequences(part: Part, module: nn.Module) -> Part:
 
 
 def max_norm_of(layer: nn.Module) -> float | None:
-    """Return the norm to which a look-up shortens the rows of a table; None: it is no table, or has none."""
+    """Return the `max_norm` of an embedding, to which a look-up shortens its rows."""
     return layer.max_norm if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
-
-
-def _text(inputs: Inputs) -> str:
-    if isinstance(inputs, Tensor):
-        return f"shape {tuple(inputs.shape)} ({str(inputs.dtype).removeprefix('torch.')})"
-    if isinstance(inputs, dict):
-        return ", ".join(f"'{name}' of {_text(one)}" for name, one in inputs.items())
-    return ", ".join(map(_text, inputs))
 
 
 def _place(error: Exception) -> str:

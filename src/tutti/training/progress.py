@@ -1,29 +1,19 @@
-"""The progress of a run, shown by rank 0 only: a bar on a terminal or in a notebook, lines elsewhere."""
+"""The progress of a run, shown by rank 0: a bar on a terminal or in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import TextIO
 
 from typing_extensions import override
 
-from tutti.errors import DiskFull
-from tutti.records.heartbeat import SAVING
-from tutti.records.run import EpochRecord, Evaluation, PointRecord
-from tutti.records.run_folder import RunFolder
+from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength, duration, epoch_text, figures
-from tutti.terminal import warn_on_stderr
 
 REFRESH_S = 0.2
 """Seconds between two refreshes of a terminal."""
-
-POINT_S: Final = 2.0
-"""Seconds between the first points."""
-
-MANY: Final = 250
-"""Points after which the seconds between two of them double, again and again: a year has some thousand."""
 
 NOTEBOOK_COLUMNS = 110
 """The width of a notebook's lines, in letters."""
@@ -34,25 +24,16 @@ LINE_S = 10.0
 
 @dataclass(frozen=True)
 class Moment:
-    """The state of a run in the middle of an epoch.
+    """The state of a run in the middle of an epoch."""
 
-    Attributes:
-        epoch: from 1.
-        step: weight updates made since the run began.
-        train: on this rank's part of the epoch so far.
-        samples_per_s: of all ranks in this epoch so far.
-        seconds: of training since the epoch began.
-    """
-
-    epoch: int
-    step: int
-    train: Evaluation
-    samples_per_s: float
-    seconds: float = 0.0
+    epoch: int  # from 1
+    step: int  # weight updates made since the run began
+    train: Evaluation  # on this rank's part of the epoch so far
+    samples_per_s: float  # of all ranks in this epoch so far
 
 
 class Progress:
-    """A display of a run; by itself it shows nothing.
+    """A display of a run; the base class shows nothing.
 
     The calls come in the order `begin`, (`moment`..., `doing`..., `epoch`)..., `end`.
 
@@ -68,12 +49,8 @@ class Progress:
     def moment(self, moment: Moment) -> None:
         """An epoch goes on."""
 
-    def doing(self, what: str) -> None:
-        """The rank does something else than to train: one of the states of `tutti.records.heartbeat`."""
-
-    def stopping(self, step: int) -> None:
-        """The run saves its state, to stop after `step` updates."""
-        self.doing(SAVING)
+    def doing(self, what: str, step: int | None = None) -> None:
+        """The rank enters a state of `tutti.records.heartbeat`, after `step` updates where that is given."""
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
@@ -99,8 +76,7 @@ class PlainLines(Progress):
     def moment(self, moment: Moment) -> None:
         begun = (moment.epoch - 1) * self._span.per_epoch
         done = (self._span.place(moment.step) - begun) / min(self._span.per_epoch, self._span.updates - begun)
-        start = f"{self._span.label(moment.epoch)}  {done:4.0%}"
-        self._print(moment.step, start, moment_text(moment))
+        self._print(moment.step, f"{self._span.label(moment.epoch)}  {done:4.0%}", _moment_text(moment))
 
     @override
     def epoch(self, record: EpochRecord) -> None:
@@ -159,14 +135,14 @@ class Bar(Progress):
     @override
     def begin(self, span: RunLength, step: int = 0) -> None:
         self._span = span
-        # The time left is reckoned from what is added to this.
+        # The time left is estimated from the updates after this.
         self._bar.reset(self._task, total=span.updates, completed=span.place(step))
         self._bar.start()
         self._show(span.epoch_behind(step), step, "")
 
     @override
     def moment(self, moment: Moment) -> None:
-        self._show(moment.epoch, moment.step, moment_text(moment))
+        self._show(moment.epoch, moment.step, _moment_text(moment))
 
     @override
     def epoch(self, record: EpochRecord) -> None:
@@ -187,82 +163,41 @@ class Bar(Progress):
 
 
 class Several(Progress):
-    """Several displays of a run, each called as often as it asks for."""
+    """Several displays of a run, each called every `every_s` seconds of its own."""
 
-    def __init__(self, *ways: Progress) -> None:
-        self.every_s = min(way.every_s for way in ways)
-        self._due = dict.fromkeys(ways, 0.0)
+    def __init__(self, *displays: Progress) -> None:
+        self.every_s = min(one.every_s for one in displays)
+        self._due = dict.fromkeys(displays, 0.0)
 
     @override
     def begin(self, span: RunLength, step: int = 0) -> None:
-        for way in self._due:
-            way.begin(span, step)
-        self._wait()
+        for one in self._due:
+            one.begin(span, step)
+            self._due[one] = time.monotonic() + one.every_s
 
     @override
     def moment(self, moment: Moment) -> None:
         now = time.monotonic()
-        for way, due in self._due.items():
+        for one, due in self._due.items():
             if now >= due:
-                way.moment(moment)
-                self._due[way] = now + way.every_s
+                one.moment(moment)
+                self._due[one] = now + one.every_s
 
     @override
-    def doing(self, what: str) -> None:
-        for way in self._due:
-            way.doing(what)
-
-    @override
-    def stopping(self, step: int) -> None:
-        for way in self._due:
-            way.stopping(step)
+    def doing(self, what: str, step: int | None = None) -> None:
+        for one in self._due:
+            one.doing(what, step)
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        for way in self._due:
-            way.epoch(record)
-        self._wait()
+        for one in self._due:
+            one.epoch(record)
+            self._due[one] = time.monotonic() + one.every_s
 
     @override
     def end(self) -> None:
-        for way in self._due:
-            way.end()
-
-    def _wait(self) -> None:
-        now = time.monotonic()
-        self._due = {way: now + way.every_s for way in self._due}
-
-
-class Points(Progress):
-    """Writes a point every few seconds; those of a run that goes on follow those before its checkpoint.
-
-    If there is no room for one, that is said, and there are no more.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._count, self._full = folder, 0, False
-        self.every_s = POINT_S
-
-    @override
-    def begin(self, span: RunLength, step: int = 0) -> None:
-        """Take back the points after `step`, which were of another course of the run."""
-        self._set(self._folder.keep_points(step))
-
-    @override
-    def moment(self, moment: Moment) -> None:
-        """Write a point."""
-        if self._full or not (moment.train.samples and math.isfinite(moment.seconds)):
-            return
-        try:
-            self._folder.append_point(PointRecord(moment.epoch, moment.step, moment.seconds, moment.train))
-        except DiskFull as error:
-            self._full = True
-            warn_on_stderr(f"{error}; the curves have no more points")
-        else:
-            self._set(self._count + 1)
-
-    def _set(self, count: int) -> None:
-        self._count, self.every_s = count, POINT_S * 2 ** (count // MANY)
+        for one in self._due:
+            one.end()
 
 
 def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool = False) -> Progress:
@@ -274,6 +209,5 @@ def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool 
     return PlainLines(stream)
 
 
-def moment_text(moment: Moment) -> str:
-    """Return the figures of an epoch under way, in one line."""
+def _moment_text(moment: Moment) -> str:
     return f"{figures(moment.train)}  {moment.samples_per_s:,.0f} samples/s"

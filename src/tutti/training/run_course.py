@@ -1,4 +1,4 @@
-"""How far a run has come: what of a trainer's state is neither model nor optimizer nor batches."""
+"""The course of a run: the part of a trainer's state that is neither model, optimizer nor batches."""
 
 from __future__ import annotations
 
@@ -15,46 +15,27 @@ from tutti.training.evaluation import Tally
 
 @dataclass
 class OpenEpoch:
-    """An epoch that is under way.
+    """An epoch that is under way."""
 
-    Attributes:
-        number: from 0.
-        began: when it did, by the trainer's clock.
-        tally: of the training samples.
-    """
-
-    number: int
-    began: float
-    tally: Tally
+    number: int  # from 0
+    began: float  # by the trainer's clock
+    tally: Tally  # of the training samples
 
 
 @dataclass
 class TrainingState:
-    """The course of a run on one rank.
+    """The course of a run on one rank."""
 
-    Attributes:
-        step: the updates made, by the numbers of the batches.
-        counted: the steps made besides, with batches dealt to other ranks, before the run was resumed.
-        lr: the learning rate of the last update.
-        history: the records of all epochs whose validation is known.
-        unvalidated: those of later epochs.
-        resumed: the epoch that the run goes on in; None: it begins one.
-        stopped: why the run has stopped before its end, to go on another time; None: it has not.
-        ended: why it has come to its end before the last update; None: it has not.
-        restored: the epoch whose weights are the final ones; None: the last.
-        final: the final weights on the validation part; None: there is none, or the run has stopped.
-    """
-
-    step: int = 0
-    counted: int = 0
-    lr: float = math.nan
-    history: list[EpochRecord] = field(default_factory=list)
-    unvalidated: deque[EpochRecord] = field(default_factory=deque)
-    resumed: OpenEpoch | None = None
-    stopped: str | None = None
-    ended: str | None = None
-    restored: EpochRecord | None = None
-    final: Evaluation | None = None
+    step: int = 0  # the updates made, by the numbers of the batches
+    counted: int = 0  # the steps made besides, with batches of other ranks, before the run was resumed
+    lr: float = math.nan  # of the last update
+    history: list[EpochRecord] = field(default_factory=list)  # the epochs whose validation is known
+    unvalidated: deque[EpochRecord] = field(default_factory=deque)  # later epochs
+    resumed: OpenEpoch | None = None  # the epoch that the run goes on in
+    stopped: str | None = None  # why the run has stopped, to go on another time
+    ended: str | None = None  # why it has come to its end before the last update
+    restored: EpochRecord | None = None  # the epoch with the final weights; None: the last
+    final: Evaluation | None = None  # the final weights on the validation part
 
     @property
     def made(self) -> int:
@@ -72,11 +53,11 @@ class TrainingState:
         return self.stopped is not None or self.ended is not None
 
     def complete(self, found: Sequence[Evaluation | None]) -> list[EpochRecord]:
-        """Return the records of the next epochs with their validations, which are then no longer awaited."""
+        """Remove the next epochs from `unvalidated`, and return their records with the validations."""
         return [replace(self.unvalidated.popleft(), validation=one) for one in found]
 
     def state(self) -> Values:
-        """Return what must be known to go on from here."""
+        """Return the state to go on from."""
         return {
             "made": self.made,
             "counted": self.counted,
@@ -86,7 +67,7 @@ class TrainingState:
         }
 
     def load_state(self, values: Values, step: int, same_ranks: bool) -> None:
-        """Go on at an update of the batches; those of other ranks count beside."""
+        """Go on at an update of the batches; those of other ranks are `counted`."""
         self.step, self.lr = step, values["lr"]
         self.counted = values["counted"] if same_ranks else values["made"] - step
         self.history = [parse_record(text, EpochRecord) for text in values["history"]]

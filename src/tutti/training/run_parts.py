@@ -1,4 +1,4 @@
-"""The parts that a trainer is made of: workers, the updates that they make, and those who look on."""
+"""The parts of a trainer: workers, the updates that they make, and observers."""
 
 from __future__ import annotations
 
@@ -24,22 +24,13 @@ from tutti.training.progress import Progress
 
 @dataclass(frozen=True)
 class Computed:
-    """Results of forward and backward of a batch, the gradients aside.
+    """The results of forward and backward of a batch, except the gradients."""
 
-    Attributes:
-        loss: the sum of the losses / the samples; 0 without any. A scalar on a GPU, for which nobody has
-            waited yet.
-        outputs: of the model, of shape (samples, ...), without gradient.
-        targets: of shape (samples, ...), where the outputs are.
-        weight: the denominator of the losses; None: the samples.
-        seconds: what of its time belongs to other stages than backward.
-    """
-
-    loss: float | Tensor
-    outputs: Tensor
-    targets: Tensor
-    weight: float | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    loss: float | Tensor  # the sum of the losses / the samples; 0 without samples. On a GPU a scalar there
+    outputs: Tensor  # of the model, of shape (samples, ...), without gradient
+    targets: Tensor  # of shape (samples, ...), on the device of the outputs
+    weight: float | None = None  # the denominator of the losses; None: the samples
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of stages other than backward
 
 
 Compute = Callable[[Batch], Computed]
@@ -50,56 +41,35 @@ Compute = Callable[[Batch], Computed]
 class Workers:
     """The workers of a run, as one of them sees them.
 
-    Attributes:
-        comm: the ranks over which samples are dealt: all of the job, unless several hold one model together.
-        replica: the model.
-        worker: this rank's part in the strategy.
-        optimizer: the user's optimizer that `worker` was made with; its learning rate is recorded.
-        compute: forward and backward of a batch; None: the replica's module gives outputs, and these the
-            loss.
-        collective: several ranks compute together, so also a batch without samples.
-        everyone: all ranks of the job, each of which has its place in the records; None: those of `comm`.
-        meets: each whole model's workers come to the exchange of a step together, so that one may be late.
-        seconds_per_sample: what forward and backward of a sample cost on the virtual clock; with it, that
-            clock measures all times. None: time is real.
+    With `seconds_per_sample`, the cost of forward and backward, a virtual clock measures all times.
     """
 
-    comm: Communicator
+    comm: Communicator  # over which samples are dealt: the whole job, unless several ranks hold one model
     replica: Replica
-    worker: Worker
-    optimizer: Optimizer
-    compute: Compute | None = None
-    collective: bool = False
-    everyone: Communicator | None = None
+    worker: Worker  # this rank's part in the strategy
+    optimizer: Optimizer  # the one that `worker` was made with; its learning rate is recorded
+    compute: Compute | None = None  # forward and backward of a batch; None: the module and the loss
+    collective: bool = False  # several ranks compute together, so also a batch without samples
+    everyone: Communicator | None = None  # all ranks of the job, for the records; None: those of `comm`
     seconds_per_sample: float | None = None
-    meets: bool = True
+    meets: bool = True  # the workers come to the exchange of a step together, so that one may be late
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The updates of a run.
+    """The updates of a run: give either `epochs` or `steps`, which may end in the middle of an epoch.
 
-    Attributes:
-        batches: this rank's training batches; `comm.size` ranks, the strategy's passes, and `own` unless the
-            strategy's workers make one update together. Or a queue that deals such own batches.
-        epochs: passes over the training samples; or
-        steps: weight updates (of each rank, where each makes its own), the last epoch ending in the middle if
-            need be. Give one of the two.
-        lr: a learning-rate scheduler of torch. It is stepped once for each update, or each round of the
-            ranks' own updates; ReduceLROnPlateau once for each epoch.
-        balance: splits each update over the ranks by their speeds.
-        stepped: how often `lr` was stepped before.
-        skip_nonfinite: so many updates in a row may be skipped because a gradient is not finite; 0: none is
-            looked at.
+    Where each rank makes its own updates, `steps` are those of each. `scheduler` is stepped for each update,
+    or each round of the ranks' own updates; ReduceLROnPlateau for each epoch.
     """
 
-    batches: Batches
+    batches: Batches  # of this rank
     epochs: int | None = None
     steps: int | None = None
-    lr: LRScheduler | None = None
-    balance: SpeedBalance | None = None
-    stepped: int = 0
-    skip_nonfinite: int = 0
+    scheduler: LRScheduler | None = None
+    balance: SpeedBalance | None = None  # splits each update over the ranks by their speeds
+    stepped: int = 0  # the steps that `scheduler` has made
+    skip_nonfinite: int = 0  # the most updates in a row to skip because a gradient is not finite
 
     @property
     def updates(self) -> int:
@@ -114,22 +84,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Hooks:
-    """The observers of a run; each is called on every rank.
-
-    Attributes:
-        progress: shows the run.
-        on_epoch: called with the record of each epoch, when its validation is known.
-        on_step: called before each of the rank's steps, with the number of updates made before.
-        checkpoint: called when the final weights are in place, to write them; before the last record.
-        save: keeps the state of a run (collective): the updates made, this rank's state, and the decision.
-        trace: where each stage is noted; None: nowhere.
-        callbacks: the user's.
-    """
+    """The observers of a run; each is called on every rank."""
 
     progress: Progress = field(default_factory=Progress)
-    on_epoch: Callable[[EpochRecord], None] | None = None
-    on_step: Callable[[int], None] | None = None
-    checkpoint: Callable[[], None] | None = None
-    save: Callable[[int, State, Decision], None] | None = None
-    trace: Trace | None = None
+    on_epoch: Callable[[EpochRecord], None] | None = None  # gets each epoch when its validation is known
+    on_step: Callable[[int], None] | None = None  # before each step, with the number of updates made before
+    checkpoint: Callable[[], None] | None = None  # writes the final weights; before the last record
+    save: Callable[[int, State, Decision], None] | None = None  # keeps the state of a run (collective)
+    trace: Trace | None = None  # gets the time of each stage
     callbacks: Callbacks | None = None

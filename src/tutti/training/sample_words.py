@@ -24,19 +24,15 @@ _FACTORS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def keys_of(samples: Tensor, seed: int, epoch: int, use: int) -> Words:
-    """Return where the words of samples begin.
+    """Return the first words of samples by their numbers, of shape (samples,), int64, in an epoch from 0.
 
-    Args:
-        samples: their numbers, of shape (samples,), int64.
-        seed: of the run.
-        epoch: its number, from 0.
-        use: tells what the words are for from other uses.
+    `use` separates the words of dropout from those of augmentations.
     """
     return samples.numpy().astype(np.uint64) * _ROW + word(seed, epoch, use)
 
 
 def mix(words: Words) -> Words:
-    """Mix the bits of each number, in place: numbers that differ in any bit become unrelated ones."""
+    """Mix the bits of each number, in place: numbers that differ in any bit become unrelated."""
     moved = np.empty_like(words)
     for bits, factor in ((30, _FACTORS[0]), (27, _FACTORS[1])):
         np.bitwise_xor(words, np.right_shift(words, np.uint64(bits), out=moved), out=words)
@@ -46,11 +42,11 @@ def mix(words: Words) -> Words:
 
 @lru_cache(maxsize=32)
 def steps(count: int) -> Words:
-    """Return how far the first words of a sample are from its beginning."""
+    """Return the distances of the first `count` words of a sample from its key."""
     return np.arange(count, dtype=np.uint64) * _GOLDEN
 
 
 @cache
 def word(*numbers: int) -> np.uint64:
-    """Return 64 random bits that depend on some numbers."""
+    """Return 64 random bits that depend on `numbers`."""
     return np.uint64(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

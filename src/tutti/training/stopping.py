@@ -26,34 +26,20 @@ PARTS: Final = {"val": "validation", "train": "training"}
 
 @dataclass(frozen=True)
 class Monitor:
-    """The figure by which epochs are compared.
+    """The figure by which epochs are compared."""
 
-    Attributes:
-        part: "val" or "train".
-        metric: its name, or "loss".
-        higher: whether higher values are better.
-    """
-
-    part: str = "val"
+    part: str = "val"  # or "train"
     metric: str = LOSS
-    higher: bool = False
+    higher: bool = False  # whether higher values are better
 
     def __str__(self) -> str:
         return f"{PARTS[self.part]} {self.metric}"
 
     @classmethod
     def parse(cls, name: str | None, better: Better, validated: bool) -> Monitor:
-        """Return the figure of this name.
+        """Return the figure of a name: "val_" or "train_" and the loss or a metric; None: the loss.
 
-        Args:
-            name: "val_" or "train_" and the loss or a metric; None: the loss.
-            better: the figures that the run computes.
-            validated: whether there is a validation part.
-
-        Raises:
-            BadOption: the name has no such form, there is no validation part, or it is not known which values
-                are better.
-            UnknownName: the run does not compute the metric.
+        `better` are the figures of the run, `validated` is whether it has a validation part.
         """
         if name is None:
             return cls("val" if validated else "train")
@@ -97,36 +83,25 @@ class Monitor:
         return -value if value is not None and not self.higher else value
 
     def is_better(self, value: float, other: float) -> bool:
-        """Return whether a value is better than another one. Every number is better than NaN."""
+        """Return whether a value is better than another; every number is better than NaN."""
         if math.isnan(other):
             return not math.isnan(value)
         return value > other if self.higher else value < other
 
     def text(self, value: float) -> str:
-        """Return a value as it is shown."""
+        """Return a value as text."""
         return metric_text(self.metric, value)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a run, as far as the figures of its epochs decide it.
-
-    Attributes:
-        monitor: the figure that decides.
-        patience: end after this number of epochs without a better value; None: never.
-        target: end when the figure is at least as good; None: never.
-        restores_best: the final weights are those of the best epoch.
-        told: asked after each epoch why the run is to end with it (collective).
-
-    Raises:
-        BadOption: the target of a share is not between 0 and 1.
-    """
+    """The rules by which the figures of its epochs end a run."""
 
     monitor: Monitor = Monitor()
-    patience: int | None = None
-    target: float | None = None
-    restores_best: bool = False
-    told: tuple[Callable[[], str | None], ...] = ()
+    patience: int | None = None  # end after this number of epochs without a better value
+    target: float | None = None  # end when the figure is at least as good
+    restores_best: bool = False  # the final weights are those of the best epoch
+    told: tuple[Callable[[], str | None], ...] = ()  # further reasons to end, asked each epoch (collective)
 
     def __post_init__(self) -> None:
         if self.target is not None and is_share(self.monitor.metric) and not 0 <= self.target <= 1:

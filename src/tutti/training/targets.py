@@ -1,4 +1,4 @@
-"""What targets and outputs mean: classes, labels of 0 or 1 (flags), shares of classes, or amounts."""
+"""The meaning of targets and outputs: classes, labels of 0 or 1 (flags), shares of classes, or amounts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ ROUNDING: Final = 1e-3
 
 
 def loss_for(targets: Tensor) -> str:
-    """Return the name of the loss that goes with the targets of a training part.
-
-    Raises:
-        BadOption: they may be meant as numbers or as labels.
-    """
+    """Return the name of the loss for the targets of a training part."""
     if not targets.is_floating_point():
         return "cross_entropy"
     ways = _other_ways(targets)
@@ -39,24 +35,20 @@ def loss_for(targets: Tensor) -> str:
 
 
 def _other_ways(targets: Tensor) -> list[str]:
-    """Return what floats may be other than amounts, as options."""
+    """Return the options for floats that may be something other than amounts."""
+    flags = "'--loss bce' for labels of which any number may hold"
     several = targets.numel() > len(targets)
     if several and are_flags(targets):
-        return [
-            "'--loss bce' for labels of which any number may hold",
-            "'--loss cross_entropy' where one of them holds",
-            "'--data.classes 2' where every position, such as a token, has a class",
-        ]
-    if several and not_shares(targets) is None:
-        return ["'--loss cross_entropy' for shares of classes"]
+        one = "'--loss cross_entropy' where one of them holds"
+        return [flags, one, "'--data.classes 2' where every position, such as a token, has a class"]
+    if several:
+        return [] if not_shares(targets) else ["'--loss cross_entropy' for shares of classes"]
     values = torch.unique(targets)
     first, last, count = float(values[0]), float(values[-1]), len(values)
-    if count < 2 or not torch.equal(values, values.floor()):
+    whole = count > 1 and torch.equal(values, values.floor())
+    if not whole or first not in (0, 1) or last - first + 1 != count:
         return []
-    if first in (0, 1) and last - first + 1 == count:
-        classes = f"'--data.classes {last + 1:g}' for classes"
-        return [classes, "'--loss bce' for labels of which any number may hold"] if last == 1 else [classes]
-    return ["0 and 1 instead, as whole numbers, for two classes"] if count == 2 else []
+    return [f"'--data.classes {last + 1:g}' for classes", *([flags] if last == 1 else [])]
 
 
 def are_flags(targets: Tensor) -> bool:
@@ -65,7 +57,7 @@ def are_flags(targets: Tensor) -> bool:
 
 
 def not_shares(targets: Tensor) -> str | None:
-    """Return why float targets are no shares of classes, of shape (n, classes, *rest); None: they are."""
+    """Return why float targets of shape (n, classes, *rest) are no shares of classes; None: they are."""
     if targets.dim() < 2 or targets.shape[1] < 2:
         return "there is one number for each sample"
     below = (targets < 0).flatten(1).any(1)
@@ -73,32 +65,23 @@ def not_shares(targets: Tensor) -> str | None:
         return f"sample {int(below.int().argmax())} has one below 0"
     off = ((targets.sum(1, dtype=torch.float64) - 1).abs() > ROUNDING).reshape(len(targets), -1).any(1)
     if off.any():
-        return f"those of sample {int(off.int().argmax())} do not add up to 1"
+        return f"the shares of sample {int(off.int().argmax())} do not add up to 1"
     return None
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The meaning of the outputs and targets of a run.
+    """The meaning of the outputs and targets of a run."""
 
-    Attributes:
-        kind: of the targets: `CLASSES`, `FLAGS` (one or several labels of 0 or 1 for each sample), `SHARES`
-            of classes, or `AMOUNTS`.
-        columns: the number of classes, of several flags for each sample of these.
-        loss: its name.
-        amounts: whether outputs approach the class number or the flag itself, and are no logits.
-        targets: of the training part.
-    """
-
-    kind: str
-    columns: int
-    loss: str
-    amounts: bool
-    targets: Tensor
+    kind: str  # of the targets: `CLASSES`, `FLAGS`, `SHARES` or `AMOUNTS`
+    columns: int  # the number of classes, or of flags for each sample
+    loss: str  # its name
+    amounts: bool  # whether outputs approach the class number or the flag itself, and are no logits
+    targets: Tensor  # of the training part
 
     @classmethod
     def of(cls, dataset: DataSet, loss: str, labels: bool, amounts: bool) -> Reading:
-        """Return that of a run with a loss, which may be one on labels, or one that approaches amounts."""
+        """Return the reading of a run, whose loss may be on `labels`, or approach `amounts`."""
         targets = dataset.train.targets
         if not targets.is_floating_point():
             return cls(CLASSES, dataset.classes or int(targets.max()) + 1, loss, amounts, targets)
@@ -108,13 +91,13 @@ class Reading:
 
     @property
     def several(self) -> bool:
-        """True if each sample has several flags; a single one is taken for class 0 or 1."""
+        """True if each sample has several flags; a single one is class 0 or 1."""
         return self.kind == FLAGS and self.targets[0].numel() > 1
 
     def decisions(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return predicted and true classes, int64, one for each label; a single flag is class 0 or 1.
+        """Return predicted and true classes, int64, one for each label.
 
-        Of several flags for each sample what is predicted and true, booleans of shape (n, flags).
+        Of several flags for each sample these are booleans of shape (n, flags).
         """
         found = predicted(outputs, targets, self.amounts)
         if self.several:
@@ -124,11 +107,8 @@ class Reading:
     def probabilities(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probability of each class, float64, of shape (labels, classes), and the true classes.
 
-        Of several flags for each sample those of the flags, of shape (n, flags), and what is true. Outputs
-        that approach numbers are taken as they are: their order is that of probabilities.
-
-        Raises:
-            BadModel: the outputs are no scores of classes.
+        Of several flags for each sample these are of shape (n, flags). Outputs that approach numbers stay as
+        they are: their order is the same.
         """
         scores = outputs.double()
         if self.kind == CLASSES and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
@@ -150,12 +130,10 @@ class Reading:
 
 
 def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor:
-    """Return the class that each output means: the largest score; of a single logit, whether it is above 0.
+    """Return the predicted classes: the largest score; of a single logit, whether it is above 0.
 
-    Args:
-        outputs: of shape (n, ...), or (n, classes, ...).
-        targets: of shape (n, ...).
-        amounts: a single output is no logit, but the class number itself: the nearest one is meant.
+    Outputs have shape (n, ...) or (n, classes, ...), targets (n, ...). With `amounts` a single output
+    approaches the class number itself, and the nearest one is predicted.
     """
     if outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return outputs.argmax(1)
@@ -165,13 +143,7 @@ def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor
 
 
 def labelled(outputs: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets of what has a label, one row for each; everything if `ignored` is None.
-
-    Args:
-        outputs: of shape (n, classes, *rest).
-        targets: of shape (n, *rest), integers.
-        ignored: the label that means that there is none.
-    """
+    """Return the rows of outputs (n, classes, *rest) and targets (n, *rest) whose label is not `ignored`."""
     if ignored is None:
         return outputs, targets
     rows = outputs.movedim(1, -1).flatten(0, -2) if outputs.dim() > targets.dim() else outputs.flatten()

@@ -1,4 +1,4 @@
-"""A rank's work and its time by stage: from one look at the clock to the next, all belongs to one stage."""
+"""A rank's work and its time by stage: the time between two readings of the clock belongs to one stage."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ from tutti.state import Values
 from tutti.strategies.measurements import Stopwatch, Traffic
 
 EXCHANGE: Final = "exchange"
-"""A lap to be divided into wait, reduce and update."""
+"""A lap that is divided into wait, reduce and update."""
 
 MOST: Final = 4096
-"""The steps of an epoch whose arrivals are compared, the first ones."""
+"""The first steps of an epoch, whose arrivals are compared."""
 
 
 class StageTimer:
-    """Seconds by stage since they were last taken.
-
-    Attributes:
-        last: the time of the last lap.
-        trace: where each lap is noted; None: nowhere.
-    """
+    """Seconds by stage; `last` is the time of the last lap, `trace` gets each lap."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -38,7 +33,7 @@ class StageTimer:
         self.last = clock()
 
     def start(self) -> float:
-        """Count the time since the last lap for no stage; return the time."""
+        """Begin a lap, and leave out the time since the last one; return the time."""
         self.last = self._clock()
         return self.last
 
@@ -57,12 +52,12 @@ class StageTimer:
         return now
 
     def divide(self, traffic: Traffic, updating: Stopwatch) -> None:
-        """Divide the exchanges; `traffic` and `updating` say what of them was waiting, and what updates."""
+        """Divide the exchanges into waiting (by `traffic`), updates (by `updating`) and the rest."""
         seconds = self._seconds
         rest = seconds[EXCHANGE] - traffic.wait_s - updating.seconds
         seconds["wait"] += traffic.wait_s
         seconds["update"] += updating.seconds
-        # Waiting is measured by the communicator's clock, which may be another than this.
+        # The communicator measures waiting by a clock of its own.
         seconds["reduce"] += max(0.0, rest)
         seconds[EXCHANGE] = 0.0
         updating.seconds = 0.0
@@ -85,15 +80,11 @@ class StageTimer:
 class RankWork:
     """The work of this rank since its last record.
 
-    A delay of one worker hides in the exchange, where all others wait for it. So each notes how long it takes
-    from the end of one exchange to the beginning of the next one, and at the end of an epoch they compare:
+    A delay of one worker hides in the exchange, where the others wait for it. So each notes the time from the
+    end of one exchange to the beginning of the next one, and at the end of an epoch they compare:
 
         rank 0   own 1 │ exchange ....... │ own 2 │ exchange ....... │      last in  0 of 2 steps
         rank 1   own 1          │ exchange│ own 2          │ exchange│      last in  2 of 2
-
-    Attributes:
-        stages: its seconds by stage.
-        steps: that it has made.
     """
 
     def __init__(self, clock: Callable[[], float], traffic: Traffic) -> None:
@@ -114,7 +105,7 @@ class RankWork:
         return compared(cast("list[tuple[RankRecord, bytes]]", found))
 
     def state(self) -> Values:
-        """Return what is not in a record yet."""
+        """Return the work since the last record."""
         return {"steps": self.steps, "stages": self.stages.seconds(), "traffic": self._traffic.values()}
 
     def load_state(self, values: Values) -> None:
@@ -125,7 +116,7 @@ class RankWork:
 
 
 def compared(ranks: Sequence[tuple[RankRecord, bytes]]) -> list[RankRecord]:
-    """Complete the records of an epoch by who came last, and how long each took."""
+    """Add to the records of an epoch which rank came last, and how long each took."""
     steps = min(len(taken) for _, taken in ranks) // array("f").itemsize
     if len(ranks) < 2 or not steps:
         return [record for record, _ in ranks]

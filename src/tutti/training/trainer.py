@@ -1,4 +1,4 @@
-"""The training loop: forward, backward, the strategy's step, and what is to be known about them."""
+"""The training loop: forward, backward and the strategy's step, with records and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tutti.optim.state import names_in_groups
 from tutti.records.heartbeat import SAVING, VALIDATING, WAITING
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
-from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
+from tutti.state import LocalState, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda, Decision
 from tutti.training.best_weights import BestWeights
 from tutti.training.dropout import drawn_by_sample
@@ -29,7 +29,7 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite import refuse_broken_weights
 from tutti.training.learning_rate import LearningRate
-from tutti.training.module_state import Remembered, load_random_state, random_state
+from tutti.training.module_state import RememberedState, load_random_state, random_state
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.run_course import OpenEpoch, TrainingState
@@ -46,16 +46,14 @@ class Trainer:
 
     Args:
         workers: the ranks, and how this one computes and steps.
-        objective: loss and metrics, and how the model computes; the module was prepared by that.
-        schedule: the batches, and how many updates are made with them.
-        validation: what is evaluated after every epoch; None: nothing.
-        hooks: see the run.
-        agenda: when the state is saved, and whether the run stops early; None: never, and it does not.
+        objective: loss, metrics and arithmetic, which has prepared the module.
+        schedule: the batches, and the number of updates.
+        validation: the part that is evaluated after every epoch; None: there is none.
+        hooks: the observers of the run.
+        agenda: when the state is saved, and whether the run stops early; None: neither.
         ending: when the figures of its epochs end the run, and which weights it leaves.
 
     Attributes:
-        replica: the model.
-        worker: this rank's part in the strategy.
         course: how far the run has come, and how it has ended.
     """
 
@@ -77,9 +75,9 @@ class Trainer:
         self.worker.updating.clock = clock
         self._work.stages.trace = self.worker.updating.trace = self._hooks.trace
         self._gradient = UpdateGradient(workers, objective, schedule, self._work.stages)
-        self._learning_rate = LearningRate(workers.optimizer, schedule.lr, schedule.stepped)
+        self._learning_rate = LearningRate(workers.optimizer, schedule.scheduler, schedule.stepped)
         callbacks, function = self._hooks.callbacks, objective.loss.function
-        self._remembered = Remembered(self.replica.module, function, workers.optimizer, callbacks)
+        self._remembered = RememberedState(self.replica.module, function, callbacks)
         self._plan, self._validation = validation, cast("Validation | None", None)
         monitor = self._ending.monitor if self._ending.restores_best else None
         self._best = BestWeights(self.replica, self._comm, monitor)
@@ -115,7 +113,7 @@ class Trainer:
         if saved is not None:
             self._load_state(saved)
         elif hooks.save is not None:
-            self._remembered.state()  # What cannot be kept is refused before the first step.
+            self._remembered.state()  # refuses a value that cannot be stored, before the first step
         if self._agenda is not None:
             self._agenda.start(course.made, course.begun)
         hooks.progress.begin(RunLength(self._updates, batches.updates, course.counted), course.made)
@@ -131,7 +129,7 @@ class Trainer:
                             self.worker.finish()
                 if course.ended is not None:
                     self._end_early()
-            # Outside: a model that is saved then has torch's own layers.
+            # Outside: a callback that saves the model saves torch's own layers.
             if course.stopped is None and callbacks is not None:
                 callbacks.end()
         finally:
@@ -150,7 +148,7 @@ class Trainer:
 
     @property
     def _goes_on(self) -> bool:
-        """True if there is another epoch to be trained, or the rest of one."""
+        """True if there is another epoch to train, or the rest of one."""
         course = self.course
         return not course.over and course.begun * self._schedule.batches.updates < self._updates
 
@@ -166,16 +164,15 @@ class Trainer:
         self._judge()
 
     def _judge(self) -> None:
-        """Draw the conclusions from the figures of the epochs so far."""
+        """Decide by the figures of the epochs so far which weights to keep, and whether the run ends."""
         self._best.note(self.course.history)
         if self._goes_on:
             self.course.ended = self._ending.why(self.course.history)
 
     def _end_early(self) -> None:
-        """Come to the end of the run after an epoch that was not to be the last one (collective).
+        """End the run after an epoch before the last one (collective).
 
-        The final weights may be others than those that were evaluated after that epoch: workers may have had
-        something to exchange yet.
+        The last exchange of the workers may have changed the weights since that epoch's validation.
         """
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
@@ -184,7 +181,7 @@ class Trainer:
         self._leave(self.course.history, found[-1])
 
     def _leave(self, history: Sequence[EpochRecord], found: Evaluation | None) -> None:
-        """Put the final weights, or those of the best of all epochs, in place and write them (collective)."""
+        """Put the final weights, or those of the best epoch, in place and write them (collective)."""
         restored = self.course.restored = self._best.restore(history)
         self.course.final = found if restored is None else restored.validation
         if self._hooks.checkpoint is not None:
@@ -192,7 +189,7 @@ class Trainer:
             self._work.stages.lap("checkpoint")
 
     def _epoch(self, epoch: int) -> list[EpochRecord]:
-        """Train an epoch; return the records that are complete now, of this epoch and earlier ones."""
+        """Train an epoch; return the records that are complete now."""
         course, stages, updates = self.course, self._work.stages, self._schedule.batches.updates
         open_epoch, course.resumed = course.resumed or self._next_epoch(), None
         stages.start()
@@ -212,9 +209,6 @@ class Trainer:
         self._best.keep(epoch + 1)
         train = tally.total(self._comm)
         trained = stages.lap("wait" if (self._workers.everyone or self._comm).size > 1 else "reduce")
-        # Records are exchanged while the ranks are together, so that none waits for that alone.
-        stays = final or self._validation is None or self._validation.meets
-        ranks = [] if stays else self._ranks(tally.samples)
         evaluations = self._validate(final)
         ended = stages.lap("validation")
         record = EpochRecord(
@@ -227,24 +221,22 @@ class Trainer:
             samples_per_s=_rate(train.samples, trained - open_epoch.began),
             lr=float(course.lr),
             time=now(),
-            ranks=ranks,
         )
         if final:
             known = zip([*course.unvalidated, record], evaluations, strict=True)
             complete = (replace(one, validation=found) for one, found in known)
             self._leave([*course.history, *complete], evaluations[-1])
-        if stays:
-            record = replace(record, ranks=self._ranks(tally.samples))
+        record = replace(record, ranks=self._ranks(tally.samples))
         if self._hooks.trace is not None:
             self._hooks.trace.add(f"epoch {epoch + 1}", open_epoch.began, stages.last)
         course.unvalidated.append(record)
         return course.complete(evaluations)
 
     def _meet(self, final: bool) -> None:
-        """Bring the workers together (collective): the replica gets the weights that are to be evaluated."""
+        """Bring the workers together (collective): the replica gets the weights to evaluate."""
         self._work.stages.divide(self.worker.traffic, self.worker.updating)
         self._hooks.progress.doing(WAITING)
-        # Before anything collective: others may still wait for what this worker will exchange.
+        # Before other collectives: a peer may still wait for this worker's exchange.
         if final:
             self.worker.finish()
         else:
@@ -255,7 +247,7 @@ class Trainer:
         self._gradient.skipped.keep_buffers()
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
-        """Make the updates of one epoch, up to update number `last` of the run; or fewer, if it stops."""
+        """Make the updates of one epoch, up to update `last` of the run, unless the run stops."""
         course, work, stages, gradient = self.course, self._work, self._work.stages, self._gradient
         batches, balance, meets = self._schedule.batches, self._schedule.balance, self._workers.meets
         on_step, callbacks, progress = self._hooks.on_step, self._hooks.callbacks, self._hooks.progress
@@ -264,7 +256,7 @@ class Trainer:
         start = epoch * batches.updates
         began = left = stages.start()
         report = began + progress.every_s
-        self._waited()  # for what was looked at before
+        self._waited()  # forgets earlier waits
         for made, passes in batches.epoch(epoch, first - start, last - start):
             stages.lap("data", self._waited())
             if on_step is not None:
@@ -294,8 +286,7 @@ class Trainer:
                 now = stages.start()
             if now >= report:
                 rate = _rate(batches.samples(course.step - first), now - began)
-                found, passed = tally.here(glance=True), now - open_epoch.began
-                progress.moment(Moment(epoch + 1, course.made, found, rate, passed))
+                progress.moment(Moment(epoch + 1, course.made, tally.here(glance=True), rate))
                 report = stages.start() + progress.every_s
             if agenda is not None and agenda.calls(course.made) and (agenda.free or course.step < last):
                 self._pause(agenda, open_epoch)
@@ -308,19 +299,19 @@ class Trainer:
         if isinstance(tally.loss, Tensor):
             if last < self._updates:
                 batches.prepare(epoch + 1)
-            gradient.check_last(tally.loss, last, epoch)
+            gradient.check_losses(tally.loss, last, epoch)
 
     def _next_epoch(self) -> OpenEpoch:
         tally = Tally(self._gradient.objective, matrix=False)
         return OpenEpoch(self.course.begun, self._work.stages.start(), tally)
 
     def _keep_end(self, open_epoch: OpenEpoch, early: bool = False) -> None:
-        """Save the state that a longer run would go on from, in an open epoch, if wanted (collective)."""
+        """Save the state that a longer run would go on from, if wanted (collective)."""
         if self._agenda is None or self._hooks.save is None or not self._agenda.keeps_end(early):
             return
         self.worker.settle()
         state = self._state(open_epoch, [place for place, _ in self._places(open_epoch, ended=True)])
-        # A longer run goes on behind the epoch that was to be the last one.
+        # A longer run goes on after this epoch.
         state.shared["training"]["asked"] = None
         self._hooks.progress.doing(SAVING)
         self._hooks.save(self.course.made, state, Decision(save=True, end=True))
@@ -328,10 +319,10 @@ class Trainer:
         self._work.stages.lap("checkpoint")
 
     def _pause(self, agenda: Agenda, open_epoch: OpenEpoch, ended: bool = False) -> bool:
-        """Meet between two steps: save the state, and stop, if that is due (collective).
+        """Meet between two steps; save the state and stop, if that is due (collective).
 
         Returns:
-            Whether all ranks have; then nothing was decided.
+            Whether all ranks have made all their rounds of the epoch; then nothing was decided.
         """
         began, made = self._work.stages.last, self.course.made
         self.worker.settle()
@@ -341,8 +332,7 @@ class Trainer:
             decision = agenda.decide(made, open_epoch.number)
             if (decision.save or decision.copy) and self._hooks.save is not None:
                 if decision.final:
-                    # A slow disk may take any time.
-                    self._hooks.progress.stopping(made)
+                    self._hooks.progress.doing(SAVING, made)
                 state = self._state(open_epoch, [place for place, _ in places])
                 self._hooks.save(made, state, decision)
             self.course.stopped = decision.stop
@@ -358,7 +348,7 @@ class Trainer:
         return cast("list[tuple[int, bool]]", self._comm.all_gather_objects(here))
 
     def _state(self, open_epoch: OpenEpoch, rounds: Sequence[int]) -> State:
-        """Return all that must be known to go on from here (collective); the workers have settled."""
+        """Return the state to go on from (collective); the workers have settled."""
         module, schedule, gradient = self.replica.module, self._schedule, self._gradient
         worker, callbacks = self.worker.state(), self._hooks.callbacks
         parts = {
@@ -371,7 +361,7 @@ class Trainer:
         if schedule.balance is not None:
             parts["balance"] = schedule.balance.state()
         names = {parameter: name for name, parameter in module.named_parameters()}
-        # Of each rank what its own values are; of any number of ranks the same.
+        # The same number of ranks goes on with each rank's own, another number with rank 0's.
         both = {
             "remembered": self._remembered.state(),
             "schedule": self._learning_rate.state(),
@@ -400,14 +390,14 @@ class Trainer:
         }
         pieces = [*self._weights(), *worker.joint.pieces, *parts["best"].joint.pieces]
         return State(
-            joint=Held(pieces, worker.joint.numbers),
+            joint=LocalState(pieces, worker.joint.numbers),
             alone=worker.alone,
             shared={"training": shared, **{name: part.shared for name, part in parts.items()}},
             own={"training": own, **{name: part.own for name, part in parts.items()}},
         )
 
     def _weights(self) -> Iterator[TensorPiece]:
-        """Yield this rank's part of the model's parameters, or of the portion that it has of the model."""
+        """Yield this rank's part of the parameters."""
         laid = {parameter for flat in self.replica.flats for parameter in flat.parameters}
         for flat in self.replica.flats:
             mine = equal_slices(flat, self._comm.size)[self._comm.rank]
@@ -418,7 +408,7 @@ class Trainer:
                 yield whole_piece(name_of("weights", name), parameter)
 
     def _load_state(self, saved: Saved) -> None:
-        """Go on from an earlier state (collective); weights and optimizer have theirs."""
+        """Go on from an earlier state (collective); weights and optimizer are loaded."""
         training, batches, gradient = saved.part("training"), self._schedule.batches, self._gradient
         at, own = training.shared, training.own
         first = batches.load_state(at["epoch"], saved.part("batches"))
@@ -440,7 +430,7 @@ class Trainer:
         if gradient.scale is not None and mine["scale"] is not None:
             gradient.scale.load_state(mine["scale"])
         self._learning_rate.load_state(mine["schedule"], step, self._schedule.has_length_of(at))
-        if "worker" in saved.shared:  # Otherwise it was another strategy's.
+        if "worker" in saved.shared:  # absent where another strategy saved it
             self.worker.load_state(saved.part("worker"))
         if self._validation is not None:
             self._validation.load_state(saved.part("validation"))
@@ -453,11 +443,11 @@ class Trainer:
         self._comm.barrier()
 
     def _waited(self) -> Mapping[str, float]:
-        """Return the seconds for which this rank has waited for files, if real time is measured."""
+        """Return the seconds of waiting for files, if real time is measured."""
         return self._schedule.batches.waited() if self._workers.seconds_per_sample is None else {}
 
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
-        """Evaluate the weights; return the results that are known now, of this epoch and earlier ones."""
+        """Evaluate the weights; return the results that are known now."""
         if self._validation is not None:
             self._hooks.progress.doing(VALIDATING)
             self._validation.begin()
@@ -466,11 +456,11 @@ class Trainer:
         return [None] if self._validation is None else self._validation.collect(everything=final)
 
     def _ranks(self, samples: int) -> list[RankRecord]:
-        """Return the work of each rank since it was last asked (collective)."""
+        """Return each rank's work since the last call (collective)."""
         left_out, everyone = self._gradient.skipped.take(), self._workers.everyone or self._comm
         return self._work.records(samples, left_out, everyone)
 
 
 def _rate(samples: int, seconds: float) -> float:
-    """Samples per second; 0 where no time has passed, as on a virtual clock that nothing moves."""
+    """Return samples per second; 0 where no time has passed, as on a virtual clock."""
     return samples / seconds if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The gradient of an update: forward and backward of this rank's samples, and what they are divided by."""
+"""The gradient of an update: forward and backward of this rank's samples, and their denominator."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from tutti.data.batches import Batch
 from tutti.replica import Replica
 from tutti.training.dropout import SampleMasks
 from tutti.training.evaluation import Objective, Tally
-from tutti.training.finite import LossScale, LossWatch, SkippedUpdates, refuse_loss
+from tutti.training.finite import LossScale, SkippedUpdates, refuse_loss
 from tutti.training.run_parts import Computed, Schedule, Workers
 from tutti.training.timers import StageTimer
+
+LOOK_STEPS: Final = 100
+"""Steps between two looks at the losses of a GPU: each look waits for the GPU."""
 
 FORWARD: Final = 1 / 3
 """The share of a forward pass in the virtual seconds of a sample: a backward pass has twice the products."""
 
 
 class UpdateGradient:
-    """Adds up what the worker's step is made with, in the gradients of the replica.
+    """Adds up the gradients of an update in the replica.
 
     Attributes:
-        objective: loss and metrics, and how the model computes.
-        scale: of the loss, with fp16; None: it has none.
+        scale: of the loss, with fp16.
         skipped: decides which updates are skipped.
         masks: of dropout.
     """
@@ -40,37 +42,33 @@ class UpdateGradient:
         self._collective, self._seconds_per_sample = workers.collective, workers.seconds_per_sample
         self.objective, self._batches, self._stages = objective, schedule.batches, stages
         self._shares: dict[float, Tensor] = {}
-        self._watch = LossWatch()
+        self._checked = 0
         self.scale = LossScale() if objective.arithmetic.precision == "fp16" else None
         waits = not self._batches.own and self._worker.waits
         self.skipped = SkippedUpdates(self._replica, self._comm, waits, schedule.skip_nonfinite, self.scale)
         self.masks = SampleMasks(schedule.batches.seed)
 
     def add(self, passes: Sequence[Batch], step: int, epoch: int, tally: Tally) -> tuple[int, float]:
-        """Compute the gradient of this rank's part of an update; return its samples, and their weight.
-
-        Raises:
-            NotFinite: the loss is NaN or inf.
-        """
+        """Compute the gradient of this rank's part of an update; return its samples, and their weight."""
         samples, weight = 0, 0.0
         for batch in passes:
             if batch.share or self._collective:
                 computed, of_losses = self._pass(batch, step, epoch, tally)
                 samples, weight = samples + computed, weight + of_losses
         if isinstance(tally.loss, Tensor):
-            self._refuse(self._watch.note(tally.loss, step + 1), epoch)
+            if step + 1 - self._checked >= LOOK_STEPS:
+                self.check_losses(tally.loss, step + 1, epoch)
             self._stages.lap("backward")
         self._charge(samples)
         return samples, weight
 
-    def check_last(self, loss: Tensor, step: int, epoch: int) -> None:
-        """Look at the losses of a GPU that nobody has waited for yet, at the end of an epoch."""
-        self._refuse(self._watch.last(loss, step), epoch)
+    def check_losses(self, total: Tensor, step: int, epoch: int) -> None:
+        """Wait for the sum of a GPU's losses after `step` steps, and refuse one that is not finite."""
+        first, self._checked = self._checked + 1, step
+        loss = total.item()
+        if not math.isfinite(loss):
+            refuse_loss(self._replica, self._comm.rank, loss, epoch, f"steps {first} to {step}")
         self._stages.lap("backward")
-
-    def _refuse(self, seen: tuple[float, str] | None, epoch: int) -> None:
-        if seen is not None and not math.isfinite(seen[0]):
-            refuse_loss(self._replica, self._comm.rank, seen[0], epoch, seen[1])
 
     def is_usable(
         self, made: int, passes: Sequence[Batch], step: int, epoch: int, samples: int, weight: float
@@ -85,7 +83,7 @@ class UpdateGradient:
         return usable
 
     def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
-        """Tell the worker what its gradient stands for, which is divided by the loss's own denominator."""
+        """Set the worker's share of the update; divide by the loss's own denominator, if it has one."""
         worker, own = self._worker, self._batches.own
         if not own:
             worker.share = sum(batch.share for batch in passes)
@@ -100,7 +98,7 @@ class UpdateGradient:
             worker.share = weight / whole if whole else 0.0
 
     def _pass(self, batch: Batch, step: int, epoch: int, tally: Tally) -> tuple[int, float]:
-        """Add this batch's gradient, and count its samples; returns these, and its losses' denominator."""
+        """Add this batch's gradient; return its samples, and its losses' denominator."""
         self.masks.begin(epoch, batch.samples)
         computed = self._compute_batch(batch)
         samples = len(computed.targets)
@@ -122,7 +120,7 @@ class UpdateGradient:
         self._stages.lap("copy")
         outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
         self._stages.lap("forward")
-        # Backward that begins with the share gives the gradient of loss * share, a multiplication less.
+        # Backward from the share gives the gradient of loss * share, and saves a multiplication.
         factor = batch.share if self.scale is None else batch.share * self.scale.factor
         share = self._shares.get(factor)
         if share is None:
@@ -131,8 +129,8 @@ class UpdateGradient:
         return Computed(arithmetic.number(loss), outputs.detach(), targets, weight)
 
     def _charge(self, samples: int) -> None:
-        """Let the virtual clock, if it measures the times, go on by what so many samples cost."""
-        # Not before all is computed: meanwhile others may move the weights, if they are shared.
+        """Move the virtual clock, if there is one, by the cost of the samples."""
+        # After computing: the clock gives the turn to other ranks, which may move shared weights.
         if self._seconds_per_sample is not None:
             for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
                 self._comm.compute(self._seconds_per_sample * samples * share)
@@ -142,17 +140,9 @@ class UpdateGradient:
 def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float, samples: int) -> float:
     """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
 
-    For a loss with a denominator of its own, each pass adds the gradient of its sum of losses / the samples
-    of the update. The denominator over all ranks and passes is known after the last pass.
-
-    Args:
-        replica: its gradients are scaled. They become zero where nothing has a weight.
-        comm: the ranks that make the update together; None: each makes its own.
-        weight: of this rank's samples.
-        samples: behind the update.
-
-    Returns:
-        The weight of the update.
+    Each pass has added the gradient of its sum of losses / `samples` of the update. The denominator over all
+    ranks and passes is the sum of their `weight`, which this returns; without any the gradients become zero.
+    `comm` is None where each rank makes its own updates.
     """
     total = torch.tensor([weight], dtype=torch.float64)
     if comm is not None:

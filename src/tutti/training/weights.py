@@ -18,20 +18,14 @@ from tutti.errors import BadModel, BadRunFolder
 from tutti.records.json_lines import decode
 
 _ENDS: Final = re.compile(r"_\d+(?=[/.]|$)")
-"""The numbers by which Keras ends the names of what has none of its own."""
+"""The numbers that Keras appends to automatic names."""
 
 TIED = "tied"
-"""The entry of the file's metadata that says which names stand for a tensor stored under another name."""
+"""The entry of the file's metadata with the names of tensors stored under another name."""
 
 
 def weights_to_bytes(state: Mapping[str, object]) -> bytes:
-    """Return the state of a module, as its `state_dict` gives it, as the bytes of a safetensors file.
-
-    Tied weights are stored once; frozen ones are stored too.
-
-    Raises:
-        BadModel: the state has a value that is no tensor.
-    """
+    """Return a module's `state_dict` as a safetensors file; tied weights are stored once."""
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
@@ -46,7 +40,7 @@ def weights_to_bytes(state: Mapping[str, object]) -> bytes:
 
 
 def refuse_unstorable(module: nn.Module) -> None:
-    """Raise BadModel if the state of a module has a value that is no tensor, before it is trained in vain."""
+    """Raise BadModel if the state of a module has a value that is no tensor."""
     for name, value in module.state_dict().items():
         _storable(name, value)
 
@@ -61,11 +55,7 @@ def _storable(name: str, value: object) -> Tensor:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors in a safetensors file; tied ones are one tensor under several names.
-
-    Raises:
-        BadRunFolder: the file cannot be read, or is broken.
-    """
+    """Read the tensors of a safetensors file; tied ones are one tensor under several names."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
@@ -76,32 +66,23 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Set the parameters and buffers of `module`, in place, to those in a safetensors file.
-
-    Raises:
-        BadRunFolder: the file cannot be read, or is broken.
-        BadModel: its tensors are not those of this module.
-    """
+    """Set the parameters and buffers of `module`, in place, to those of a safetensors file."""
     set_weights(module, read_weights(path), path)
 
 
 def set_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Set the parameters and buffers of `module`, in place, to tensors by name that were read from `path`.
-
-    Raises:
-        BadModel: they are not those of this module.
-    """
+    """Set the parameters and buffers of `module`, in place, to the tensors read from `path`."""
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise BadModel(
-            f"the weights in {path} are those of another model: {error}; build the model as it was trained "
+            f"the weights in {path} belong to another model: {error}; build the model as it was trained "
             "(config.json beside the weights says how)"
         ) from error
 
 
 def names_in_state(module: nn.Module) -> dict[str, str]:
-    """Return the names in a module's `state_dict`, each with the first name of its parameter or buffer."""
+    """Return the names in a module's `state_dict`, with the first name of each parameter or buffer."""
     first = {id(tensor): name for name, tensor in chain(module.named_parameters(), module.named_buffers())}
     held = {name: id(value) for name, value in module.state_dict(keep_vars=True).items()}
     return {name: first[key] for name, key in held.items() if key in first}
@@ -110,12 +91,9 @@ def names_in_state(module: nn.Module) -> dict[str, str]:
 def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     """Set the parameters and buffers of `module` to those of a trained copy of it.
 
-    The copy may have other names: Keras drops the names of models and wrappers where it is pickled, and
-    gives `dense/kernel` for `sequential/dense/kernel`; and it numbers what has no name of its own anew, so
-    that `seed_generator` comes back as `seed_generator_2`. Otherwise they are found by their order.
-
-    Raises:
-        BadModel: the copy has other parameters or buffers.
+    The copy may have other names: a pickled Keras model loses the names of models and wrappers
+    (`sequential/dense/kernel` becomes `dense/kernel`), and gets other automatic numbers (`seed_generator_2`).
+    Otherwise they are found by their order.
     """
     own = module.state_dict()
     if own.keys() != weights.keys():
@@ -132,7 +110,7 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
 
 
 def _by_name(own: Iterable[str], weights: Iterable[str]) -> dict[str, str]:
-    """Return the name in a module for each name in its copy: alike but for numbers, in the order of these."""
+    """Match names that are equal except for numbers, in the order of the numbers."""
     there: dict[str, list[str]] = {}
     for other in sorted(weights, key=_numbers):
         there.setdefault(_ENDS.sub("", other), []).append(other)
@@ -147,7 +125,7 @@ def _by_name(own: Iterable[str], weights: Iterable[str]) -> dict[str, str]:
 
 
 def _are_alike(names: Mapping[str, str], own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
-    """Tell whether each tensor of a copy has one of its kind and shape in the module."""
+    """Return whether each tensor of a copy has one of its kind and shape in the module."""
     return len(own) == len(weights) == len(names) and all(
         _last(names[other]) == _last(other) and own[names[other]].shape == trained.shape
         for other, trained in weights.items()
@@ -155,10 +133,10 @@ def _are_alike(names: Mapping[str, str], own: Mapping[str, Tensor], weights: Map
 
 
 def _numbers(name: str) -> list[int]:
-    """Return the numbers that end the parts of a name."""
+    """Return the numbers at the ends of the parts of a name."""
     return [int(number[1:]) for number in _ENDS.findall(name)]
 
 
 def _last(name: str) -> str:
-    """Return the last part of a parameter's name: kernel of sequential/dense/kernel."""
+    """Return the last part of a name: kernel of sequential/dense/kernel."""
     return re.split(r"[./]", name)[-1]

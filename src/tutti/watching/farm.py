@@ -1,6 +1,6 @@
 """The display of a farm: a table on a terminal, lines elsewhere. Needs no torch.
 
-`tutti cv` feeds it from what its coordinator tells, `tutti watch FARM` from the records in the folder.
+The coordinator of `tutti cv` feeds it, or `tutti watch FARM` from the records in the folder.
 """
 
 from __future__ import annotations
@@ -46,81 +46,70 @@ class FarmProgress:
 
     epochs: Mapping[str, int | None]  # of each job; None: it has steps. Empty: no job is known yet
     done: dict[str, JobState] = field(default_factory=dict)
-    lanes: dict[int, BlockRow] = field(default_factory=dict)
-    _seconds: dict[str, list[float]] = field(default_factory=dict)
+    rows: dict[int, BlockRow] = field(default_factory=dict)  # by block
+    _seconds: list[float] = field(default_factory=list)
     _blocks: int = 1
 
     def begin(self, job: str, block: int, now: float) -> None:
         """Note that a block has begun to work on a job."""
         self.done.pop(job, None)
-        # It may have been taken over.
-        self.lanes = {number: lane for number, lane in self.lanes.items() if lane.job != job}
-        self.lanes[block] = BlockRow(job, now)
-        self._blocks = max(self._blocks, len(self.lanes))
+        # Another block may have worked on it before.
+        self.rows = {number: row for number, row in self.rows.items() if row.job != job}
+        self.rows[block] = BlockRow(job, now)
+        self._blocks = max(self._blocks, len(self.rows))
 
     def found(self, job: str, state: JobState) -> None:
-        """Note how a job has ended that no block of these has worked on."""
+        """Note the end of a job of another launch."""
         self.done[job] = state
 
     def epoch(self, block: int, record: EpochRecord) -> None:
         """Note an epoch of a block's job."""
-        self.lanes[block].record = record
+        self.rows[block].record = record
 
     def end(self, block: int, state: JobState, seconds: float) -> None:
-        """Note how the job of a block has ended."""
-        lane = self.lanes.pop(block)
-        self.done[lane.job] = state
+        """Note the end of a block's job."""
+        self.done[self.rows.pop(block).job] = state
         if state is JobState.FINISHED:
-            self._seconds.setdefault(_group(lane.job), []).append(seconds)
+            self._seconds.append(seconds)
 
     def left_s(self, now: float) -> float | None:
-        """Estimate the seconds that are left; None: nothing is known yet."""
+        """Estimate the seconds that are left by the mean of the jobs so far; None without any."""
         if not self._seconds or not self.epochs:
             return None
-        known = {group: fmean(found) for group, found in self._seconds.items()}
-        usual = fmean(known.values())
-        running = {lane.job: lane.began for lane in self.lanes.values()}
-        left = 0.0
-        for job in self.epochs:
-            if job not in self.done:
-                expected = known.get(_group(job), usual)
-                left += max(0.0, expected - (now - running[job] if job in running else 0.0))
-        return left / self._blocks
+        usual = fmean(self._seconds)
+        running = {row.job: row.began for row in self.rows.values()}
+        to_do = [job for job in self.epochs if job not in self.done]
+        return sum(max(0.0, usual - (now - running.get(job, now))) for job in to_do) / self._blocks
 
     def headline(self, now: float) -> str:
         """Describe the farm in one line."""
         counted = Counter(self.done.values())
         of = f" of {len(self.epochs)}" if self.epochs else ""
-        text = f"{counted[JobState.FINISHED]}{of} jobs done, {len(self.lanes)} running"
+        text = f"{counted[JobState.FINISHED]}{of} jobs done, {len(self.rows)} running"
         for state in (JobState.STOPPED, JobState.FAILED):
             text += f", {counted[state]} {state.value}" if counted[state] else ""
         left = self.left_s(now)
-        return text + (f", {duration(left)} left" if left is not None and self.lanes else "")
+        return text + (f", {duration(left)} left" if left is not None and self.rows else "")
 
     def screen(self, now: float) -> RenderableType:
-        """Return all that is shown."""
+        """Return the display on a terminal."""
         heads = ("job", "block", "epoch", "loss", "validation", "time")
         table = TextTable(heads, left=("validation",), drop=("block", "loss"))
-        for block, lane in sorted(self.lanes.items()):
-            job, *figures = self._cells(lane)
-            table.add_row(job, str(block), *figures, duration(now - lane.began))
+        for block, row in sorted(self.rows.items()):
+            record, epochs, cells = row.record, self.epochs.get(row.job), ["", "", ""]
+            if record is not None:
+                epoch = f"{record.epoch}" if epochs is None else f"{record.epoch}/{epochs}"
+                validation = figures(record.validation) if record.validation else ""
+                cells = [epoch, f"{record.train.loss:.4f}", validation]
+            table.add_row(row.job, str(block), *cells, duration(now - row.began))
         parts: list[RenderableType] = [Text(self.headline(now))]
         if self.epochs:
             parts.append(progress_bar(total=len(self.epochs), completed=len(self.done)))
         return Group(*parts, table)
 
-    def _cells(self, lane: BlockRow) -> list[str]:
-        """Return the job, its epoch, and the figures of that."""
-        record, epochs = lane.record, self.epochs.get(lane.job)
-        if record is None:
-            return [lane.job, "", "", ""]
-        of = "" if epochs is None else f"/{epochs}"
-        validation = figures(record.validation) if record.validation else ""
-        return [lane.job, f"{record.epoch}{of}", f"{record.train.loss:.4f}", validation]
-
 
 def known_jobs(folder: FarmFolder) -> dict[str, int | None]:
-    """Return how many epochs each job of a farm's plan is to have, by name."""
+    """Return the number of epochs of each job of a farm's plan, by name."""
     return {name: config.get("epochs") for name, config in folder.plan.jobs.items()}
 
 
@@ -137,14 +126,14 @@ class FarmDisplay:
             self._live.start()
 
     def show(self, progress: FarmProgress, now: float) -> None:
-        """Show the progress: on a terminal not more often than can be seen, else a line for each job."""
+        """Show the progress: on a terminal every `REDRAWN_S`, else a line for each job that ends."""
         if self._live is not None:
-            if now - self._drawn >= REDRAWN_S or not progress.lanes:
+            if now - self._drawn >= REDRAWN_S or not progress.rows:
                 self._live.update(progress.screen(now), refresh=True)
                 self._drawn = now
             return
         for job, state in progress.done.items():
-            # One that was taken over has ended twice.
+            # A job that was taken over ends twice.
             if self._told.get(job) is state:
                 continue
             self._told[job] = state
@@ -163,22 +152,17 @@ def read_progress(folder: FarmFolder) -> FarmProgress:
     for event in folder.events().records:
         if event.event == "began":
             progress.begin(event.job, event.block, event.time)
-        elif event.block in progress.lanes and progress.lanes[event.block].job == event.job:
+        elif event.block in progress.rows and progress.rows[event.block].job == event.job:
             progress.end(event.block, JobState(event.state), event.seconds)
-    for block, lane in list(progress.lanes.items()):
+    for block, row in list(progress.rows.items()):
         # A farm that was killed has noted no end.
-        if folder.state(lane.job) is not JobState.RUNNING:
-            del progress.lanes[block]
+        if folder.state(row.job) is not JobState.RUNNING:
+            del progress.rows[block]
             continue
-        lane.record = _last_record(folder.job(lane.job))
+        run = RunFolder(folder.job(row.job))
+        history = run.history().records if run.has(HISTORY) else []
+        row.record = history[-1] if history else None
     return progress
-
-
-def _last_record(path: Path) -> EpochRecord | None:
-    """Return the record of a run's newest epoch; None: the first one goes on."""
-    run = RunFolder(path)
-    history = run.history().records if run.has(HISTORY) else []
-    return history[-1] if history else None
 
 
 def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | None = None) -> bool:
@@ -199,10 +183,5 @@ def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | 
     finished = all(progress.done.get(job) is JobState.FINISHED for job in progress.epochs or progress.done)
     console_on(stream).print(Text(progress.headline(clock.now())))
     if not finished:
-        print("nobody works on it: the command that began it goes on with --resume", file=stream, flush=True)
+        print("no process works on it: its command goes on with --resume", file=stream, flush=True)
     return finished
-
-
-def _group(job: str) -> str:
-    """Return the name of the candidate that a job belongs to."""
-    return job.rpartition("/")[0] or job

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Final
 
@@ -22,14 +22,17 @@ from tutti.records.texts import RunLength, duration, epoch_text, figures, metric
 from tutti.records.untrusted import printable
 from tutti.tables import TextTable, progress_bar
 from tutti.terminal import console_on
-from tutti.watching.health import Condition, Health, Limits, examine
+from tutti.watching.health import Condition, Health, examine
 from tutti.watching.snapshot import MARKS, Snapshot, Watched
 
 EPOCHS: Final = 8
 """The number of epochs that are shown, the last ones."""
 
 SETTLED_S: Final = 5.0
-"""The seconds of training since the last start from which on they tell how long the rest will take."""
+"""The seconds of training from which the time left is estimated."""
+
+REFRESH_S: Final = 1.0
+"""Seconds between two readings of the records."""
 
 _STYLES: Final = {
     Condition.RUNNING: "green",
@@ -40,7 +43,7 @@ _STYLES: Final = {
 
 
 def screen(run: Snapshot, health: Health) -> RenderableType:
-    """Return all that is shown of a run."""
+    """Return the display of a run on a terminal."""
     parts: list[RenderableType] = [Text(headline(run, health), style=_STYLES.get(health.condition, ""))]
     front = _front(run)
     if front is not None and health.condition is Condition.RUNNING:
@@ -79,12 +82,8 @@ def headline(run: Snapshot, health: Health) -> str:
     return text + (f", {resumed_text(run.start)}" if run.start is not None and begun else "")
 
 
-def _length(front: Heartbeat) -> RunLength:
-    return RunLength(front.updates - front.counted, front.per_epoch, front.counted)
-
-
 def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
-    """Yield what is wrong, each with whether it is bad."""
+    """Yield sentences about the run, each with whether it is bad."""
     yield from ((found.lost, str(found)) for found in health.findings)
     if health.condition in (Condition.FAILED, Condition.STOPPED) and run.resumable:
         yield False, f"go on with it by: tutti train --resume {shlex.quote(str(run.folder))}"
@@ -97,8 +96,12 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
 
 
 def _front(run: Snapshot) -> Heartbeat | None:
-    """Return the heartbeat that the run's progress is taken from: of the first rank that trains."""
+    """Return the heartbeat of the first rank that trains, for the run's progress."""
     return next((beat for beat in run.beats if beat.updates), None)
+
+
+def _length(front: Heartbeat) -> RunLength:
+    return RunLength(front.updates - front.counted, front.per_epoch, front.counted)
 
 
 def _epochs(records: tuple[EpochRecord, ...]) -> TextTable:
@@ -120,32 +123,28 @@ def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
     if evaluation is None:
         return [""] * (len(names) + 1)
     found = evaluation.metrics
-    return [
-        f"{evaluation.loss:.4f}",
-        *(metric_text(name, found[name]) if name in found else "" for name in names),
-    ]
+    cells = [metric_text(name, found[name]) if name in found else "" for name in names]
+    return [f"{evaluation.loss:.4f}", *cells]
 
 
 def _ranks(run: Snapshot) -> TextTable:
     heads = ("rank", "host", "process", "state", "step", "samples/s", "CPU", "memory", "last sign")
     table = TextTable(heads, left=("host", "state"), drop=("process", "host", "memory", "CPU", "samples/s"))
     for beat in run.beats:
-        table.add_row(str(beat.rank), beat.host, str(beat.process), *_cells(run, beat))
+        sample = run.usage_of(beat.rank)
+        pss = None if sample is None else sample[0].pss
+        table.add_row(
+            str(beat.rank),
+            beat.host,
+            str(beat.process),
+            beat.doing,
+            f"{beat.step:,}",
+            f"{beat.samples_per_s:,.0f}",
+            "" if sample is None else f"{sample[0].cpu:.0f} %",
+            "" if pss is None else f"{pss / (1 << 20):,.0f} MiB",
+            f"{max(0.0, run.now - beat.time):.1f} s",
+        )
     return table
-
-
-def _cells(run: Snapshot, beat: Heartbeat) -> list[str]:
-    """Return state, step, samples per second, CPU, memory, age of the last heartbeat."""
-    sample = run.usage_of(beat.rank)
-    cpu = "" if sample is None else f"{sample[0].cpu:.0f} %"
-    pss = None if sample is None else sample[0].pss
-    memory = "" if pss is None else f"{pss / (1 << 20):,.0f} MiB"
-    age = f"{max(0.0, run.now - beat.time):.1f} s"
-    return [beat.doing, f"{beat.step:,}", f"{beat.samples_per_s:,.0f}", cpu, memory, age]
-
-
-REFRESH_S: Final = 1.0
-"""Seconds between two readings of the records."""
 
 
 @dataclass
@@ -156,18 +155,18 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-def show(folder: Path, limits: Limits, stream: IO[str]) -> bool:
+def show(folder: Path, silent_s: float, stream: IO[str]) -> bool:
     """Show the condition of a run once; return whether all is well."""
     watched = Watched(folder)
     watched.check()
     run = watched.read(time.time())
-    health = examine(run, limits)
+    health = examine(run, silent_s)
     console_on(stream).print(screen(run, health))
     return health.well
 
 
 def wait_for(folder: Path, stream: IO[str], clock: Clock | None = None) -> None:
-    """Wait, if a folder does not exist, until a run, a farm or a comparison has begun in it."""
+    """Wait for a folder that does not exist, until a run, a farm or a comparison has begun in it."""
     clock = clock or Clock()
     if not folder.exists():
         print(f"{printable(str(folder))} does not exist yet: waiting for it", file=stream, flush=True)
@@ -175,65 +174,50 @@ def wait_for(folder: Path, stream: IO[str], clock: Clock | None = None) -> None:
             clock.sleep(REFRESH_S)
 
 
-def follow(folder: Path, limits: Limits, stream: IO[str], clock: Clock | None = None) -> bool:
+def follow(folder: Path, silent_s: float, stream: IO[str], clock: Clock | None = None) -> bool:
     """Show a run, which may have no records yet, until it ends; return whether it has finished."""
     clock, watched = clock or Clock(), Watched(folder)
     watched.check()
     if not stream.isatty():
-        return _follow(watched, limits, clock, Printer(stream).tell)
+        return _follow(watched, silent_s, clock, NewLines(stream).show)
     # No extra thread refreshes the screen: it changes only when the records are read.
     with Live(console=console_on(stream), auto_refresh=False, vertical_overflow="visible") as live:
         return _follow(
-            watched, limits, clock, lambda run, health: live.update(screen(run, health), refresh=True)
+            watched, silent_s, clock, lambda run, health: live.update(screen(run, health), refresh=True)
         )
 
 
-def _follow(watched: Watched, limits: Limits, clock: Clock, tell: Callable[[Snapshot, Health], None]) -> bool:
+def _follow(
+    watched: Watched, silent_s: float, clock: Clock, display: Callable[[Snapshot, Health], None]
+) -> bool:
     while True:
         run = watched.read(clock.now())
-        health = examine(run, limits)
-        tell(run, health)
+        health = examine(run, silent_s)
+        display(run, health)
         if health.condition not in (Condition.WAITING, Condition.RUNNING):
             return health.condition is Condition.FINISHED
         clock.sleep(REFRESH_S)
 
 
-class Printer:
-    """The display of a run as lines: each time those that are new."""
+class NewLines:
+    """The display of a run as lines: each time the new ones."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._epochs, self._said = 0, ""
-        self._starts: int | None = None
+        self._stream, self._epochs = stream, 0
+        self._condition: Condition | None = None
         self._remarks: set[str] = set()
 
-    def tell(self, run: Snapshot, health: Health) -> None:
-        """Print new starts, epochs and troubles."""
-        if health.condition.value != self._said:
-            self._said = health.condition.value
-            self._print(headline(run, health))
-        # Where the run went on since the last look, and how its number of ranks changed there.
-        told = len(run.starts) if self._starts is None else self._starts
-        for before, start in pairwise(run.starts[max(0, told - 1) :]):
-            self._print(printable(resumed_text(start, before)))
-        self._starts = len(run.starts)
-        front = _front(run)
-        span = None if front is None else _length(front)
+    def show(self, run: Snapshot, health: Health) -> None:
+        """Print a new condition, and new epochs and remarks."""
+        lines = [] if health.condition is self._condition else [headline(run, health)]
+        self._condition, front = health.condition, _front(run)
         for record in run.history[self._epochs :]:
-            label = span.label(record.epoch) if span else f"epoch {record.epoch}"
-            self._print(f"{label}  {epoch_text(record)}")
+            label = f"epoch {record.epoch}" if front is None else _length(front).label(record.epoch)
+            lines.append(f"{label}  {epoch_text(record)}")
         self._epochs = len(run.history)
-        remarks_now = dict.fromkeys(text for _, text in remarks(run, health))
-        known = {_kind(text) for text in self._remarks}
-        for text in remarks_now:
-            if _kind(text) not in known:
-                self._print(text)
-        self._remarks = set(remarks_now)
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
-
-
-def _kind(text: str) -> str:
-    """Return a remark without its numbers, which change from one reading to the next."""
-    return "".join("0" if letter.isdigit() else letter for letter in text)
+        # The numbers in a remark change from one reading to the next.
+        found = {re.sub(r"\d", "0", text): text for _, text in remarks(run, health)}
+        lines += [text for kind, text in found.items() if kind not in self._remarks]
+        self._remarks = set(found)
+        for line in lines:
+            print(line, file=self._stream, flush=True)

@@ -1,12 +1,13 @@
-"""The health of a run: its condition and the ranks in trouble, judged from its records only.
+"""The health of a run: its condition and the ranks in trouble, from its records only.
 
 a rank is      when
 ----------     ------------------------------------------------------------------------------------------
 failed         its heartbeat says so
 stopped, gone  the sampler of its host finds its process in that state
-silent         its last heartbeat is older than `Limits.silent_s`: it was stopped, or has died, or its host
-stuck          it lives, but has made no step for as long, and waits for no other rank; or all of them do
-behind         it has made `Limits.behind` steps fewer than the others, and 3 s worth of their steps
+silent         its last heartbeat is older than `silent_s`: it was stopped, or has died, or its host has
+stuck          it lives, but has made no step for that time, and waits for no other rank; or all ranks wait
+behind         it has made `BEHIND` steps fewer than the others, and 3 s worth of their steps
+late           it came last in most steps of the last epoch
 slow           it computes less than half as many samples per second as the others
 """
 
@@ -24,20 +25,26 @@ from tutti.records.stragglers import straggler
 from tutti.records.usage import GONE, STOPPED
 from tutti.watching.snapshot import Snapshot
 
-FRESH_S: Final = 5.0
-"""The age in seconds up to which a sample tells the present state."""
+SILENT_S: Final = 10.0
+"""The seconds without a heartbeat, or without a step, after which a rank is in trouble."""
+
+BEHIND: Final = 100
+"""The steps that a rank must lack to be behind."""
 
 STEPS_LATE_S: Final = 3.0
 """Seconds of the others' steps that a rank must lack to be behind: heartbeats come once a second."""
+
+FRESH_S: Final = 5.0
+"""The age in seconds up to which a sample shows the present state."""
 
 SLOW: Final = 0.5
 """The share of the others' samples per second below which a rank is slow."""
 
 LONG_STEPS: Final = 10.0
-"""The multiple of a usual step's time that a rank may take for one before it is stuck."""
+"""The multiple of a usual step's time after which a rank may be stuck."""
 
 _HAS_LOST: Final = f"{FAILED}: {PeerLost.__name__}: "
-"""The beginning of what is said of a rank that ended because another one was lost."""
+"""The trouble of a rank that ended because another one was lost."""
 
 
 class Condition(enum.Enum):
@@ -48,14 +55,6 @@ class Condition(enum.Enum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits beyond which a rank is in trouble."""
-
-    silent_s: float = 10.0  # without a heartbeat, or without a step
-    behind: int = 100  # steps fewer than the others
 
 
 @dataclass(frozen=True)
@@ -84,61 +83,51 @@ class Health:
         return self.condition is not Condition.FAILED and not any(one.lost for one in self.findings)
 
 
-def examine(run: Snapshot, limits: Limits) -> Health:
+def examine(run: Snapshot, silent_s: float = SILENT_S) -> Health:
     """Judge a run by its records."""
-    condition = _condition(run, limits)
+    condition = _condition(run, silent_s)
     if condition in (Condition.WAITING, Condition.FINISHED):
         return Health(condition)
-    lost = [found for beat in run.beats if (found := _lost(run, beat, limits)) is not None]
+    lost = [found for beat in run.beats if (found := _lost(run, beat, silent_s)) is not None]
     named = {one.rank for one in lost}
     well = [beat for beat in run.beats if beat.rank not in named]
     slow: list[RankTrouble] = []
     if condition is Condition.RUNNING:
-        slow = [found for beat in well if (found := _late(run, beat, well, limits)) is not None]
+        slow = [found for beat in well if (found := _late(beat, well)) is not None]
         slow = slow or _awaited(run, well)
-        slow = slow or ([] if lost else _stuck(well, limits))
-    # A rank that gives its error comes first, and those that have only lost another one last.
+        slow = slow or ([] if lost else _stuck(well, silent_s))
+    # A rank with its own error comes first, and ranks that have only lost another one come last.
     lost.sort(key=lambda one: 2 if one.what.startswith(_HAS_LOST) else not one.what.startswith(FAILED))
     return Health(condition, (*lost, *slow))
 
 
-def _condition(run: Snapshot, limits: Limits) -> Condition:
+def _condition(run: Snapshot, silent_s: float) -> Condition:
     if run.summary is not None:
         return Condition.FINISHED
-    if any(_has_ended(run, beat) and run.now - beat.time > limits.silent_s for beat in run.beats):
-        # The ranks that it leaves behind, stopped or waiting for it, train no more.
-        return Condition.FAILED
-    lives = [beat for beat in run.beats if beat.rank not in run.ended]
-    ages = [run.now - beat.time for beat in lives if beat.state not in (FINISHED, FAILED)]
-    sampled = any(
-        one.state != GONE and one.rank not in run.ended
-        for host in run.usage
-        if run.now - host.time <= FRESH_S
-        for one in host.ranks
-    )
-    if sampled or any(age <= limits.silent_s for age in ages):
+    gone = {beat.rank for beat in run.beats if _state(run, beat.rank) == GONE and beat.state != FINISHED}
+    ended = [beat for beat in run.beats if beat.state == FAILED or beat.rank in gone]
+    if any(run.now - beat.time > silent_s for beat in ended):
+        return Condition.FAILED  # the other ranks are stopped, or wait for it
+    ages = [run.now - beat.time for beat in run.beats if beat.state not in (FINISHED, FAILED)]
+    fresh = (host for host in run.usage if run.now - host.time <= FRESH_S)
+    sampled = any(one.state != GONE for host in fresh for one in host.ranks)
+    if sampled or any(age <= silent_s for age in ages):
         return Condition.RUNNING
     if run.resumable and run.beats and all(beat.state == FINISHED for beat in run.beats):
         return Condition.STOPPED
-    if not run.beats and (run.written is None or run.now - run.written <= limits.silent_s):
+    if not run.beats and (run.written is None or run.now - run.written <= silent_s):
         return Condition.WAITING
     return Condition.FAILED
 
 
 def _state(run: Snapshot, rank: int) -> str | None:
-    """Return the state of the rank's process, if a sample tells the present one."""
+    """Return the state of the rank's process, if a fresh sample has it."""
     sample = run.usage_of(rank)
     return sample[0].state if sample is not None and sample[1] <= FRESH_S else None
 
 
-def _has_ended(run: Snapshot, beat: Heartbeat) -> bool:
-    """Tell whether the rank is known to have ended before it finished."""
-    gone = _state(run, beat.rank) == GONE or beat.rank in run.ended
-    return beat.state == FAILED or (beat.state != FINISHED and gone)
-
-
-def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
-    """Find the trouble that keeps the rank from training, if there is one."""
+def _lost(run: Snapshot, beat: Heartbeat, silent_s: float) -> RankTrouble | None:
+    """Return the trouble that keeps the rank from training, if there is one."""
     place, step = f"process {beat.process} on {beat.host}", f"step {beat.step:,}"
     age, state = run.now - beat.time, _state(run, beat.rank)
     if beat.state == FINISHED:
@@ -149,10 +138,10 @@ def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
             remedy = "what the run printed last says why"
     elif state in STOPPED:
         what = f"is stopped in {step}"
-        remedy = f"somebody has stopped {place}; 'kill -CONT {beat.process}' there lets it go on"
-    elif state == GONE or beat.rank in run.ended:
+        remedy = f"{place} got a stop signal; 'kill -CONT {beat.process}' there lets it go on"
+    elif state == GONE:
         what, remedy = f"is gone since {step}", f"{place} has ended; see its output"
-    elif age > limits.silent_s:
+    elif age > silent_s:
         what = f"has been silent for {age:.0f} s, since {step}"
         remedy = f"is {place} stopped or dead, is the host up, and can it write this folder?"
     else:
@@ -160,14 +149,14 @@ def _lost(run: Snapshot, beat: Heartbeat, limits: Limits) -> RankTrouble | None:
     return RankTrouble(beat.rank, True, what, remedy)
 
 
-def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Limits) -> RankTrouble | None:
-    """Tell if the rank falls behind the others, and how far."""
+def _late(beat: Heartbeat, well: Sequence[Heartbeat]) -> RankTrouble | None:
+    """Return how far the rank falls behind the others, if it does."""
     others = [other for other in well if other.rank != beat.rank and other.updates]
     if not others or beat.state != TRAINING:
         return None
     lag = statistics.median(_step_at(beat.time, other) for other in others) - beat.step
     rate = statistics.median(other.steps_per_s for other in others)
-    if lag > max(limits.behind, STEPS_LATE_S * rate):
+    if lag > max(BEHIND, STEPS_LATE_S * rate):
         return RankTrouble(beat.rank, False, f"is {lag:,.0f} steps behind the others", _ask_about(beat))
     usual = statistics.median(other.samples_per_s for other in others)
     if 0 < beat.samples_per_s < SLOW * usual:
@@ -177,22 +166,16 @@ def _late(run: Snapshot, beat: Heartbeat, well: Sequence[Heartbeat], limits: Lim
 
 
 def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[RankTrouble]:
-    """Find the rank that all others have waited for in the last epoch: in lock-step, steps tell nothing."""
-    ranks = run.history[-1].ranks if run.history else []
-    late = straggler([[rank] for rank in ranks])
-    if late is not None:
-        what = str(late).removeprefix(f"rank {late.rank} ")
-        return [
-            RankTrouble(late.rank, False, f"{what}, in epoch {run.history[-1].epoch}", _ask_about(beat))
-            for beat in well
-            if beat.rank == late.rank
-        ]
-    return []
+    """Return the rank that the others waited for in the last epoch: in lock-step all make the same steps."""
+    late = straggler([[rank] for rank in run.history[-1].ranks]) if run.history else None
+    if late is None:
+        return []
+    what = f"{str(late).removeprefix(f'rank {late.rank} ')}, in epoch {run.history[-1].epoch}"
+    return [RankTrouble(late.rank, False, what, _ask_about(beat)) for beat in well if beat.rank == late.rank]
 
 
 def _ask_about(beat: Heartbeat) -> str:
-    """Advise what to look at, for a rank that is slower than the others."""
-    return f"what else runs on {beat.host}, and has each rank a core of its own there? See also --balance"
+    return f"what else runs on {beat.host}, and does each rank have its own core there? See also --balance"
 
 
 def _step_at(time: float, beat: Heartbeat) -> float:
@@ -200,18 +183,18 @@ def _step_at(time: float, beat: Heartbeat) -> float:
     return beat.step + (beat.steps_per_s * (time - beat.time) if beat.state == TRAINING else 0.0)
 
 
-def _stuck(well: Sequence[Heartbeat], limits: Limits) -> list[RankTrouble]:
-    """Find the ranks that live and make no step, though they wait for no other rank."""
+def _stuck(well: Sequence[Heartbeat], silent_s: float) -> list[RankTrouble]:
+    """Return the ranks that live and make no step, though they wait for no other rank."""
     stuck = []
     for beat in well:
         usual = 1 / beat.steps_per_s if beat.steps_per_s else EVERY_S
-        if beat.state == TRAINING and beat.time - beat.moved > max(limits.silent_s, LONG_STEPS * usual):
+        if beat.state == TRAINING and beat.time - beat.moved > max(silent_s, LONG_STEPS * usual):
             stuck.append(beat)
     found = []
     for beat in [beat for beat in stuck if not beat.waits] or stuck:
         where = f", in {beat.waits}" if beat.waits else ""
         what = f"has made no step for {beat.time - beat.moved:.0f} s{where}"
         remedy = f"'py-spy dump --pid {beat.process}' on {beat.host} shows where it is"
-        # The first step of a large model may take a long time.
+        # The first step of a large model may take long.
         found.append(RankTrouble(beat.rank, beat.steps_per_s > 0, what, remedy))
     return found

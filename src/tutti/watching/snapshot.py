@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.comparison import ComparisonFolder
-from tutti.records.heartbeat import EVERY_S, Heartbeat
+from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import Json, JsonLinesFile
 from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.run_folder import CONFIG, HISTORY, RANKS, RunFolder, refuse_no_folder
 from tutti.records.usage import RankUsage, UsageRecord
 
-SIGNS: Final = 2
-"""The heartbeats that a rank must have missed in a row to be looked for among the processes."""
-
 MARKS: Final = (CONFIG, HISTORY, RANKS)
-"""The files and folders by which the folder of a run is known."""
+"""The files and folders that mark the folder of a run."""
 
 
 @dataclass(frozen=True)
@@ -39,45 +33,36 @@ class Snapshot:
     resumable: bool = False
     beats: tuple[Heartbeat, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
-    ended: frozenset[int] = frozenset()  # ranks whose processes were on this host, and are gone
     damage: tuple[str, ...] = ()
 
     @property
     def start(self) -> RunStart | None:
-        """The last of its starts; None: it has left none."""
+        """The last of its starts."""
         return self.starts[-1] if self.starts else None
 
     @property
-    def started(self) -> float | None:
-        """The time of the last start, in seconds since 1970; None: it is not known."""
-        try:
-            return None if self.start is None else datetime.fromisoformat(self.start.time).timestamp()
-        except (ValueError, OverflowError, OSError):
-            return None
-
-    @property
     def workers(self) -> int:
-        """The number of ranks that train, as far as it is known."""
+        """The number of ranks that train, as far as known."""
         told = str((self.config or {}).get("workers", ""))
         count = int(told) if told.isdecimal() else 0
         return max([count, *(beat.rank + 1 for beat in self.beats)])
 
     def usage_of(self, rank: int) -> tuple[RankUsage, float] | None:
-        """Return the newest sample of a rank, and its age in seconds; None if there is none."""
+        """Return the newest sample of a rank, and its age in seconds."""
         found = [(one, self.now - host.time) for host in self.usage for one in host.ranks if one.rank == rank]
         return min(found, key=lambda sample: sample[1], default=None)
 
 
 @dataclass
 class Watched:
-    """A run folder that is read again and again, of which only changed files are."""
+    """A run folder that is read again and again; its history is read when it has changed."""
 
     folder: Path
     _history: JsonLinesFile[EpochRecord] = field(default_factory=lambda: JsonLinesFile([], []))
     _size: int = 0
 
     def check(self) -> None:
-        """Refuse a path that is no folder of a run, nor may become one."""
+        """Refuse a path that cannot be the folder of a run."""
         folder = self.folder
         refuse_no_folder(folder)
         if ComparisonFolder(folder).begun:
@@ -120,7 +105,6 @@ class Watched:
             resumable=folder.resumable,
             beats=tuple(beats.records),
             usage=tuple(folder.last_usage()),
-            ended=_ended(beats.records, now),
             damage=(*self._history.damage, *beats.damage, *starts.damage, *damage),
         )
 
@@ -131,18 +115,8 @@ class Watched:
             self._history, self._size = RunFolder(self.folder).history(), size
 
 
-def _ended(beats: Sequence[Heartbeat], now: float) -> frozenset[int]:
-    """Find the ranks whose processes were on this host, and are not there any more.
-
-    A rank that still writes heartbeats is on another host of that name, such as a container's.
-    """
-    here = socket.gethostname()
-    late = [beat for beat in beats if beat.host == here and now - beat.time > SIGNS * EVERY_S]
-    return frozenset(beat.rank for beat in late if not Path(f"/proc/{beat.process}").exists())
-
-
 def _newest(folder: RunFolder) -> float | None:
-    """Return the time when the newest of the run's files was written."""
+    """Return the time of the newest of the run's files."""
     times = []
     for path in (folder.path / CONFIG, folder.path / HISTORY, *folder.usage_files()):
         with suppress(FileNotFoundError):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.states import saved_by
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, Queue, open_data, open_pool
 from tutti.data.streaming.options import decided
@@ -18,10 +19,9 @@ from tutti.data.streaming.part import StreamedPart
 from tutti.data.streaming.windows import WindowOrder
 from tutti.errors import BadData, BadOption
 from tutti.run.config import TrainConfig
-from tutti.state import State, saved_by
+from tutti.state import State
 from tutti.studies.cross_validation.samples import samples_of
 from tutti.studies.cross_validation.samples_job import SamplesJob
-from tutti.training.augmentations import Augmentation
 
 SMALL = {"stream": True, "buffer": 0.002}
 """Windows of 62 samples of 16 bytes."""
@@ -195,20 +195,6 @@ def test_batches_for_whoever_asks_are_streamed_too(shards: Path, streamed: Calla
     queue = Queue(Batches(part, 12, seed=5, own=True), lambda count: next(tickets) if count else 0)
     found = [sample for _, (batch,) in queue.epoch(0) for sample in batch.samples.tolist()]
     assert sorted(found) == list(range(331))
-
-
-def test_mixtures_of_samples_are_those_of_memory_bit_for_bit(
-    shards: Path, streamed: Callable[..., DataSet]
-) -> None:
-    here, there = (streamed(shards, validation=0, stream=stream).train for stream in (True, False))
-    mixed, expected = (Augmentation("flip,mixup", {}, part, 3, 5) for part in (here, there))
-    batches = Batches(here, 12, seed=5)
-    batches.augment = mixed
-    for epoch in (0, 1):
-        for _, (batch,) in batches.epoch(epoch):
-            inputs, targets = expected(epoch, batch.samples, *there.take(batch.samples))
-            assert torch.equal(batch.inputs, inputs)
-            assert torch.equal(batch.targets, targets)
 
 
 def test_a_part_is_pickled_without_its_samples(shards: Path, streamed: Callable[..., DataSet]) -> None:

@@ -1,7 +1,7 @@
 """The common parts of figures: tables, colours with a clickable legend, bars with the single values.
 
-Every figure is drawn from tables: lists of dicts, one for each mark. A click on a name in the legend picks it
-out, and a second click puts it back; several can be picked.
+Every figure is drawn from tables: lists of dicts, one for each mark. A click on a name in the legend picks
+it, and a second click undoes that; several can be picked.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Final
 
 import altair as alt
 
 from tutti.reports.results import Results
-from tutti.reports.runs import Run
-from tutti.reports.scaling import Row
 
 WIDTH: Final = 420
 HEIGHT: Final = 260
@@ -59,7 +56,7 @@ def figure(
 
 
 def table(rows: Data | alt.Data) -> Any:
-    """Return the rows as the data of a chart; a number that is not finite is left blank."""
+    """Return the rows as the data of a chart, without numbers that are not finite."""
     if isinstance(rows, alt.Data):
         return rows
     blank = [{key: _finite(value) for key, value in row.items()} for row in rows]
@@ -74,15 +71,10 @@ def pick(field: str) -> Any:
 def coloured(
     field: str, names: Iterable[str], rows: Data, title: str | None = None, faint: float = 0.1
 ) -> dict[str, Any]:
-    """Colour by `field`, with the legend; names that are not picked are faint.
+    """Colour by the column `field`; names that are not picked get the opacity `faint`.
 
-    Args:
-        field: the column that has the names.
-        names: all of them: the place of a name decides its colour, in all figures alike; the last place of
-            one that stands for several ways, which thus has the colour of one of them.
-        rows: the table: the legend has the names that are in it.
-        title: of the legend.
-        faint: the opacity of what is not picked.
+    The place of a name among all `names` decides its colour, the same in all figures. The legend has the
+    names in `rows`.
     """
     present = {row[field] for row in rows}
     colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
@@ -109,7 +101,7 @@ def lanes() -> Any:
 
 
 def tips(*lines: Any) -> list[Any]:
-    """Make a tool tip of columns and numbers; altair itself would take ten times as long for the columns."""
+    """Make a tool tip of columns and numbers, ten times faster than altair's shorthand."""
     return [alt.Tooltip(line) if isinstance(line, str) else line for line in lines]
 
 
@@ -119,7 +111,7 @@ def number(field: str, title: str, form: str = ",.4~g") -> Any:
 
 
 def upwards(rows: Data, field: str, title: str) -> Any:
-    """Return a vertical axis that need not begin at 0; where all rows have one value, Vega would write 1."""
+    """Return a vertical axis that need not begin at 0; for equal values Vega would write 1."""
     found = {row[field] for row in rows}
     axis = alt.Axis(values=[*found], format=".4~g") if len(found) == 1 else alt.Axis()
     return alt.Y(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(zero=False))
@@ -140,17 +132,7 @@ def chart(
     tooltip: Sequence[Any],
     **further: Any,
 ) -> Any:
-    """Draw a mark for each row.
-
-    Args:
-        rows: the table; charts with the same object of `table` share it on the page.
-        mark: the kind of mark, such as "bar".
-        colours: as `coloured` gives them.
-        wide: as wide as two panels.
-        height: in pixels.
-        tooltip: as for `tips`.
-        further: encodings, such as x and y.
-    """
+    """Draw a mark for each row, with further encodings such as x and y; `wide` is two panels."""
     drawn = alt.Chart(table(rows), mark=mark).encode(**colours, **further, tooltip=tips(*tooltip))
     return drawn.properties(width=2 * WIDTH if wide else WIDTH, height=height)
 
@@ -168,36 +150,6 @@ def side_by_side(results: Results, rows: Data, mark: Any, **further: Any) -> Pic
     colours = coloured("way", names(results), rows)
     offset = alt.XOffset("way:N", sort=None)
     return chart(rows, mark, colours, wide=True, xOffset=offset, **further).add_params(pick("way"))
-
-
-def repeated(
-    results: Results,
-    title: str,
-    values: Callable[[Run], Sequence[float]],
-    middle: Callable[[Row, Sequence[float]], float | None] = lambda _, found: median(found),
-) -> Picture:
-    """Draw a tick for each single value, and a bar for each way to train where `middle` gives its length."""
-    ticks: Data = [
-        {"way": row.combination.name, "repeat": repeat + 1, "value": value}
-        for row, repeat, run in results.each()
-        for value in values(run)
-    ]
-    if not ticks:
-        return None
-    bars: Data = []
-    for row in results.rows:
-        found = [tick["value"] for tick in ticks if tick["way"] == row.combination.name]
-        length = middle(row, found) if found else None
-        bars += [] if length is None else [{"way": row.combination.name, "value": length}]
-    colours, shown = coloured("way", names(results), ticks), number("value", title)
-    axes = {"x": amount("value", title), "y": lanes()}
-    bar = alt.Chart(table(bars)).mark_bar().encode(**axes, **colours, tooltip=tips("way:N", shown))
-    tick = (
-        alt.Chart(table(ticks))
-        .mark_tick(thickness=2, color="gray", size=BAR - 8)
-        .encode(**axes, opacity=colours["opacity"], tooltip=tips("way:N", "repeat:N", shown))
-    )
-    return alt.layer(bar.add_params(pick("way")), tick).properties(width=2 * WIDTH, height=alt.Step(BAR))
 
 
 def in_rows(panels: Sequence[Any], field: str, columns: int = 2) -> Any:

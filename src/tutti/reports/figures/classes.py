@@ -40,8 +40,7 @@ def accuracies(results: Results) -> Picture:
 def confusion(results: Results) -> Picture:
     """Test samples of each class by what they were taken for: one process beside the most accurate others.
 
-    Two matrices, each of the way that is chosen below them: the first repeat. Cells without samples are left
-    out.
+    Two matrices of the ways that are chosen below them: the first repeat. Empty cells are left out.
     """
     data, order = _confused(results)
     if not data:

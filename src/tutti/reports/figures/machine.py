@@ -67,7 +67,7 @@ def _busy(run: Run) -> Data:
 
 
 def _thinned(records: Sequence[UsageRecord]) -> Iterator[list[UsageRecord]]:
-    """Neighbouring samples, as few of them together as makes `POINTS` of all."""
+    """Yield groups of neighbouring samples, about `POINTS` of them."""
     together = -(-len(records) // POINTS)
     for _, some in groupby(enumerate(records), key=lambda one: one[0] // together):
         yield [record for _, record in some]
@@ -92,7 +92,7 @@ def memory(results: Results) -> Picture:
 
 
 def _most(run: Run) -> dict[int, int]:
-    """The largest proportional set size of each rank, in bytes."""
+    """Return the largest proportional set size of each rank, in bytes."""
     most: dict[int, int] = {}
     for record in run.usage:
         for rank in record.ranks:

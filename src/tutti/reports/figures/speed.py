@@ -1,4 +1,4 @@
-"""Speed-up, efficiency, throughput and the time of an epoch."""
+"""Speed-up and efficiency."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tutti.reports.figures.base import (
     figure,
     in_rows,
     number,
-    repeated,
     table,
     tips,
 )
@@ -103,10 +102,3 @@ def strong_scaling(results: Results) -> Picture:
 def weak_scaling(results: Results) -> Picture:
     """Speed-up and efficiency with the same batch for each worker."""
     return _scaling(results, WEAK)
-
-
-@part("throughput")
-@figure(60, "Throughput")
-def throughput(results: Results) -> Picture:
-    """Training samples per second of each repeat, and their median."""
-    return repeated(results, "samples/s", lambda run: [run.samples_per_s])

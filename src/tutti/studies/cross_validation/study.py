@@ -58,16 +58,16 @@ COMPARISON: Final = "compare.csv"
 FOLDER: Final = Path("farms")
 """The folder of farms without a path of their own."""
 
-AMOUNTS: Final = ("mse", "l1", "huber")
+AMOUNTS: Final = ("mse", "l1")
 """The losses by which a single output approaches the class number itself, and is no logit."""
 
-OF_FLAGS: Final = frozenset({"bce", "focal"})
+OF_FLAGS: Final = frozenset({"bce"})
 """The losses of labels of 0 or 1."""
 
 OF_FLAGS_ALONE: Final = ("bce",)
 """The losses whose outputs are logits of labels of 0 or 1, for classes, too."""
 
-OF_CLASSES: Final = ("auto", "cross_entropy", "nll", "focal")
+OF_CLASSES: Final = ("auto", "cross_entropy", "nll")
 """The losses of classes: each output weighs a class, and is no amount."""
 
 
@@ -177,7 +177,7 @@ def plan_folds(question: CrossValidation, blocks: Blocks, folds: int) -> Plan:
     """
     jobs = folds * len(question.contenders)
     placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs, question.servers)
-    samples = look_at(samples_job(question, blocks), placement.threads or 1, bool(placement.warnings))
+    samples = look_at(samples_job(question, blocks), placement.threads or 1)
     return plan_with(question, samples)
 
 

@@ -134,8 +134,6 @@ def kind_of(loss: str, found: Predictions) -> Kind:
     whole = found.targets.dtype.kind in "iu"
     scores = found.outputs.ndim == found.targets.ndim + 1 and found.outputs.shape[1] > 1
     kind = LOSSES.get(loss, Kind.CLASSES if whole and scores else Kind.AMOUNTS)
-    if loss == "focal" and not whole:
-        kind = Kind.FLAGS
     if kind is Kind.CLASSES and not (whole and scores):
         raise BadData(
             f"models of the loss '{loss}' are combined where each sample has one class, and here the "

@@ -1,8 +1,8 @@
-"""Transforms of training batches, a file for each: random changes that samples are trained with.
+"""Random changes of the training samples, a function for each.
 
-A transform is a function of a whole batch, `(inputs, targets, random) -> (inputs, targets)`. What `random`
-gives a sample depends on the seed, the epoch and the sample alone: any number of ranks, any strategy and a
-run that is resumed train with the same tensors.
+A transform is a function of a whole batch, `(inputs, targets, random) -> (inputs, targets)`. The numbers that
+`random` gives a sample depend on the seed, the epoch and the sample alone: any number of ranks, any strategy
+and a resumed run train with the same tensors.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
-from torch.nn import functional
 
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
-from tutti.data.sampling import found_at
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.registry import Registry
 from tutti.training.sample_words import Words, keys_of, mix, steps, word
@@ -34,24 +31,14 @@ AUGMENTATIONS: Final[Registry[Callable[..., tuple[Tensor, Tensor]]]] = Registry(
 """The built-in transforms; each may have one option, its last parameter."""
 
 _USE: Final = 2
-"""Tells these random numbers from those of dropout."""
+"""Separates these random numbers from those of dropout."""
 
 
 class SampleRandom:
-    """Random numbers for the samples of a batch, each by itself: see the methods."""
+    """Random numbers for each sample of a batch."""
 
-    def __init__(
-        self,
-        keys: Words,
-        device: torch.device,
-        classes: int | None = None,
-        pick: Callable[[Tensor], tuple[Inputs, Tensor]] | None = None,
-        count: int = 0,
-        cumulated: Tensor | None = None,
-    ) -> None:
+    def __init__(self, keys: Words, device: torch.device) -> None:
         self._keys, self._device, self._draws = keys, device, 0
-        self._classes, self._pick, self._count = classes, pick, count
-        self._cumulated = cumulated
 
     def uniform(self, *shape: int) -> Tensor:
         """Draw numbers of 24 bits from 0 to below 1, of shape (samples, *shape), float32."""
@@ -62,25 +49,6 @@ class SampleRandom:
         """Draw whole numbers from 0 to below `below`, at most 2**32, of shape (samples, *shape), int64."""
         found = (self._words(shape) >> np.uint64(32)) * np.uint64(below) >> np.uint64(32)
         return torch.from_numpy(found.astype(np.int64)).to(self._device)
-
-    def beta(self, alpha: float) -> Tensor:
-        """Draw numbers from Beta(alpha, alpha), of shape (samples,), float32."""
-        found = special.betaincinv(alpha, alpha, self.uniform().cpu().double().numpy())
-        return torch.from_numpy(found.astype(np.float32)).to(self._device)
-
-    def others(self) -> tuple[Inputs, Tensor]:
-        """Draw another sample of the data for each, with its targets; by the weights of `--sampling`."""
-        assert self._pick is not None, "a batch of data has others"
-        if self._cumulated is None:
-            return self._pick(self.integers(self._count))
-        return self._pick(found_at(self._cumulated, self.integers(1 << 32).double().cpu() / (1 << 32)))
-
-    def shares(self, targets: Tensor) -> Tensor:
-        """Return class numbers as shares of the classes, of shape (samples, classes, ...); floats stay."""
-        if self._classes is None or targets.is_floating_point():
-            return targets
-        found = functional.one_hot(targets, self._classes).movedim(-1, 1)
-        return found.to(torch.get_default_dtype())
 
     def _words(self, shape: Sequence[int]) -> Words:
         self._draws += 1
@@ -95,16 +63,11 @@ class Augmentation:
         spec: names with commas, each in `AUGMENTATIONS`, package.module:function or file.py:function; or
             functions.
         options: of the built-in transforms, by their names.
-        part: the samples that are trained on.
+        part: the training samples, on two of which the transforms are tried.
         seed: of the run.
-        classes: their number; None: the targets are floats.
-        chances: weights of the samples, by which epochs draw them; None: each is taken once.
-
-    Attributes:
-        example: the targets of a few samples, as they become.
 
     Raises:
-        UnknownName, BadOption: there is no such transform, or no such option.
+        UnknownName, BadOption: there is no such transform or option, or it changes shapes or types.
         BadData: a transform is for other inputs.
     """
 
@@ -114,38 +77,21 @@ class Augmentation:
         options: Mapping[str, Any],
         part: Part,
         seed: int,
-        classes: int | None = None,
-        chances: Tensor | None = None,
     ) -> None:
-        self._cumulated = None if chances is None else chances.cumsum(0)
         self._seed, self._transforms = seed, _transforms(spec, options)
-        self._part, self._classes = part, classes
         few = torch.arange(min(2, len(part)))
-        (inputs, targets), (others, self.example) = part.take(few), self(0, few, *part.take(few))
-        kinds = [_kinds(inputs), _kinds(targets)], [_kinds(others), _kinds(self.example)]
-        if classes is not None and self.example.shape[:2] == (len(few), classes):
-            kinds[1][1] = kinds[0][1]  # Mixed samples have shares of the classes.
-        if kinds[0] != kinds[1]:
+        before, after = ([*map(described, pair)] for pair in (part.take(few), self(0, few, *part.take(few))))
+        if before != after:
             raise BadOption(
-                f"--augment makes a batch of {kinds[0]} into {kinds[1]}; a transform must leave shapes and "
-                "types as they are"
+                f"--augment makes a batch of {before} into {after}; a transform must leave shapes and types "
+                "as they are"
             )
 
     def __call__(self, epoch: int, samples: Tensor, inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
         """Transform the samples of these numbers in an epoch (from 0); they may be changed in place."""
-        return self._changed(epoch, samples.cpu(), inputs, targets, len(self._transforms), _USE)
-
-    def _changed(
-        self, epoch: int, samples: Tensor, inputs: Inputs, targets: Tensor, stop: int, use: int
-    ) -> tuple[Inputs, Tensor]:
-        """Apply the first `stop` transforms, with random numbers of some use."""
-        for at, transform in enumerate(self._transforms[:stop]):
-            # Others that a sample is mixed with are changed by that sample's numbers, too.
-            pick = partial(self._picked, epoch, samples, at, use + len(self._transforms) * (at + 1))
-            keys = keys_of(samples, self._seed, epoch, use + at)
-            kept = self._classes, pick, len(self._part), self._cumulated
-            random = SampleRandom(keys, targets.device, *kept)
-            found = transform(inputs, targets, random)
+        for at, transform in enumerate(self._transforms):
+            keys = keys_of(samples.cpu(), self._seed, epoch, _USE + at)
+            found = transform(inputs, targets, SampleRandom(keys, targets.device))
             if not isinstance(found, tuple) or len(found) != 2:
                 raise BadOption(
                     f"a transform of --augment returns a {type(found).__name__}; it must return a pair, "
@@ -154,31 +100,22 @@ class Augmentation:
             inputs, targets = found
         return inputs, targets
 
-    def _picked(
-        self, epoch: int, samples: Tensor, stop: int, use: int, numbers: Tensor
-    ) -> tuple[Inputs, Tensor]:
-        return self._changed(epoch, samples, *self._part.take(numbers), stop, use)
-
 
 def refuse_no_images(inputs: Inputs, name: str) -> None:
-    """Refuse inputs that are no images, of shape (samples, channels, height, width).
-
-    Raises:
-        BadData: the message names the transform.
-    """
+    """Raise BadData unless inputs are images, of shape (samples, channels, height, width)."""
     if not isinstance(inputs, Tensor) or inputs.dim() != 4:
         raise BadData(
             f"--augment {name} is for images, of shape (channels, height, width), and the inputs are "
-            f"{_kinds(inputs)}, samples first; leave it out"
+            f"{described(inputs)}, samples first; leave it out"
         )
 
 
-def _kinds(values: object) -> str:
+def described(values: object) -> str:
     """Describe tensors by their shapes and types."""
     if isinstance(values, Mapping):
-        return ", ".join(f"{name}: {_kinds(one)}" for name, one in values.items())
+        return ", ".join(f"{name}: {described(one)}" for name, one in values.items())
     if isinstance(values, tuple):
-        return ", ".join(map(_kinds, values))
+        return ", ".join(map(described, values))
     if not isinstance(values, Tensor):
         return type(values).__name__
     return f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tutti.data.columns import Inputs
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.training.augmentations import SampleRandom, refuse_no_images
 
@@ -19,7 +18,7 @@ def _refuse(right: bool, name: str, value: object, wanted: str) -> None:
 
 @part("crop")
 def crop(inputs: Tensor, targets: Tensor, random: SampleRandom, pixels: int = 4) -> tuple[Tensor, Tensor]:
-    """Move images by up to so many pixels; zeros, which are the mean of pixels, come in at the edges.
+    """Move images by up to `pixels` pixels; zeros, which are the mean of pixels, come in at the edges.
 
     Source: He, Zhang, Ren and Sun, Deep residual learning for image recognition, 2016, section 4.2.
     """
@@ -32,25 +31,6 @@ def crop(inputs: Tensor, targets: Tensor, random: SampleRandom, pixels: int = 4)
     return places[torch.arange(len(inputs), device=inputs.device), :, down, right], targets
 
 
-@part("cutout")
-def cutout(inputs: Tensor, targets: Tensor, random: SampleRandom, side: int = 8) -> tuple[Tensor, Tensor]:
-    """Put zeros into a square of so many pixels a side, around any pixel; its part outside has no effect.
-
-    Source: DeVries and Taylor, Improved regularization of convolutional neural networks with cutout, 2017.
-    """
-    refuse_no_images(inputs, "cutout")
-    _refuse(
-        isinstance(side, int) and side >= 1, "cutout", side, "the side of the square in pixels, such as 8"
-    )
-    inside = []
-    for length in inputs.shape[2:]:
-        first = random.integers(length, 1) - side // 2
-        places = torch.arange(length, device=inputs.device)
-        inside.append((places >= first) & (places < first + side))
-    rows, columns = inside
-    return inputs.masked_fill_((rows[:, :, None] & columns[:, None, :]).unsqueeze(1), 0), targets
-
-
 @part("flip")
 def flip(inputs: Tensor, targets: Tensor, random: SampleRandom, share: float = 0.5) -> tuple[Tensor, Tensor]:
     """Exchange left and right in a share of the images, by chance."""
@@ -58,26 +38,3 @@ def flip(inputs: Tensor, targets: Tensor, random: SampleRandom, share: float = 0
     _refuse(isinstance(share, int | float) and 0 <= share <= 1, "flip", share, "a share from 0 to 1")
     turned = (random.uniform() < share).nonzero()[:, 0]
     return inputs.index_copy_(0, turned, inputs.index_select(0, turned).flip(3)), targets
-
-
-@part("mixup")
-def mixup(inputs: Inputs, targets: Tensor, random: SampleRandom, alpha: float = 0.2) -> tuple[Inputs, Tensor]:
-    """Mix each sample with another one of the data, and their targets likewise; classes become shares.
-
-    How much is drawn from Beta(alpha, alpha): the smaller alpha, the more often it is nearly all of one.
-
-    Source: Zhang, Cisse, Dauphin and Lopez-Paz, mixup: beyond empirical risk minimization, 2018.
-    """
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        raise BadData("--augment mixup is for one input of numbers that can be mixed; leave it out")
-    _refuse(isinstance(alpha, int | float) and alpha > 0, "mixup", alpha, "a number above 0, such as 0.2")
-    others, theirs = random.others()
-    assert isinstance(others, Tensor), "as the inputs themselves"
-    share = random.beta(alpha)
-    # Products and sums by themselves: their rounding must not depend on the place in the batch.
-    return _mixed(inputs, others, share), _mixed(random.shares(targets), random.shares(theirs), share)
-
-
-def _mixed(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    share = share.to(one.dtype).view(-1, *[1] * (one.dim() - 1))
-    return one * share + other * (1 - share)

@@ -1,39 +1,168 @@
-"""The loggers of a run: files that every run folder has, and further places by name.
+"""The loggers of a run: files of every run folder, and further places by name.
 
-A new logger is a new file here, with a `Logger` named by `@part`. It imports the packages that it needs only
-when a run begins.
+A new logger is a new file here, with a `Logger` named by `@part`. It imports its packages when a run begins.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import ClassVar, Final
 
-from tutti.errors import UnknownName, UserError
+from tutti.errors import TuttiError, UnknownName, UserError
+from tutti.records.json_lines import Json
+from tutti.records.run import EpochRecord, Evaluation, Summary
+from tutti.records.run_folder import RunFolder
 from tutti.registry import Registry
-
-if TYPE_CHECKING:
-    from tutti.records.run_folder import RunFolder
-    from tutti.training.loggers.base import Logger
 
 LOGGERS: Final[Registry[type[Logger]]] = Registry("tutti.training.loggers", "logger")
 
 NONE: Final = "none"
 
 
+class Logger(ABC):
+    """A place for the figures of a run; only rank 0 has one.
+
+    The calls come in the order `begin`, `go_on` if the run is resumed, `epoch`..., and `end` or `stop`.
+
+    Attributes:
+        always: whether every run has this logger.
+    """
+
+    always: ClassVar[bool] = False
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    @classmethod
+    def needs(cls) -> Sequence[str]:
+        """Return the packages that it needs; the extra of its name installs them."""
+        return ()
+
+    def begin(self, config: Json) -> None:
+        """The run with the resolved configuration `config` begins."""
+        return
+
+    def go_on(self, records: Sequence[EpochRecord]) -> None:
+        """The run goes on after these epochs, which may be logged already, with later ones."""
+        for record in records:
+            self.epoch(record)
+
+    @abstractmethod
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended."""
+
+    def end(self, summary: Summary | None) -> None:
+        """The run has ended; if it has failed, there is no summary."""
+        return
+
+    def stop(self) -> None:
+        """The run has stopped, to go on another time: it begins again then."""
+        self.end(None)
+
+
+class Logbook:
+    """All loggers of a run, open for the block.
+
+    A logger that fails when the run begins is an error. One that fails later causes a warning, and is left
+    out from then on: hours of training are worth more than a figure.
+    """
+
+    def __init__(self, loggers: Mapping[str, Logger], config: Json) -> None:
+        self._loggers, self._config = dict(loggers), config
+        self._summary: Summary | None = None
+        self._stopped = False
+
+    def __enter__(self) -> Logbook:
+        for name, logger in self._loggers.items():
+            try:
+                logger.begin(self._config)
+            except TuttiError:
+                raise
+            except Exception as error:
+                raise UserError(
+                    f"logger {name} cannot begin ({type(error).__name__}: {error}); mend that, or train "
+                    f"without --log {name}"
+                ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stopped and error is None:
+            self._each(lambda logger: logger.stop())
+        else:
+            self._each(lambda logger: logger.end(self._summary if error is None else None))
+
+    def go_on(self, records: Sequence[EpochRecord]) -> None:
+        """The run goes on after these epochs."""
+        self._each(lambda logger: logger.go_on(records))
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended."""
+        self._each(lambda logger: logger.epoch(record))
+
+    def finish(self, summary: Summary) -> None:
+        """Keep the summary for the loggers, which get it at the end of the block."""
+        self._summary = summary
+
+    def stop(self) -> None:
+        """Tell the loggers at the end of the block that the run has stopped."""
+        self._stopped = True
+
+    def _each(self, call: Callable[[Logger], None]) -> None:
+        for name, logger in list(self._loggers.items()):
+            try:
+                call(logger)
+            except Exception as error:
+                del self._loggers[name]
+                what = f"logger {name} failed ({type(error).__name__}: {error}); the run goes on without it"
+                print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
+
+
+def figures_of(record: EpochRecord) -> dict[str, float]:
+    """Return the figures of an epoch by name, such as "train/loss"; seconds of stages are sums over ranks."""
+    found = {"epoch": float(record.epoch), **evaluation_figures("train", record.train)}
+    found |= evaluation_figures("validation", record.validation)
+    found |= {"samples_per_s": record.samples_per_s, "lr": record.lr}
+    found |= {f"seconds/{name}": seconds for name, seconds in record.seconds.items()}
+    for rank in record.ranks:
+        for stage, seconds in rank.stages.items():
+            found[f"stages/{stage}"] = found.get(f"stages/{stage}", 0.0) + seconds
+    return found
+
+
+def evaluation_figures(part: str, evaluation: Evaluation | None) -> dict[str, float]:
+    """Return loss and metrics of a part of the data, by name; none without an evaluation."""
+    if evaluation is None:
+        return {}
+    figures = {"loss": evaluation.loss, **evaluation.metrics}
+    return {f"{part}/{name}": value for name, value in figures.items()}
+
+
+def hyper_parameters(config: Json) -> dict[str, str | float]:
+    """Return a configuration as a flat table, with "part_options.name" and without Nones."""
+    found: dict[str, str | float] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": item for key, item in hyper_parameters(value).items()}
+        elif isinstance(value, bool | int | float | str):
+            found[name] = value
+        elif value is not None:
+            found[name] = str(value)
+    return found
+
+
 def optional_loggers() -> list[str]:
-    """Return the names of the loggers that are asked for by name."""
+    """Return the names of the loggers that a run does not have by default."""
     return [name for name, logger in LOGGERS.items() if not logger.always]
 
 
 def logger_names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names; "none" and nothing are none.
-
-    Raises:
-        UnknownName: there is no such logger.
-        UserError: a package that it needs is missing.
-    """
+    """Split a comma-separated list of names; "none" is none."""
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip() not in ("", NONE)))
     optional = optional_loggers()
     for name in names:
@@ -50,5 +179,5 @@ def logger_names(text: str) -> tuple[str, ...]:
 
 
 def loggers_of(folder: RunFolder, names: Sequence[str]) -> dict[str, Logger]:
-    """Make the loggers of a run, by name: those that every run has, and those in `names`."""
+    """Make the loggers of a run, by name: the default ones, and those in `names`."""
     return {name: logger(folder) for name, logger in LOGGERS.items() if logger.always or name in names}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import CSV
 from tutti.registry import part
-from tutti.training.loggers.base import Logger, figures_of
+from tutti.training.loggers import Logger, figures_of
 
 
 @part("csv")
@@ -43,7 +43,7 @@ class JsonLinesLogger(Logger):
     always = True
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
-        """Keep what the file has of them, and nothing else."""
+        """Keep these epochs alone."""
         self._folder.keep_epochs(records)
 
     def epoch(self, record: EpochRecord) -> None:

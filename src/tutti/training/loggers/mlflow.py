@@ -1,10 +1,10 @@
-"""A run in MLflow: on the server or in the store that MLFLOW_TRACKING_URI names, else in a local data base.
+"""A run in MLflow: on the server or in the store of MLFLOW_TRACKING_URI, else in a local database.
 
     runs/mlruns/mlflow.db      the runs of all run folders in `runs`
-    runs/mlruns/artifacts/     what else MLflow keeps of them
-    runs/RUN/mlflow.txt        the number of the run there, which goes on when the training run does
+    runs/mlruns/artifacts/     MLflow's artifacts
+    runs/RUN/mlflow.txt        the id of the run there; a resumed training run goes on with it
 
-The experiment is "tutti", or what MLFLOW_EXPERIMENT_NAME names; the run is named like the run folder.
+The experiment is MLFLOW_EXPERIMENT_NAME, or "tutti"; the run is named like the run folder.
 """
 
 from __future__ import annotations
@@ -22,44 +22,39 @@ from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import MLFLOW
 from tutti.registry import part
-from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
+from tutti.training.loggers import Logger, evaluation_figures, figures_of, hyper_parameters
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 URI: Final = "MLFLOW_TRACKING_URI"
-"""The environment variable with another store than a local data base."""
-
-EXPERIMENT: Final = "MLFLOW_EXPERIMENT_NAME"
-"""The environment variable with another experiment than "tutti"."""
 
 FOLDER_TAG: Final = "tutti.run_folder"
-"""The tag with the path of the run folder, which has the weights and all records."""
+"""The tag with the path of the run folder."""
 
 
 @part("mlflow")
 class MlFlow(Logger):
     """A run of MLflow, with the hyper-parameters, the figures after each epoch and those of the test part."""
 
-    _client: MlflowClient | None = None
+    _client: MlflowClient
     _run, _step = "", 0
     _has_earlier = False
 
     @classmethod
     def needs(cls) -> Sequence[str]:
-        """Return the packages that it needs; a server of MLflow has its data base elsewhere."""
+        """Return the packages that it needs; with a server only mlflow itself."""
         packages = ("mlflow", "sqlalchemy", "alembic")
         return packages[:1] if os.environ.get(URI, "").startswith("http") else packages
 
     def begin(self, config: Json) -> None:
-        """Make the run, or go on with the one that the run folder names."""
-        # A training run reports to nobody unless the user asks for it.
+        """Create the run, or go on with the one that the run folder names."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         path = self._folder.path.absolute()
-        local, there = None if os.environ.get(URI) else path.parent / "mlruns", set[str]()
+        local, known = None if os.environ.get(URI) else path.parent / "mlruns", set[str]()
         with _quiet():
             if local is not None:
                 local.mkdir(parents=True, exist_ok=True)
@@ -68,18 +63,18 @@ class MlFlow(Logger):
                 self._run = (path / MLFLOW).read_text(encoding="utf-8").strip()
                 client.update_run(self._run, status="RUNNING")
                 self._has_earlier = True
-                there = set(client.get_run(self._run).data.params)
+                known = set(client.get_run(self._run).data.params)
             else:
-                name = os.environ.get(EXPERIMENT, "tutti")
+                name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tutti")
                 found = client.get_experiment_by_name(name)
                 place = None if local is None else (local / "artifacts").as_uri()
                 number = client.create_experiment(name, place) if found is None else found.experiment_id
                 made = client.create_run(str(number), tags={FOLDER_TAG: str(path)}, run_name=path.name)
                 self._run = str(made.info.run_id)
                 replace_file(path / MLFLOW, self._run.encode() + b"\n")
-            # MLflow has one value of a parameter: where a run goes on with another, it has the first.
+            # MLflow refuses a second value of a parameter.
             given = hyper_parameters(config).items()
-            params = [Param(name, str(value)) for name, value in given if name not in there]
+            params = [Param(name, str(value)) for name, value in given if name not in known]
             client.log_batch(self._run, params=params)
         self._client = client
 
@@ -89,29 +84,28 @@ class MlFlow(Logger):
             super().go_on(records)
 
     def epoch(self, record: EpochRecord) -> None:
-        """Write the figures; their step is that of the weight update."""
+        """Write the figures at the step of the weight update."""
         self._step = record.step
         self._write(figures_of(record))
 
     def end(self, summary: Summary | None) -> None:
         """Write the figures of the test part, and how the run ended."""
-        if summary is not None and self._run:
+        if summary is not None:
             self._write(evaluation_figures("test", summary.test))
         self._terminate("FAILED" if summary is None else "FINISHED")
 
     def stop(self) -> None:
-        """Write that somebody has stopped the run."""
+        """Mark the run as stopped."""
         self._terminate("KILLED")
 
     def _terminate(self, status: str) -> None:
-        if self._client is not None:
+        if self._run:
             with _quiet():
                 self._client.set_terminated(self._run, status)
 
     def _write(self, figures: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
-        assert self._client is not None, "a logger begins first"
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, self._step) for name, value in figures.items()]
         with _quiet():
@@ -120,7 +114,7 @@ class MlFlow(Logger):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence MLflow's messages about its tables, and SQLAlchemy's warnings of coming removals."""
+    """Silence MLflow's messages about its tables, and SQLAlchemy's deprecation warnings."""
     logger = logging.getLogger("mlflow")
     before = logger.level
     logger.setLevel(logging.WARNING)

@@ -12,7 +12,7 @@ from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import TENSORBOARD
 from tutti.registry import part
-from tutti.training.loggers.base import Logger, evaluation_figures, figures_of, hyper_parameters
+from tutti.training.loggers import Logger, evaluation_figures, figures_of, hyper_parameters
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 @part("tensorboard")
 class TensorBoard(Logger):
-    """An event file: the configuration, a point of each figure after each epoch, and those of the test part.
-
-    The step of a point is that of the weight update.
-    """
+    """An event file: the configuration, the figures of each epoch and those of the test part."""
 
     _writer: SummaryWriter | None = None
     _step = 0
@@ -44,7 +41,7 @@ class TensorBoard(Logger):
         self._writer.flush()
 
     def epoch(self, record: EpochRecord) -> None:
-        """Write a point of each figure, and let readers see it."""
+        """Write the figures of the epoch."""
         self._step = record.step
         self._write(figures_of(record))
 

@@ -1,12 +1,12 @@
 """Losses by name.
 
-A loss is a mean, which is put together from the parts of a batch that ranks and passes computed:
+A loss is a mean over parts of a batch, from several ranks and passes:
 
     loss = sum over the parts of total_part / sum over the parts of weight_part
 
-For most losses the weight of a part is its number of samples, which every rank knows of all parts. Others
-have a denominator of their own: cross entropy with `ignore_index` or with class weights divides by the
-weights of the labels that are there, a mean over tokens by their number. They return a sum and its weight.
+For most losses the weight of a part is its number of samples, which every rank knows. A loss with a
+denominator of its own, such as cross entropy with `ignore_index` or class weights, or a mean over tokens,
+returns a sum and its weight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from torch import Tensor
 from torch.nn import functional
@@ -29,27 +29,20 @@ from tutti.load_object import call_with_options, takes_option
 from tutti.registry import Registry
 from tutti.training.losses.weights import (
     LossFunction,
-    OfFlags,
     OfLabels,
     Weighed,
     of_labels,
     weights_of_classes,
-    weights_of_flags,
 )
-from tutti.training.targets import are_flags, loss_for
+from tutti.training.targets import loss_for
 
 
 @dataclass(frozen=True)
 class LossBatch:
-    """The samples of which a loss is computed, for one that asks for more than the output and the targets.
+    """The samples for a loss that takes more than outputs and targets."""
 
-    Attributes:
-        inputs: as the model got them: of shape (samples, ...), or several by name or by position.
-        targets: of shape (samples, ...).
-    """
-
-    inputs: Inputs
-    targets: Tensor
+    inputs: Inputs  # as the model gets them: of shape (samples, ...), or several by name or by position
+    targets: Tensor  # of shape (samples, ...)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -60,37 +53,19 @@ LOSSES: Registry[Loss] = Registry(
 )
 """The built-in losses."""
 
-OF_SHARES: Final = ("cross_entropy", "bce", "mse")
-"""Those whose gradient for equal shares of two classes is the mean of those for the two."""
-
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples.
-
-    That is the mean over the samples, but for losses with a denominator of their own.
-
-    Attributes:
-        name: its name in messages.
-        function: computes it.
-        ignored: the label that means that there is none; such samples count in no metric. None: every label
-            counts.
-        weighed: whether the loss has a denominator of its own, so that `function` gives a sum and its weight.
-        amounts: whether a single output approaches the class number itself, and is no logit.
-        floats: says why the loss does not take float targets, or None if it does; None: it takes all.
-        each: (outputs, targets) -> the loss of each label of 0 or 1, of the targets' shape; None: it takes no
-            such labels.
-        make: makes it with options by name; None: it takes none.
-    """
+    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples."""
 
     name: str
     function: LossFunction
-    ignored: int | None = None
-    weighed: bool = False
-    amounts: bool = False
-    floats: Callable[[Tensor], str | None] | None = None
-    each: Callable[[Tensor, Tensor], Tensor] | None = None
-    make: Callable[..., Loss] | None = field(default=None, compare=False)
+    ignored: int | None = None  # the number that means "no label"; None: every number is a label
+    weighed: bool = False  # `function` gives a sum and its weight, the loss's own denominator
+    amounts: bool = False  # a single output approaches the class number itself, and is no logit
+    floats: Callable[[Tensor], str | None] | None = None  # returns why it does not take float targets
+    flags: bool = False  # float targets are labels of 0 or 1
+    make: Callable[..., Loss] | None = field(default=None, compare=False)  # makes it with options
 
     @property
     def labels(self) -> bool:
@@ -99,7 +74,7 @@ class Loss:
 
     @cached_property
     def whole(self) -> bool:
-        """True if the function takes all that the model returns, and a `LossBatch`: `batch` is its second."""
+        """True if the second parameter is `batch`: it gets the model's return value and a `LossBatch`."""
         try:
             return [*inspect.signature(self.function).parameters][1:2] == ["batch"]
         except ValueError:
@@ -110,10 +85,7 @@ class Loss:
         return self._measured(outputs, targets)[0]
 
     def measure(self, outputs: object, targets: Tensor | LossBatch) -> tuple[Tensor, float]:
-        """Return the sum of the losses / the samples, a scalar, and the weight of these samples.
-
-        The mean over several parts is the sum of value * samples over all of them / the sum of their weights.
-        """
+        """Return the sum of the losses / the samples, a scalar, and the weight of these samples."""
         value, weight = self._measured(outputs, targets)
         return value, float(weight)
 
@@ -125,7 +97,7 @@ class Loss:
         if found.dim() and count and len(found) % count:
             raise BadOption(
                 f"loss '{self.name}' gives {len(found)} values for {count} samples; give one for each, or, "
-                "where only some count, (the sum of their losses, how many they are)"
+                "where only some count, (the sum of their losses, their number)"
             )
         return found if found.dim() == 0 else found.mean(), count
 
@@ -136,24 +108,21 @@ def named_loss(
     options: Mapping[str, Any] = MappingProxyType({}),
     class_weights: str | Tensor | None = None,
 ) -> Loss:
-    """Return the loss that `spec` means.
+    """Return the loss for a specification.
 
     Args:
         spec: a name in `LOSSES`, package.module:function, file.py:function, or a callable, such as a module
-            of torch. "auto" is cross_entropy for classes, mse for float targets
-            that look like nothing else. mse, l1 and bce take classes one-hot.
-        dataset: the targets of its training part decide "auto"; whether any part has samples without a label
-            decides what cross entropy divides by.
+            of torch. "auto" is cross_entropy for classes, and mse for amounts.
+        dataset: the targets; samples without a label in any part change the denominator of cross entropy.
         options: arguments by name: of a built-in loss, of a class, or of a function besides its first two.
         class_weights: "balanced", by the counts of the training part; the weights, separated by commas; a
             tensor with a row for each class; or None.
 
     Raises:
         UnknownName: no loss has this name, or it has no such option.
-        BadOption: `spec` does not lead to a callable; it is "auto", and the targets may be meant as
-            numbers or as labels; or the loss does not take such options or class weights.
-        BadData: there are samples without a label, and the loss needs one of each; or the targets are floats
-            that it does not take.
+        BadOption: `spec` is not callable; it is "auto", and the targets may be numbers or labels; or the
+            loss does not take these options or class weights.
+        BadData: the loss does not take the targets, or samples without a label.
     """
     if spec == "auto":
         spec = loss_for(dataset.train.targets)
@@ -181,32 +150,19 @@ def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> N
 
 
 def built_in(make: Callable[..., Loss]) -> Loss:
-    """Make a loss of the registry where its function is defined: the decorator below `@part`.
-
-    The parameters of that function are the options of the loss.
-    """
+    """Make a loss of a function whose parameters are its options: the decorator below `@part`."""
     return replace(make(), make=make)
 
 
 def align(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return `targets` with the shape and dtype of `outputs`: labels one-hot, (n,) as (n, 1) and back."""
+    """Return `targets` with the shape and dtype of `outputs`: labels one-hot, (n,) as (n, 1)."""
     if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return functional.one_hot(targets, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
 
-@dataclass(frozen=True)
-class _MeanOf:
-    """The mean over the labels of 0 or 1."""
-
-    each: Callable[[Tensor, Tensor], Tensor]
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.each(outputs, targets).mean()
-
-
 def _on(dataset: DataSet, loss: Loss) -> Loss:
-    """Return the loss, weighed by its own denominator where that is not the number of samples."""
+    """Return the loss for these targets, with its own denominator where it has one."""
     parts = dataset.parts
     own = of_labels(loss.function)
     if dataset.train.targets.is_floating_point():
@@ -214,7 +170,7 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
             problem = loss.floats(part.targets) if loss.floats else None
             if problem is not None:
                 raise BadData(f"loss '{loss.name}' {problem}")
-        return loss if own is None or loss.each is None else replace(loss, function=_MeanOf(loss.each))
+        return loss
     ignored = NO_LABEL if own is None else own.ignore_index
     gaps = sum(int((part.targets == ignored).sum()) for part in parts)
     loss = replace(loss, ignored=ignored if gaps else None)
@@ -229,12 +185,7 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
 
 
 def with_options(loss: Loss, options: Mapping[str, Any]) -> Loss:
-    """Return a built-in loss with options.
-
-    Raises:
-        UnknownName: it has no such option.
-        BadOption: a value that it refuses.
-    """
+    """Return a built-in loss with options; UnknownName or BadOption if it does not take them."""
     if not options:
         return loss
     assert loss.make is not None, "a built-in loss"
@@ -242,7 +193,7 @@ def with_options(loss: Loss, options: Mapping[str, Any]) -> Loss:
 
 
 def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
-    """Return a loss of the user's: a function with options of its own, or a class that is made with them."""
+    """Return the user's loss: a function or a class, with options."""
     name = name or getattr(function, "__name__", type(function).__name__)
     if isinstance(function, type):
         function = call_with_options(function, options, "loss", name)
@@ -258,45 +209,23 @@ def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
     return Loss(name, function)
 
 
-def refuse_without_shares(loss: Loss, shares: Tensor) -> None:
-    """Raise BadOption if a loss does not take shares of classes, of shape (samples, classes, ...)."""
-    refused = loss.floats is not None and loss.floats(shares) is not None
-    own = loss.weighed or loss.ignored is not None
-    if refused or own or (loss.name in LOSSES and loss.name not in OF_SHARES):
-        raise BadOption(
-            f"mixed samples have shares of classes, which loss '{loss.name}'"
-            f"{' with weights of labels' if own else ''} does not take; use the loss 'cross_entropy', or "
-            "leave --augment mixup out"
-        )
-
-
 def weights_in(loss: Loss) -> Tensor | None:
-    """Return the weights of classes, or of labels of 0 and of 1, in a loss; None: it has none."""
-    function = loss.function
-    if isinstance(function, OfFlags):
-        return function.weights
-    return function.weight if isinstance(function, OfLabels) else None
+    """Return a loss's weights of classes; None: it has none."""
+    return loss.function.weight if isinstance(loss.function, OfLabels) else None
 
 
 def _weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
-    """Return a loss in which the samples of each class, or labels of 0 and 1, have a weight.
-
-    Its denominator is the sum of the weights, so the answer is the same however a batch is cut.
-    """
+    """Return a loss with weights of classes; their sum is its denominator."""
     targets = dataset.train.targets
     own = None if targets.is_floating_point() else of_labels(loss.function)
-    if own is not None and own.weight is not None:
+    if own is None:
+        raise BadOption(
+            f"--class-weights are for cross_entropy and nll on class numbers, not for loss '{loss.name}' "
+            "here; choose another loss, give --data.classes 2 for labels of 0 or 1, or leave them out"
+        )
+    if own.weight is not None:
         raise BadOption(f"loss '{loss.name}' has weights of its own; leave them or --class-weights out")
-    if own is not None:
-        classes = dataset.classes or int(targets.max()) + 1
-        counted = targets[targets != own.ignore_index]
-        weights = given if isinstance(given, Tensor) else weights_of_classes(given, counted, classes)
-        return replace(loss, function=replace(own, weight=weights.flatten()), weighed=True)
-    if loss.each is not None and targets.is_floating_point() and are_flags(targets):
-        own_shape = targets.shape[1:] if isinstance(given, Tensor) and given.shape[1] > 1 else ()
-        weights = weights_of_flags(given, targets) if isinstance(given, str) else given.view(2, *own_shape)
-        return replace(loss, function=OfFlags(loss.each, weights), weighed=True)
-    raise BadOption(
-        "--class-weights are for cross_entropy, nll and focal on class numbers, and for bce and focal on "
-        f"labels of 0 or 1; loss '{loss.name}' has neither here: choose another, or leave --class-weights out"
-    )
+    classes = dataset.classes or int(targets.max()) + 1
+    counted = targets[targets != own.ignore_index]
+    weights = given if isinstance(given, Tensor) else weights_of_classes(given, counted, classes)
+    return replace(loss, function=replace(own, weight=weights.flatten()), weighed=True)

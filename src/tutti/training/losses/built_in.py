@@ -1,12 +1,9 @@
-"""The losses that have a name."""
+"""The built-in losses."""
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import cast
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,17 +11,7 @@ from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.training.losses import Loss, align, built_in
 from tutti.training.losses.weights import LossFunction
-from tutti.training.losses.weights import focal as focal_of_classes
 from tutti.training.targets import not_shares
-
-
-def _check_option(loss: str, name: str, value: object, low: float, high: float = math.inf) -> None:
-    """Raise BadOption if an option of a loss is no finite number between two others."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not low <= cast("float", value) <= high:
-        raise BadOption(
-            f"--loss.{name} of loss '{loss}' is {value!r}; give a number from {low:g} to {high:g}"
-        )
 
 
 def _no_shares(targets: Tensor) -> str | None:
@@ -56,7 +43,9 @@ def _no_flags(targets: Tensor) -> str | None:
 @built_in
 def cross_entropy(smoothing: float = 0.0) -> Loss:
     """Cross entropy of class scores (logits); labels, which may be smoothed, or shares of the classes."""
-    _check_option("cross_entropy", "smoothing", smoothing, 0, 1)
+    number = isinstance(smoothing, int | float) and not isinstance(smoothing, bool)
+    if not number or not 0 <= smoothing <= 1:
+        raise BadOption(f"--loss.smoothing is {smoothing!r}; give a number from 0 to 1")
     function: LossFunction = functional.cross_entropy
     if smoothing:
         function = partial(functional.cross_entropy, label_smoothing=smoothing)
@@ -74,34 +63,11 @@ def _bce(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(outputs, align(outputs, targets))
 
 
-def _bce_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
-    wanted = align(outputs, targets)
-    return functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none").view_as(targets)
-
-
 @part("bce")
 @built_in
 def bce() -> Loss:
-    """Binary cross entropy of logits, for labels of 0 or 1, of which any number may hold."""
-    return Loss("bce", _bce, floats=_no_flags, each=_bce_of_each)
-
-
-def _focal_of_each(gamma: float, outputs: Tensor, targets: Tensor) -> Tensor:
-    each = _bce_of_each(outputs, targets)
-    return each * (-torch.expm1(-each)).clamp(min=torch.finfo(each.dtype).tiny) ** gamma
-
-
-@part("focal")
-@built_in
-def focal(gamma: float = 2.0) -> Loss:
-    """Focal loss: (binary) cross entropy in which labels that are predicted well count little.
-
-    Lin, Goyal, Girshick, He, Dollár: Focal Loss for Dense Object Detection, ICCV 2017, equation 4. Gamma is 2
-    there, too; for alpha there are class weights.
-    """
-    _check_option("focal", "gamma", gamma, 0)
-    function = partial(focal_of_classes, gamma=gamma)
-    return Loss("focal", function, floats=_no_flags, each=partial(_focal_of_each, gamma))
+    """Binary cross entropy of logits, for labels of 0 or 1."""
+    return Loss("bce", _bce, floats=_no_flags, flags=True)
 
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -124,18 +90,3 @@ def _l1(outputs: Tensor, targets: Tensor) -> Tensor:
 def l1() -> Loss:
     """Mean absolute error; labels one-hot."""
     return Loss("l1", _l1, amounts=True)
-
-
-def _huber(delta: float, outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.huber_loss(outputs, align(outputs, targets), delta=delta)
-
-
-@part("huber")
-@built_in
-def huber(delta: float = 1.0) -> Loss:
-    """Huber loss: half the square of errors below delta, and delta times larger ones; labels one-hot.
-
-    Huber: Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 35, 1964.
-    """
-    _check_option("huber", "delta", delta, 1e-9)
-    return Loss("huber", partial(_huber, delta), amounts=True)

@@ -1,4 +1,4 @@
-"""Losses on labels as a sum with its weight, where the denominator is not the number of samples."""
+"""Losses on labels with a denominator of their own, and the weights of classes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,23 @@ from tutti.data.targets import NO_LABEL
 from tutti.errors import BadOption
 
 Weighed = tuple[Tensor, Tensor | float]
-"""The sum of the losses, a scalar, and the weight by which all sums together are to be divided."""
+"""The sum of the losses, a scalar, and its weight: the mean is all sums / all weights."""
 
 LossFunction = Callable[..., Tensor | Weighed]
 """(outputs, targets) -> the mean over the samples, one value for each sample, or a sum with its weight.
 
-If its second parameter is called `batch`, it gets all that the model returns, and a `LossBatch`.
+If its second parameter is `batch`, it gets the model's return value and a `LossBatch`.
 """
 
 
 @dataclass(frozen=True)
 class OfLabels:
-    """A loss on class numbers, as a sum over the labels with the sum of their weights.
+    """A loss on class numbers, as a sum over the labels with the sum of their weights."""
 
-    Attributes:
-        function: of `FUNCTIONS`.
-        weight: of each class; None: 1.
-        ignore_index: the label that means that there is none.
-        options: further arguments of the function.
-    """
-
-    function: Callable[..., Tensor]
-    weight: Tensor | None = None
-    ignore_index: int = NO_LABEL
-    options: Mapping[str, Any] = field(default_factory=dict)
+    function: Callable[..., Tensor]  # in `FUNCTIONS`
+    weight: Tensor | None = None  # of each class
+    ignore_index: int = NO_LABEL  # the number that means "no label"
+    options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the function
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Weighed:
         """Return the sum over the labels, and the sum of their weights."""
@@ -54,51 +47,9 @@ class OfLabels:
         return total, weight.double()[targets.where(counted, 0)].where(counted, 0).sum()
 
 
-@dataclass(frozen=True)
-class OfFlags:
-    """A loss on labels of 0 or 1, as a sum over the labels with the sum of their weights.
-
-    Attributes:
-        each: the loss of each label.
-        weights: of 0 and of 1: of shape (2,), or (2, ...) with one for each label of a sample.
-    """
-
-    each: Callable[[Tensor, Tensor], Tensor]
-    weights: Tensor
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Weighed:
-        """Return the sum over the labels, and the sum of their weights."""
-        of_unset, of_set = self.weights.to(targets)
-        weights = of_set.where(targets > 0, of_unset)
-        return (self.each(outputs, targets) * weights).sum(), weights.double().sum()
-
-
-def focal(
-    outputs: Tensor,
-    targets: Tensor,
-    weight: Tensor | None = None,
-    ignore_index: int = NO_LABEL,
-    reduction: str = "mean",
-    gamma: float = 2.0,
-) -> Tensor:
-    """Return the focal loss of class scores: the mean, or the sum, of -(1 - p)^gamma log p; p by softmax.
-
-    Lin, Goyal, Girshick, He, Dollár: Focal Loss for Dense Object Detection, ICCV 2017, equation 4.
-    """
-    entropies = functional.cross_entropy(outputs, targets, ignore_index=ignore_index, reduction="none")
-    # Not below the smallest number: the gradient of a power below 1 is infinite at 0.
-    missing = (-torch.expm1(-entropies)).clamp(min=torch.finfo(entropies.dtype).tiny)
-    each = entropies * missing**gamma
-    counted = targets != ignore_index
-    weights = counted.to(each) if weight is None else weight[targets.where(counted, 0)] * counted
-    total = (each * weights).sum()
-    return total if reduction == "sum" else total / weights.sum()
-
-
 FUNCTIONS: Final = {
     functional.cross_entropy: ("label_smoothing",),
     functional.nll_loss: (),
-    focal: ("gamma",),
 }
 """The losses on class numbers, with their options besides weight and ignore_index."""
 
@@ -106,11 +57,11 @@ _MODULES: Final = {
     nn.CrossEntropyLoss: functional.cross_entropy,
     nn.NLLLoss: functional.nll_loss,
 }
-"""Those of torch as modules, and the function that each computes."""
+"""Losses as modules of torch, and their functions."""
 
 
 def of_labels(function: object) -> OfLabels | None:
-    """Return a mean over labels with its options; None for another function."""
+    """Return the loss on labels of a function, a partial or a module of torch; None for another."""
     options: dict[str, Any] = {}
     if isinstance(function, OfLabels):
         return function
@@ -132,15 +83,11 @@ def of_labels(function: object) -> OfLabels | None:
 
 
 BALANCED: Final = "balanced"
-"""The weights with which each class counts as much as any other."""
+"""Weights that make all classes count equally."""
 
 
 def given_weights(text: str) -> list[float]:
-    """Return the weights that a text lists; empty for `BALANCED`.
-
-    Raises:
-        BadOption: it lists no finite numbers from 0, one of which is above 0.
-    """
+    """Return the weights that a text lists, empty for `BALANCED`; BadOption for anything else."""
     if text == BALANCED:
         return []
     try:
@@ -158,51 +105,15 @@ def given_weights(text: str) -> list[float]:
 def weights_of_classes(text: str, targets: Tensor, classes: int) -> Tensor:
     """Return the weight of each class, of shape (classes,), in float64.
 
-    Balanced are samples / (classes that are there * samples of the class), as in scikit-learn; 1 of a class
+    Balanced are samples / (classes with samples * samples of the class), as in scikit-learn; 1 for a class
     without samples.
-
-    Args:
-        text: `BALANCED`, or the weights.
-        targets: class numbers of the training part, those that mean no label left out.
-        classes: how many there are.
-
-    Raises:
-        BadOption: there are not as many weights as classes.
     """
     weights = given_weights(text)
-    if weights:
-        return _for(classes, weights)
-    counts = torch.bincount(targets.flatten().cpu(), minlength=classes)
-    return _balanced(counts.double())
-
-
-def weights_of_flags(text: str, targets: Tensor) -> Tensor:
-    """Return the weights of labels of 0 and of 1, in float64.
-
-    Args:
-        text: `BALANCED`, or the two weights, for all labels of a sample alike.
-        targets: of the training part, of shape (samples, ...).
-
-    Returns:
-        Of shape (2,), or balanced (2, ...), for each label of a sample its own.
-
-    Raises:
-        BadOption: there are not two weights.
-    """
-    weights = given_weights(text)
-    if weights:
-        return _for(2, weights)
-    held = targets.cpu().double().sum(0)
-    return _balanced(torch.stack([len(targets) - held, held]))
-
-
-def _for(classes: int, weights: list[float]) -> Tensor:
+    if not weights:
+        counts = torch.bincount(targets.flatten().cpu(), minlength=classes).double()
+        return (counts.sum() / ((counts > 0).sum() * counts)).where(counts > 0, 1.0)
     if len(weights) != classes:
         raise BadOption(
             f"--class-weights are {len(weights)} numbers, but there are {classes} classes; give one for each"
         )
     return torch.tensor(weights, dtype=torch.float64)
-
-
-def _balanced(counts: Tensor) -> Tensor:
-    return (counts.sum(0) / ((counts > 0).sum(0) * counts)).where(counts > 0, 1.0)

@@ -1,21 +1,157 @@
-"""Metrics by name."""
+"""Metrics by name, exact over batches and ranks.
+
+kind        of each sample             over all samples
+summed      numbers                    computed from their sums: a mean, or a score of the hits of each class
+gathered    its outputs and targets    computed from all of them, brought together on rank 0
+"""
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tutti.data.parts import DataSet
-from tutti.errors import BadOption
+from tutti.errors import BadModel, BadOption
 from tutti.records.texts import TOP, better_by_name
 from tutti.registry import Registry
 from tutti.training.losses import Loss
-from tutti.training.metrics.base import Metric, own_metric
 from tutti.training.stopping import LOSS
-from tutti.training.targets import Reading, are_flags
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, are_flags
+
+MetricFunction = Callable[[Tensor, Tensor], object]
+"""(outputs, targets) -> values of each sample, or a number for all of them."""
+
+TARGETS: Final = ("targets", "y_true", "y1")
+"""Names of a first parameter for which a function gets targets before outputs, as in scikit-learn."""
+
+DECISIONS: Final = ("y_pred", "y2")
+"""Names of a second parameter for predicted classes, or amounts."""
+
+PROBABILITIES: Final = ("y_score", "y_prob", "y_proba")
+"""Names of a second parameter for probabilities."""
+
+
+def mean(sums: Tensor, labels: int) -> float:
+    """Return the mean of one number for each label."""
+    return float(sums[0]) / labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric with its name.
+
+    Its function maps (outputs, targets) to one value for each sample, of shape (n, ...); to rows to add up,
+    of shape (rows, width); or to one number for all samples, if it gathers.
+    """
+
+    name: str
+    function: MetricFunction
+    takes: tuple[str, ...] = ()  # the kinds of targets that it is for; empty: any
+    width: int = 1  # the count of numbers summed over the samples; 0: it gathers
+    figure: Callable[[Tensor, int], float] = mean  # (sums in float64, the number of labels) -> the metric
+    read: Callable[[Reading], Metric] | None = None  # makes the metric for a kind of targets
+
+    @property
+    def gathers(self) -> bool:
+        """True if it needs all outputs and targets at once: on the CPU, one row for each label."""
+        return self.width == 0
+
+    @property
+    def better(self) -> str | None:
+        """Whether "lower" or "higher" values are better, by its name; None: unknown."""
+        return better_by_name(self.name)
+
+    def on(self, reading: Reading) -> Metric:
+        """Return the metric for these targets; BadOption if it does not take them."""
+        if self.takes and reading.kind not in self.takes:
+            of, remedy = "amounts", "choose other --metrics"
+            if CLASSES in self.takes:
+                of = "classes"
+                remedy = f"give class numbers as whole numbers or with --data.classes N, or {remedy}"
+            raise BadOption(
+                f"metric '{self.name}' compares {of}, but the targets are {reading.kind}; {remedy}"
+            )
+        return self if self.read is None else self.read(reading)
+
+    def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sums over the samples, of shape (width,), or a scalar, in float64."""
+        if self.gathers:
+            return outputs.new_empty(0).double()
+        values = self.function(outputs, targets)
+        if self.width > 1 and isinstance(values, Tensor):
+            return values.double().sum(0)
+        if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(targets):
+            raise BadModel(
+                f"metric '{self.name}' must give a tensor with one value for each of {len(targets)} samples, "
+                f"or one number for all of them; it gives {values}"
+            )
+        return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
+
+    def of_all(self, outputs: Tensor, targets: Tensor) -> float:
+        """Return the metric of all samples; NaN where an output is."""
+        if outputs.isnan().any():
+            return math.nan
+        try:
+            found: Any = self.function(outputs, targets)
+            return float(found)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise BadOption(
+                f"metric '{self.name}' cannot be computed of {len(targets):,} outputs and targets: "
+                f"{type(error).__name__}: {error}; choose another, or give a function of your own with the "
+                "arguments that it needs: file.py:function(targets, outputs)"
+            ) from error
+
+
+def own_metric(function: object, name: str, reading: Reading) -> Metric:
+    """Make a metric of a function of the user's, or of scikit-learn; BadOption if it is no function.
+
+    A function whose first parameter is one of `TARGETS` gets targets and outputs of all samples at once, as
+    arrays of NumPy. Any other gets outputs and targets, as tensors.
+    """
+    if not callable(function) or isinstance(function, type):
+        raise BadOption(f"metric '{name}' is {function!r}, not a function of (outputs, targets)")
+    try:
+        first, second, *_ = inspect.signature(function).parameters
+    except ValueError:  # unknown, or fewer
+        first, second = "", ""
+    if first not in TARGETS:
+        return Metric(name=name, function=function)
+
+    def all_at_once(outputs: Tensor, targets: Tensor) -> object:
+        return function(*_arrays(second, reading, outputs, targets))
+
+    return Metric(name=name, function=all_at_once, width=0)
+
+
+def _arrays(
+    wanted: str, reading: Reading, outputs: Tensor, targets: Tensor
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return targets and outputs for a second parameter of the name `wanted`."""
+    of_labels = reading.kind in (CLASSES, FLAGS)
+    if wanted in DECISIONS and of_labels:
+        found, true = reading.decisions(outputs, targets)
+        return np.asarray(true.long()), np.asarray(found.long())
+    if wanted in DECISIONS and reading.kind == AMOUNTS:
+        return np.asarray(targets), np.asarray(outputs.reshape(targets.shape))
+    if wanted in PROBABILITIES and of_labels:
+        probabilities, true = reading.probabilities(outputs, targets)
+        two = true.dim() == 1 and probabilities.shape[1] == 2
+        return np.asarray(true.long()), np.asarray(probabilities[:, 1] if two else probabilities)
+    return np.asarray(targets), np.asarray(outputs)
+
+
+def made(make: Callable[[], Metric]) -> Metric:
+    """Make a metric of the registry: the decorator below `@part`."""
+    return make()
+
 
 Spec = str | Callable[..., object]
 """A metric's name, or a function that computes it."""
@@ -31,20 +167,18 @@ METRICS: Registry[Metric] = Registry(
 
 
 def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> tuple[Metric, ...]:
-    """Return the metrics that `spec` means.
+    """Return the metrics for a specification.
 
     Args:
         spec: comma-separated names, or a sequence of names and callables: a name in `METRICS`,
             package.module:function or file.py:function. "auto" is accuracy for classes and labels of 0 or
-            1; mae, rmse and r2 for amounts; nothing for shares, probabilities and float targets with the
-            user's own loss; others may stand beside it. "none" is nothing.
+            1; mae, rmse and r2 for amounts; nothing for other float targets. "none" is nothing.
         loss: of the run.
         dataset: the targets of its training part decide "auto".
 
     Raises:
         UnknownName: no metric has this name.
-        BadOption: a name does not lead to a callable, two metrics have the same name, or the targets are
-            none that a metric takes.
+        BadOption: a name is not callable, two metrics have the same name, or one does not take the targets.
     """
     given = [spec] if callable(spec) else spec
     parts: Sequence[Spec] = _words(given) if isinstance(given, str) else list(given)
@@ -63,19 +197,10 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
 
 
 def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor) -> Metric:
-    """Refuse a metric that a model's outputs do not fit, before training.
+    """Try a metric on the outputs for some samples, before training.
 
-    Args:
-        metric: of the run.
-        outputs: the model's outputs for some samples.
-        targets: of these samples.
-        all_targets: of the training part, or of many of its samples.
-
-    Returns:
-        The metric. If a function gives one number for all samples, which may be no mean, it gathers.
-
-    Raises:
-        BadModel, BadOption: it does not take these outputs, or the targets.
+    A metric that gathers is tried on `all_targets` of the training part. A function that gives one number for
+    all samples becomes a metric that gathers.
     """
     if metric.width == 1:
         values: object = metric.function(outputs, targets)
@@ -90,28 +215,21 @@ def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor
 
 
 def check_metrics(spec: str) -> None:
-    """Refuse names that lead to no metric, before there is any data.
-
-    Raises:
-        UnknownName: no metric has this name.
-        BadOption: a name does not lead to a callable.
-    """
+    """Raise UnknownName or BadOption for a name that is no metric, before there is any data."""
     for name in _words(spec):
         if name not in ("auto", "none") and not TOP.fullmatch(name):
             METRICS.load(name)
 
 
 def better_of(metrics: Sequence[Metric]) -> dict[str, str | None]:
-    """Return of the loss and of each metric whether lower or higher values are better, as far as is known."""
+    """Return whether "lower" or "higher" values of the loss and each metric are better; None: unknown."""
     return {metric.name: metric.better for metric in metrics} | {LOSS: "lower"}
 
 
 def better_of_names(spec: str) -> dict[str, str | None] | None:
-    """Return the same of the metrics that a configuration names, before there is any data.
+    """Return the same for the metrics that a configuration names, before there is any data.
 
-    Returns:
-        Of "auto" all that it may mean, and more; None where an object of the user's is among them, whose name
-        is not known yet.
+    "auto" gives all metrics. None: an object of the user's is among them, whose name is not known yet.
     """
     names = list(METRICS) if spec.strip() == "auto" else [name for name in _words(spec) if name != "none"]
     if not all(name in METRICS or TOP.fullmatch(name) for name in names):
@@ -125,7 +243,7 @@ def _words(spec: str) -> list[str]:
 
 def _automatic(loss: Loss, dataset: DataSet) -> list[str]:
     targets = dataset.train.targets
-    if not targets.is_floating_point() or (loss.each is not None and are_flags(targets)):
+    if not targets.is_floating_point() or (loss.flags and are_flags(targets)):
         return ["accuracy"]
     return ["mae", "rmse", "r2"] if loss.amounts else []
 

@@ -1,4 +1,4 @@
-"""The metrics that have a name: of classes and labels of 0 or 1, and of amounts."""
+"""The built-in metrics: of classes and labels of 0 or 1, and of amounts."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from tutti.errors import BadModel, BadOption
+from tutti.errors import BadModel
 from tutti.registry import part
 from tutti.training.losses import align
-from tutti.training.metrics.base import Metric, made, mean
+from tutti.training.metrics import Metric, made, mean
 from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted
 
 LABELS: Final = (CLASSES, FLAGS)
-
-BINS: Final = 15
-"""The bins of the calibration error; Guo et al. have as many."""
 
 Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hits, predictions, labels), float64, one number for each class -> scores of these; NaN where undefined."""
 
 
 def _of_labels(name: str, read: Callable[[Reading], Metric]) -> Metric:
-    """Make a metric of labels, which `read` makes for a kind of targets."""
+    """Make a metric of labels by a function of the kind of targets."""
     return Metric(name=name, function=partial(_hits, False), takes=LABELS, read=read)
 
 
@@ -69,20 +66,14 @@ def top5() -> Metric:
 
 
 def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
-    """Make a metric of how often each class is hit, is predicted and is true.
+    """Make the mean of a score over the classes that are true or predicted at least once.
 
-    Args:
-        name: of the metric. With "_micro" it is the score of the counts of all classes together, else the
-            mean of the scores of those classes that are there or are predicted.
-        score: of a class.
-        undefined: what counts for a score that is undefined; NaN: such a class is left out.
+    `undefined` replaces a score of 0 / 0; NaN leaves the class out.
     """
 
     def figure(sums: Tensor, labels: int) -> float:
         counts = sums.view(3, -1)
         counts = counts[:, counts[1:].sum(0) > 0]
-        if name.endswith("_micro"):
-            counts = counts.sum(1, keepdim=True)
         return float(score(*counts).nan_to_num(nan=undefined).nanmean())
 
     def read(reading: Reading) -> Metric:
@@ -93,119 +84,46 @@ def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
 
 
 def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return how often each class is hit, is predicted and is true, of shape (1, 3 * classes)."""
+    """Return the hits, predictions and labels of each class, of shape (1, 3 * classes)."""
     found, wanted = reading.decisions(outputs, targets)
     if found.dim() > 1:
         return torch.cat([(found & wanted).sum(0), found.sum(0), wanted.sum(0)])[None]
-    # Predictions of no known class are one more, which is left out.
+    # Predictions outside the known classes are left out.
     count = reading.columns
     kinds = [wanted[found == wanted], found.clamp(max=count), wanted]
     return torch.cat([torch.bincount(one, minlength=count)[:count] for one in kinds])[None]
-
-
-def _f1(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
-    return 2 * hits / (predictions + labels)
-
-
-def _precision(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
-    return hits / predictions
-
-
-def _recall(hits: Tensor, predictions: Tensor, labels: Tensor) -> Tensor:
-    return hits / labels
 
 
 @part("f1")
 @made
 def f1() -> Metric:
     """F1 score, the mean over the classes (macro)."""
-    return _of_counts("f1", _f1)
-
-
-@part("f1_micro")
-@made
-def f1_micro() -> Metric:
-    """F1 score of the counts of all classes together."""
-    return _of_counts("f1_micro", _f1)
+    return _of_counts("f1", lambda hits, predictions, labels: 2 * hits / (predictions + labels))
 
 
 @part("precision")
 @made
 def precision() -> Metric:
     """Share of right ones among the predictions of a class, the mean over the classes (macro)."""
-    return _of_counts("precision", _precision)
-
-
-@part("precision_micro")
-@made
-def precision_micro() -> Metric:
-    """Share of right ones among all predictions."""
-    return _of_counts("precision_micro", _precision)
+    return _of_counts("precision", lambda hits, predictions, labels: hits / predictions)
 
 
 @part("recall")
 @made
 def recall() -> Metric:
     """Share of found ones among the labels of a class, the mean over the classes (macro)."""
-    return _of_counts("recall", _recall)
-
-
-@part("recall_micro")
-@made
-def recall_micro() -> Metric:
-    """Share of found ones among all labels."""
-    return _of_counts("recall_micro", _recall)
+    return _of_counts("recall", lambda hits, predictions, labels: hits / labels)
 
 
 @part("balanced_accuracy")
 @made
 def balanced_accuracy() -> Metric:
     """Accuracy of each class, the mean over the classes that are there."""
-    return _of_counts("balanced_accuracy", _recall, undefined=torch.nan)
-
-
-@part("calibration_error")
-@made
-def calibration_error() -> Metric:
-    """Expected calibration error: the distance of confidence and accuracy in 15 bins of confidence.
-
-    Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks, ICML 2017, equation 3.
-    """
-
-    def read(reading: Reading) -> Metric:
-        if reading.amounts:
-            raise BadOption(
-                f"metric 'calibration_error' compares probabilities, but loss '{reading.loss}' has the "
-                "outputs approach numbers; choose a loss such as cross_entropy or bce, or other --metrics"
-            )
-        function = partial(_in_bins, reading)
-        return Metric(name="calibration_error", function=function, width=3 * BINS, figure=_distance)
-
-    return _of_labels("calibration_error", read)
-
-
-def _in_bins(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the count, the sum of confidences and the hits of each bin, of shape (1, 3 * bins)."""
-    probabilities, wanted = reading.probabilities(outputs, targets)
-    if wanted.dim() > 1:
-        probabilities = torch.stack([1 - probabilities, probabilities], 2).flatten(0, 1)
-        wanted = wanted.flatten().long()
-    confidence, found = probabilities.max(1)
-    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    values = torch.stack([torch.ones_like(confidence), confidence, (found == wanted).double()])
-    return values.new_zeros(3, BINS).index_add_(1, bins, values).flatten()[None]
-
-
-def _distance(sums: Tensor, labels: int) -> float:
-    counts, confidence, hits = sums.view(3, BINS)
-    return float((hits - confidence).abs().sum() / counts.sum())
+    return _of_counts("balanced_accuracy", lambda hits, predictions, labels: hits / labels, torch.nan)
 
 
 def _of_each_class(name: str, score: str) -> Metric:
-    """Make the mean of a score of scikit-learn of each class against all others.
-
-    Classes without samples, or without others, are left out.
-    """
+    """Make the mean of a score of scikit-learn of each class against all others, where there are both."""
 
     def function(reading: Reading, outputs: Tensor, targets: Tensor) -> float:
         from sklearn import metrics  # It takes half a second to import.
@@ -278,7 +196,7 @@ def r2() -> Metric:
     """Coefficient of determination, the mean over the numbers of a target."""
 
     def read(reading: Reading) -> Metric:
-        # Deviations are summed from about the mean, so that nothing is lost where that is large.
+        # Deviations from about the mean: their squares lose no digits where the mean is large.
         centre = reading.targets.cpu().reshape(len(reading.targets), -1).double().mean(0)
         function = partial(_deviations, centre)
         return Metric(name="r2", function=function, width=3 * len(centre), figure=_determination)
@@ -294,10 +212,10 @@ def _deviations(centre: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _determination(sums: Tensor, labels: int) -> float:
-    """As in scikit-learn, 0 where all targets are equal and the outputs are not, and 1 where both are."""
+    """As in scikit-learn, where all targets are equal: 1 if the outputs are too, else 0."""
     total, squares, errors = sums.view(3, -1)
     spread = squares - total.square() / labels
-    # What rounding leaves of equal targets is none.
+    # The spread of equal targets is rounding.
     spread = spread.where(spread > 1e-12 * squares, 0.0)
     constant = (errors > 0).double().neg()
     return float((1 + torch.where(spread > 0, -errors / spread, constant)).mean())

@@ -1,7 +1,6 @@
 """The ways to evaluate the validation part after every epoch.
 
 pause         │ epoch 1 │ evaluate 1, all ranks │ epoch 2 │ evaluate 2, all ranks │
-distributed   │ epoch 1 │ own share of 1 │ epoch 2 │ own share of 2 │               no rank waits
 background    │ epoch 1 │ epoch 2 │ epoch 3 │                                       beside training
 """
 
@@ -26,7 +25,7 @@ VALIDATIONS: Final[Registry[type[Validation]]] = Registry("tutti.training.valida
 
 @dataclass(frozen=True)
 class ValidationTask:
-    """The arguments of an evaluation: see `tutti.training.evaluation.evaluate`."""
+    """The arguments of `tutti.training.evaluation.evaluate`."""
 
     replica: Replica
     part: Part
@@ -36,20 +35,14 @@ class ValidationTask:
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """The part that is evaluated after every epoch, and how: a name in `VALIDATIONS`."""
+    """The part that is evaluated after every epoch, and a name in `VALIDATIONS`."""
 
     part: Part
     how: str = "pause"
 
 
 class Validation(ABC):
-    """A way to evaluate after every epoch. All ranks make the same calls.
-
-    Attributes:
-        meets: whether the ranks have waited for each other when `collect` returns.
-    """
-
-    meets: bool = True
+    """A way to evaluate after every epoch. All ranks make the same calls."""
 
     def __init__(self, task: ValidationTask) -> None:
         self._task = task
@@ -57,7 +50,7 @@ class Validation(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Evaluate the weights and buffers that the replica holds now; they may change when this returns."""
+        """Evaluate the weights and buffers of the replica; they may change when this returns."""
 
     def collect(self, everything: bool) -> list[Evaluation]:
         """Return the new results, or wait for all, in the order of `begin` (collective)."""
@@ -66,12 +59,12 @@ class Validation(ABC):
         return found
 
     def state(self) -> State:
-        """Return what was begun and not collected yet (collective)."""
+        """Return the results that are not collected yet (collective)."""
         self._add_up(everything=True)
         return State(shared={"waiting": [to_json(found) for found in self._found]})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on with what an earlier one had not handed out, whatever way it was."""
+        """Go on with the results that an earlier run has not collected."""
         self._found += [parse_record(left, Evaluation) for left in saved.shared.get("waiting", [])]
 
     @abstractmethod
@@ -79,5 +72,5 @@ class Validation(ABC):
         """Add up the results that the ranks have, or all, into `_found` (collective)."""
 
     def close(self) -> None:
-        """Give back what this holds, whatever the state of training."""
+        """Release processes and memory."""
         return

@@ -3,11 +3,9 @@
     rank       epoch 1 │copy│ epoch 2 │copy│ epoch 3 ...
     process    starts       └── evaluates 1 ──────┴── evaluates 2 ...  at the lowest priority
 
-It is a process because a thread would hold the interpreter's lock when training wants it, and a fresh one
-because a fork has the locks that other threads of the rank hold, and not those threads. What is not done when
-it is needed the rank evaluates itself, so nothing waits for the process.
-
-The process takes 2 s of processor time before its first result, all of it imports, and 300 MB of memory.
+A thread would hold the interpreter's lock while training wants it, and a fork would have locks of threads
+that it lacks: so it is a fresh process, with 2 s of imports and 300 MB of memory. The rank evaluates the
+snapshots itself that are not done when they are needed, so it never waits for the process.
 """
 
 from __future__ import annotations
@@ -48,26 +46,26 @@ PROGRAM: Final = (
     "[signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]; "
     "from tutti.training.validation.background import serve; serve(**start)"
 )
-"""The program of the process, which ignores the signals by which a job is asked to stop."""
+"""The program of the process, which ignores the signals that stop a job."""
 
 SNAPSHOT_BYTES: Final = 256 << 20
-"""The memory that the waiting snapshots of one rank may take; there is always room for one."""
+"""The most memory of a rank's waiting snapshots; there is always room for one."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
 
 @part("background")
 class Background(Validation):
-    """A process beside each rank evaluates its share of a copy of the weights, on time that training leaves.
+    """A process beside each rank evaluates its share of a copy of the weights, in idle time.
 
-    What is left at the end, or at a checkpoint, the ranks evaluate themselves.
+    At the end, or at a checkpoint, the ranks evaluate the rest.
     """
 
     def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
         mine = cut(len(task.part), task.comm.size)[task.comm.rank]
         alone = cast("Communicator", SimpleNamespace(rank=0, size=1))
-        # The other process has a copy of this, and of the module.
+        # The process gets a copy of this, and of the module.
         self._evaluate = partial(
             evaluate, task.replica.module, task.part.stretch(mine), alone, task.objective
         )
@@ -90,7 +88,7 @@ class Background(Validation):
 
     @override
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, and drop the snapshots."""
         self._end()
         while self._waiting:
             self._waiting.popleft().close()
@@ -105,12 +103,12 @@ class Background(Validation):
         self._found += [tally.total_of(self._results.popleft(), comm) for _ in range(ready)]
 
     def _poll(self) -> None:
-        """Receive what the process has found so far."""
+        """Receive the results so far."""
         while self._process is not None and self._waiting and self._connection.poll():
             self._receive()
 
     def _finish(self) -> None:
-        """End the process, and evaluate here what it has not done."""
+        """End the process, and evaluate the waiting snapshots here."""
         self._poll()
         self._end()
         if not self._waiting:
@@ -146,7 +144,7 @@ class Background(Validation):
             os.close(work)
             raise BadOption(
                 "--validate background sends the model to another process, which cannot be done "
-                f"({type(error).__name__}: {error}); use --validate distributed"
+                f"({type(error).__name__}: {error}); use --validate pause"
             ) from error
         os.lseek(work, 0, os.SEEK_SET)  # where the other process begins to read
         ours, theirs = Pipe()
@@ -167,7 +165,7 @@ class Background(Validation):
             found: list[NDArray[Any]] | str = self._connection.recv()
         except (EOFError, ConnectionResetError):
             raise TuttiError(
-                "the process that evaluates beside training was killed; if nobody did that, memory is short: "
+                "the process that evaluates beside training was killed, perhaps as memory is short: "
                 "use --validate pause"
             ) from None
         if isinstance(found, str):
@@ -178,13 +176,10 @@ class Background(Validation):
 
 
 def serve(parent: int, files: list[str], connection: int, work: int) -> None:
-    """Evaluate the parent's snapshots until it is done (entry point of the other process).
+    """Evaluate the snapshots of the rank `parent` (entry point of the process).
 
-    Args:
-        parent: the rank that started this process.
-        files: Python files that it has imported by their paths.
-        connection: the descriptor of the connection to it.
-        work: that of a file with the module, what evaluates it, and torch's settings, pickled.
+    `files` are Python files that the rank has imported by path, `connection` and `work` file descriptors: of
+    the connection to the rank, and of the pickled module, evaluation and settings of torch.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -202,7 +197,7 @@ def serve(parent: int, files: list[str], connection: int, work: int) -> None:
             while True:
                 _show(replica, torch.load(f"/proc/{parent}/fd/{snapshots.recv()}"))
                 found = evaluate().sums()
-                # As arrays: torch would send tensors as names of shared memory.
+                # torch would send tensors as names of shared memory.
                 snapshots.send([one.numpy() for one in (found.counts, found.sums, *found.rows)])
     except BaseException:
         snapshots.send(traceback.format_exc())
@@ -210,6 +205,6 @@ def serve(parent: int, files: list[str], connection: int, work: int) -> None:
 
 
 def _show(replica: Replica, snapshot: Values) -> None:
-    """Put a snapshot into the module. Weights are only pointed to: others may see the replica's own."""
+    """Put a snapshot into the module; its weights are not copied, as ranks may share the replica's own."""
     replica.look_at(snapshot["weights"])
     load_buffers(replica.module, snapshot["buffers"])
