@@ -31,12 +31,7 @@ ASKED: Final = "it was asked to"
 
 
 class Saving:
-    """The checkpoints of one run, as one of its ranks sees them (collective over the workers).
-
-    Attributes:
-        lost: the state with which the run was to stop could not be written.
-        step: the updates that were made when the state was last saved; None: it was not.
-    """
+    """The checkpoints of one run, as one of its ranks sees them (collective over the workers)."""
 
     def __init__(
         self,
@@ -47,8 +42,8 @@ class Saving:
         wishes: Wishes,
     ) -> None:
         self._comm, self._parts, self._disk, self._memory, self._wishes = comm, parts, disk, memory, wishes
-        self.lost = False
-        self.step: int | None = None
+        self.lost = False  # the state with which the run was to stop could not be written
+        self.step: int | None = None  # the updates that were made when the state was last saved
 
     def agenda(self) -> Agenda:
         """Return the times at which this run is saved, or stops."""
@@ -78,24 +73,14 @@ class Saving:
 def saving(
     comm: Communicator,
     parts: Assembly,
-    folder: RunFolder | None,
-    memory: MemoryPlace | None,
-    deadline: float | None,
+    folder: RunFolder | None,  # on rank 0
+    memory: MemoryPlace | None,  # where the state is copied to
+    deadline: float | None,  # when the run is to stop, in seconds since the epoch
     *,
-    write: bool,
-    resumed: bool,
+    write: bool,  # the run has a folder
+    resumed: bool,  # the user goes on with an earlier run, whose end is saved
 ) -> Iterator[Saving | None]:
-    """Make what saves a run (collective); None if nothing is to be saved.
-
-    Args:
-        comm: the workers.
-        parts: of the run.
-        folder: of the run, on rank 0.
-        memory: where the state is copied to; None: nowhere.
-        deadline: when the run is to stop, in seconds since the epoch.
-        write: the run has a folder.
-        resumed: the user goes on with an earlier run, whose end is saved.
-    """
+    """Make what saves a run (collective over the workers); None if nothing is to be saved."""
     if not write and memory is None:
         yield None
         return

@@ -132,11 +132,7 @@ PARTS: Final = ("train", "validation", "test")
 
 
 def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> RunOutcome | None:
-    """Return the outcome of a run that was to go on, but has come to its end; say so.
-
-    Returns:
-        The outcome, without the weights; None: there is something left to be trained.
-    """
+    """Print and return the outcome of a run that has come to its end; None: there is something to train."""
     folder = RunFolder(resume.folder)
     if resume.checkpoint is not None or not folder.finished:
         return None
