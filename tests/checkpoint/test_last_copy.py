@@ -12,10 +12,9 @@ from typing import NoReturn
 import pytest
 
 from tests.checkpoint.states import check, state_of
-from tutti.checkpoint.in_memory import MemorySaver
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.checkpoint.reading import Checkpoint
-from tutti.checkpoint.saver import Saver
+from tutti.checkpoint.saver import MemorySaver, Saver
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import PeerLost
 from tutti.records.checkpoints import newest

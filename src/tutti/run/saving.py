@@ -13,9 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, cast
 
-from tutti.checkpoint.in_memory import MemorySaver
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.checkpoint.saver import Saver
+from tutti.checkpoint.saver import MemorySaver, Saver
 from tutti.comm.base import Communicator
 from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.traced import traced

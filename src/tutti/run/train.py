@@ -15,8 +15,7 @@ import torch._dynamo  # The first optimizer imports it, for a second: better bef
 from torch import nn
 from typing_extensions import override
 
-from tutti.checkpoint.in_memory import kept_in
-from tutti.checkpoint.reading import Checkpoint
+from tutti.checkpoint.reading import Checkpoint, kept_in
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
