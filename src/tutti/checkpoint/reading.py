@@ -31,16 +31,17 @@ from tutti.records.untrusted import parse_json
 from tutti.state import LocalState, Named, Saved, State, TensorPiece, joined, named
 
 
-class Checkpoint:
-    """A checkpoint whose files are as they were written. Made by `open_checkpoint` and `newest`.
+_TAG: Final = 0x7C4C
+"""The tag of the messages with files."""
 
-    Attributes:
-        manifest: its contents.
-        path: of its folder.
-        step: how many steps were done.
-        ranks: how many have left their state.
-        score: how good the model is, the higher the better; None: unknown.
-    """
+_CHUNK: Final = 16 << 20
+
+Places = dict[str, tuple[int, int]]
+"""The offset and the size of each file of a checkpoint, by name."""
+
+
+class Checkpoint:
+    """A checkpoint whose files are as they were written. Made by `open_checkpoint` and `newest`."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
@@ -147,15 +148,6 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """
     found, passed_over = checkpoints.newest(folder)
     return None if found is None else Checkpoint(found.path, found.manifest), passed_over
-
-
-_TAG: Final = 0x7C4C
-"""The tag of the messages with files."""
-
-_CHUNK: Final = 16 << 20
-
-Places = dict[str, tuple[int, int]]
-"""The offset and the size of each file of a checkpoint, by name."""
 
 
 class MemoryCheckpoint(Checkpoint):
