@@ -27,9 +27,7 @@ from tutti.errors import BadCheckpoint
 from tutti.records import checkpoints
 from tutti.records.checkpoints import RUN, Manifest, head_file, read_manifest, tensors_file
 from tutti.records.json_lines import Json
-from tutti.records.untrusted import parse_json
 from tutti.state import LocalState, Named, Saved, State, TensorPiece, joined, named
-
 
 _TAG: Final = 0x7C4C
 """The tag of the messages with files."""
@@ -85,13 +83,12 @@ class Checkpoint:
 
     def _state(self, rank: int) -> State:
         with self._reading(tensors_file(rank)):
-            # As they are: texts that are printed belong to the facts.
-            head = self._read(head_file(rank), json.loads)
+            head = self._read(head_file(rank))
             return decode(head, self.tensors(tensors_file(rank)))
 
-    def _read(self, name: str, parse: Callable[[bytes], object] = parse_json) -> Json:
+    def _read(self, name: str) -> Json:
         with self._reading(name):
-            values = parse(self.read(name))
+            values = json.loads(self.read(name))
             if not isinstance(values, dict):
                 raise TypeError("it is no JSON object")
             return cast("Json", values)

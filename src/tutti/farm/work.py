@@ -11,7 +11,6 @@ from tutti.farm.block_placement import place_blocks
 from tutti.farm.blocks import EndedBySignal, HostPool
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import Coordinator, FarmOutcome, Happening, JobBegan, JobEnded, Listener
-from tutti.farm.finisher import Finisher
 from tutti.farm.jobs import JobSource
 from tutti.launch.cores import allowed_cores
 from tutti.launch.fork_server_client import fork_server
@@ -78,9 +77,8 @@ def work_on(
         stopping.page.stoppable = True
         with ExitStack() as stack:
             pool = _pool(stack, folder, launch, placement, count, stopping)
-            finisher = stack.enter_context(Finisher())
-            stack.callback(pool.close)  # before the finisher ends
-            recorder = _Recorder(folder, launch, finisher, listener)
+            stack.callback(pool.close)
+            recorder = _Recorder(folder, launch, listener)
             left = Unclaimed(folder, launch, source, recorder.note)
             limits = job_timeout_s, time_limit_s
             coordinator = Coordinator(pool, left, *limits, recorder.note, left.elsewhere)
@@ -139,11 +137,8 @@ def _settle(
 class _Recorder:
     """Writes into the folder of the farm what happens, and tells who else wants to know."""
 
-    def __init__(
-        self, folder: FarmFolder, launch: Launch, finisher: Finisher, listener: Listener | None
-    ) -> None:
-        self._folder, self._launch = folder, launch
-        self._finisher, self._listener = finisher, listener
+    def __init__(self, folder: FarmFolder, launch: Launch, listener: Listener | None) -> None:
+        self._folder, self._launch, self._listener = folder, launch, listener
 
     def note(self, what: Happening) -> None:
         """Note what has happened."""
@@ -152,9 +147,7 @@ class _Recorder:
             launch.note(FarmEvent(now, "began", what.job.name, what.block, launch=launch.name))
         elif isinstance(what, JobEnded):
             outcome = what.outcome
-            if outcome.state is JobState.FINISHED:
-                self._finisher.add(folder.job(what.job.name))
-            elif outcome.state is JobState.FAILED:
+            if outcome.state is JobState.FAILED:
                 folder.write_error(what.job.name, what.traceback or outcome.why)
             how = outcome.state.value, outcome.seconds, outcome.why
             launch.note(FarmEvent(now, "ended", what.job.name, what.block, *how, launch.name))

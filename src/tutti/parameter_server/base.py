@@ -201,10 +201,6 @@ class Centre(ABC):
         """
 
     @abstractmethod
-    def overwrite(self, weights: Vectors) -> None:
-        """Go on from other weights, the same for every worker (collective); all have read them by then."""
-
-    @abstractmethod
     def tick(self, slack: int, into: Vectors) -> Receipt:
         """Count a step of this worker, wait until no other is more than `slack` steps behind, and then read.
 

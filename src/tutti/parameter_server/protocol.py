@@ -2,8 +2,8 @@
 
     worker                                   server
       │ request: what, a detail, settings ─────▶ │   REQUEST
-      │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (push, exchange,
-      │                                          │                                   overwrite)
+      │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (begin, push,
+      │                                          │                                   exchange)
       │ its slice of the weights at which that   │
       │ was computed, if the rule compares ────▶ │   likewise                        (push, exchange)
       │ what the rule has kept ────────────────▶ │   STATE                           (restore)
@@ -47,7 +47,7 @@ class Request(IntEnum):
     LEAVE = 5
     REJOIN = 6
     CLOSE = 7
-    OVERWRITE = 8
+    BEGIN = 8
     STATE = 9
     RESTORE = 10
 

@@ -179,9 +179,9 @@ class SharedCentre(Centre):
         copy_all(into, self.weights)
         self._comm.barrier()
 
-    @override
     @torch.no_grad()
     def overwrite(self, weights: Vectors) -> None:
+        """Go on from other weights, the same for every worker (collective)."""
         self._comm.barrier()
         if self._comm.rank == 0:
             copy_all(self.weights, weights)

@@ -24,24 +24,7 @@ VERSION: Final = 1
 
 
 @dataclass(frozen=True)
-class Combination(Record):
-    """The way from the values of candidates to those of their ensemble.
-
-    A value is a probability, or an amount.
-
-    Attributes:
-        method: by which it was found.
-        candidates: their names.
-        weights: of each; they add up to 1.
-    """
-
-    method: str
-    candidates: tuple[str, ...]
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Member(Record):
+class EnsembleMember(Record):
     """A trained network of an ensemble.
 
     Attributes:
@@ -61,14 +44,17 @@ class EnsembleRecord(Record):
 
     Attributes:
         kind: of the values: "classes", "flags" or "amounts".
-        combination: of the values of candidates, each the mean of its members' values.
-        members: in the order of their weights.
+        method: by which the weights were found.
+        weights: of the values of each candidate, the mean of its members' values; they add up to 1. A value
+            is a probability, or an amount.
+        members: in the order of their parameters in the file.
         version: of the file.
     """
 
     kind: str
-    combination: Combination
-    members: tuple[Member, ...]
+    method: str
+    weights: dict[str, float]
+    members: tuple[EnsembleMember, ...]
     version: int = VERSION
 
     def __post_init__(self) -> None:

@@ -28,15 +28,7 @@ _READ_S: Final = 2.0
 
 @dataclass(frozen=True)
 class ResizeRequest(Record):
-    """The content of the file.
-
-    Attributes:
-        workers: the number that is asked for.
-        token: tells this request from all others.
-        answer: a sentence; None: there is none yet.
-        agreed: the run has that number of workers.
-        warnings: sentences about them.
-    """
+    """The content of the file: the number of workers, a token of this request, and the run's answer."""
 
     workers: int
     token: str

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tutti.records.run import STAGES, EpochRecord, by_rank
-from tutti.records.run_folder import StrategyFacts
 from tutti.records.stragglers import UNEVEN, Straggler, straggler
 
 STANDS_OUT: Final = 0.1
@@ -24,24 +23,19 @@ _SAYS: Final = {
 }
 """Phrases for the stages with a remedy."""
 
-_UNKNOWN: Final = StrategyFacts(pace="", rarer="a larger --batch-size, for fewer exchanges")
-"""The facts of a strategy in a run folder that has none."""
 
-
-def where_the_time_went(
-    history: Sequence[EpochRecord], config: Mapping[str, Any], facts: StrategyFacts | None
-) -> str:
+def where_the_time_went(history: Sequence[EpochRecord], config: Mapping[str, Any], pace: str) -> str:
     """Advise a run by its epochs; "" if there are none."""
     ranks = stages_by_rank(history)
     if not ranks:
         return ""
-    return advice(ranks, config, facts, straggler(by_rank(history)))
+    return advice(ranks, config, pace, straggler(by_rank(history)))
 
 
 def advice(
     ranks: Sequence[Mapping[str, float]],
     config: Mapping[str, Any],
-    facts: StrategyFacts | None,
+    pace: str,
     late: Straggler | None = None,
 ) -> str:
     """Name the largest part of the time with a remedy, the remedy, and a slow rank.
@@ -49,7 +43,7 @@ def advice(
     Args:
         ranks: each rank's seconds by stage and its "samples", from `stages_by_rank`.
         config: of the run, as JSON values.
-        facts: of its strategy; None: unknown.
+        pace: of its strategy; empty: unknown.
         late: the rank that the others wait for, if there is one.
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
@@ -60,8 +54,7 @@ def advice(
     named = f"; {slowest}" if slowest else ""
     worst = max(_SAYS, key=lambda stage: totals[stage])
     share = totals[worst] / whole
-    facts = facts or _UNKNOWN
-    way = {"together": "speed", "free": "queue"}.get(facts.pace)
+    way = {"together": "speed", "free": "queue"}.get(pace)
     if late is not None and worst != "wait" and way and config.get("balance", "none") == "none":
         named += f" --balance {way} gives it a smaller share"
     if share < STANDS_OUT:
@@ -70,7 +63,7 @@ def advice(
     if worst == "wait" and slowest and way and config.get("balance", "none") == "none":
         remedy = f"--balance {way}"
     else:
-        remedy = _remedy(worst, config, facts, len(ranks))
+        remedy = _remedy(worst, config, pace, len(ranks))
     return f"{_SAYS[worst]} {share:.0%} of the time: try {remedy}{named}"
 
 
@@ -84,7 +77,7 @@ def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
     return found
 
 
-def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: int) -> str:
+def _remedy(stage: str, config: Mapping[str, Any], pace: str, ranks: int) -> str:
     larger = 4 * int(config.get("batch_size", 32))
     if stage == "extract":
         return "a faster disk for the data, such as one of this machine's own"
@@ -93,7 +86,7 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
     if stage == "copy":
         return f"--batch-size {larger}, or --layout contiguous and --precision fp32, which need no copy"
     if stage == "validation":
-        if facts.pace == "free" and config.get("validate", "pause") == "pause":
+        if pace == "free" and config.get("validate", "pause") == "pause":
             return "--validate background, beside training"
         return f"--validation {config.get('validation', 0.1) / 4:g}, a smaller part of the samples"
     if stage == "checkpoint":
@@ -101,14 +94,14 @@ def _remedy(stage: str, config: Mapping[str, Any], facts: StrategyFacts, ranks: 
         fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
         return f"{fewer}more --epochs: the final weights are written once"
     if stage == "update":
-        alone = facts.pace in ("abreast", "free") and ranks > 1
+        alone = pace in ("abreast", "free") and ranks > 1
         shared = ", or --strategy sync, whose workers share them out" if alone else ""
         return f"--batch-size {larger}, for fewer updates{shared}"
     if config.get("parallel"):
         if "pipeline" in str(config["parallel"]):
             return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
         return f"--batch-size {larger}, for more work between exchanges"
-    return facts.rarer
+    return f"--batch-size {larger}, or a strategy whose workers exchange less often, such as local"
 
 
 def _slowest(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.checkpoint.saver import MemorySaver, Saver
 from tutti.comm.base import Communicator
 from tutti.comm.clock_offset import compare_clocks
-from tutti.comm.traced import traced
+from tutti.comm.traced import TracedCommunicator
 from tutti.launch.stop_request import stop_requested
 from tutti.launch.usage_sampler import Sampler
 from tutti.records import checkpoints
@@ -176,7 +176,7 @@ class Recording:
         self.comm = comm
         if self.trace is not None:
             self._read_clock()
-            self.comm = traced(comm, self.trace)
+            self.comm = TracedCommunicator(comm, self.trace)
 
     def save(self, folder: str | None) -> list[str]:
         """Write what all ranks have recorded (collective); returns lines about it on the rank that wrote."""

@@ -19,7 +19,7 @@ from tutti.checkpoint.reading import Checkpoint, kept_in
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
-from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming import StreamedPart
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
@@ -30,7 +30,7 @@ from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
-from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
+from tutti.records.run_folder import RunFolder, check_writable
 from tutti.records.texts import resumed_text
 from tutti.run import summary_lines
 from tutti.run.build import (
@@ -255,7 +255,7 @@ class FittedRun:
                 self._config,
                 history,
                 None,
-                self._facts,
+                self._pace,
                 None if folder is None else str(folder.path),
                 data.shape,
                 outputs_for(data),
@@ -271,7 +271,7 @@ class FittedRun:
             if folder is not None:
                 if pipeline is not None:
                     folder.write(pipeline)
-                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.starts().records))
+                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.lines(RunStart).records))
                 folder.write(summary)
                 book.finish(summary)
         outcome = replace(outcome, summary=summary)
@@ -289,8 +289,8 @@ class FittedRun:
         return replace(self.parts.config, out=None)
 
     @property
-    def _facts(self) -> StrategyFacts:
-        return self.parts.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
+    def _pace(self) -> str:
+        return self.parts.strategy.pace.name.lower()
 
     def _trainer(
         self,
@@ -391,7 +391,6 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         job.memory.note_folder(folder.path.absolute())
     # Lost ranks may not be gone yet, though they no longer write.
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
-        folder = replace(folder, lock=lock, together=not context.alone)
         if lock.problem is not None:
             warn_on_stderr(
                 f"the file system of {folder.path} has no locks ({lock.problem}); see to it that no other "
@@ -404,8 +403,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         folder.write_config(config.as_json())
         of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
         folder.write(trained_on(task.dataset, of_classes))
-        folder.write(run._facts)
-        folder.note_start(run.start, flush=not job.takeover)
+        folder.append(replace(run.start, pace=run._pace), flush=not job.takeover)
         yield folder
 
 
@@ -413,11 +411,11 @@ def _print_beginning(parts: Assembly) -> None:
     task, train = parts.task, parts.task.dataset.train
     together = not parts.schedule.batches.own
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
-    if isinstance(train, StreamedPart) and train.windows is not None:
-        each, windows = cast("torch.Tensor", train.stored_inputs)[:1].nbytes, train.windows
+    if isinstance(train, StreamedPart):
+        each, windows = train.sample_bytes, train.windows
         print(
-            f"streaming {len(train) * each / 1e9:.2f} GB in windows of {windows.largest * each / 1e6:.1f} "
-            f"MB; a batch draws from {windows.largest / windows.samples:.2%} of the samples",
+            f"streaming {len(train) * each / 1e9:.2f} GB in windows of {windows.window * each / 1e6:.1f} "
+            f"MB; a batch draws from {windows.window / windows.samples:.2%} of the samples",
             flush=True,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -62,8 +62,6 @@ class GEM(Centred):
     arXiv:1805.08469, algorithm 1; `amplification` is kappa of appendix B, equation 27.
     """
 
-    rarer: ClassVar[str] = "--strategy easgd, whose workers meet every 10 batches"
-
     momentum: float = number(0.9, "momentum (mu) of the proxy whose energy is matched", least=0, below=1)
     amplification: float = number(1.0, "how much larger than the proxy's the moves may be (kappa)", above=0)
     least: float = number(0.0, "the smallest scale of an update", least=-math.inf, most=1)
@@ -94,10 +92,6 @@ class _GemWorker(CentredWorker):
     @torch.no_grad()
     def step(self) -> None:
         self.move()
-        self._bring()
-
-    def _bring(self) -> None:
-        """Push what the weights have been moved by since they were pulled, and pull."""
         for update, weights, then in zip(self._updates, self.weights, self._then, strict=True):
             torch.sub(weights, then, out=update)
         pulled = self.centre.pull(self.weights)
