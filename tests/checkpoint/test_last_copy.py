@@ -18,9 +18,7 @@ from tutti.checkpoint.saver import MemorySaver, Saver
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import PeerLost
 from tutti.records.checkpoints import newest
-from tutti.run.config import TrainConfig
 from tutti.run.start import _last_copy_kept
-from tutti.run.train_job import TrainJob
 
 
 @pytest.fixture
@@ -71,8 +69,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fail(memory: StateMemory) -> None:
     """Have a run fail that has lost too many ranks."""
-    job = TrainJob(TrainConfig(model="mlp", data="digits"))
-    with pytest.raises(PeerLost, match="once too often"), _last_copy_kept(job, memory.place):
+    with pytest.raises(PeerLost, match="once too often"), _last_copy_kept(memory.place, 3):
         raise PeerLost([0], "once too often")
 
 
