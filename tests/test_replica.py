@@ -229,10 +229,10 @@ def test_the_module_can_look_at_other_weights_and_back_again() -> None:
     (flat,) = replica.flats
     inputs = torch.randn(4, 7)
     before = module(inputs)
-    replica.look_at([torch.zeros_like(flat.weights)])
+    replica.point_to([torch.zeros_like(flat.weights)])
     assert not module(inputs).any()
     assert flat.weights.any()
-    replica.look_at([flat.weights])
+    replica.point_to([flat.weights])
     assert module[0].weight.data_ptr() == flat.weights.data_ptr()
     assert torch.equal(module(inputs), before)
 

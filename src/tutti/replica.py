@@ -233,7 +233,7 @@ class Replica:
         self.gradients = Gradients(self.flats, (p for _, p in self.scattered))
         self.buffers = _flatten_buffers(module)
 
-    def look_at(self, weights: Iterable[Tensor]) -> None:
+    def point_to(self, weights: Iterable[Tensor]) -> None:
         """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated."""
         for flat, vector in zip(self.flats, weights, strict=True):
             for parameter, span in zip(flat.parameters, flat.spans, strict=True):
@@ -311,11 +311,6 @@ def vector_like(tensor: Tensor, like: Tensor) -> Tensor:
     tensor = tensor.expand_as(like)
     last = like.dim() in _FORMATS and like.is_contiguous(memory_format=_FORMATS[like.dim()])
     return (tensor.movedim(1, -1) if last else tensor).reshape(-1)
-
-
-def is_there(tensor: Tensor, place: Tensor, address: int) -> bool:
-    """Return whether a tensor is what lies in a place, whose address is known; not so what is transposed."""
-    return tensor.data_ptr() == address and tensor.stride() == place.stride()
 
 
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
