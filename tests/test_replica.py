@@ -233,6 +233,7 @@ def test_the_module_can_look_at_other_weights_and_back_again() -> None:
     assert not module(inputs).any()
     assert flat.weights.any()
     replica.point_to([flat.weights])
+    assert module[0].weight.data_ptr() == flat.weights.data_ptr()
     assert torch.equal(module(inputs), before)
 
 

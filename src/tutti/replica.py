@@ -342,7 +342,7 @@ def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
 
 def _lacks_gradient(parameter: nn.Parameter, view: Tensor) -> bool:
     """Return whether a parameter has no gradient, given the view to which autograd has added nothing."""
-    # One may have been written into the vector itself. A loop of the user's has another view, or none.
+    # One may have been written into the vector itself.
     return parameter.grad is None or (parameter.grad is view and not bool(view.any()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -68,21 +68,18 @@ def announce(line: str) -> None:
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0."""
-    with SignalWatch() as signals:
+    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state.
+
+    Returns:
+        What its entry returned on rank 0; None once a signal has ended everything.
+    """
+    result: object = None
+    with (
+        SignalWatch() as signals,
+        closing(StateMemory()) as memory,
+        _last_copy_kept(memory.place, job.config.keep),
+    ):
         stopping = StopRequests(signals)
-        result = _survive(job, placement, announce, stopping)
-    stopping.act()
-    return result
-
-
-def _survive(
-    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: StopRequests
-) -> object:
-    """Do the same; returns None once a signal has ended everything."""
-    with ExitStack() as stack:
-        memory = stack.enter_context(closing(StateMemory()))
-        stack.enter_context(_last_copy_kept(job, memory.place))
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
         recovery = Recovery(stopping, policy.is_due)
         while not stopping.ended_by:
@@ -95,25 +92,25 @@ def _survive(
                     hang_timeout_s=job.hang_timeout_s,
                     recovery=recovery,
                 )
+                break
             except Replaced:
                 policy.resize()
             except TuttiError as end:
                 policy.go_on_after(end)
-            else:
-                return result
             announce = None
-    return None
+    stopping.act()
+    return result
 
 
 @contextmanager
-def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
+def _last_copy_kept(place: MemoryPlace, keep: int) -> Iterator[None]:
     """Write the last copy of the state as a checkpoint of the run, if the run fails in this block."""
     try:
         yield
     except TuttiError:
         try:
             if place.folder is not None:
-                place.write_last_copy(place.folder / checkpoints.FOLDER, job.config.keep)
+                place.write_last_copy(place.folder / checkpoints.FOLDER, keep)
         except (OSError, BadRunFolder, BadCheckpoint) as error:
             warn_on_stderr(f"no checkpoint was made of the last copy of the state, which is lost: {error}")
         raise
