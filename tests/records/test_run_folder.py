@@ -18,14 +18,13 @@ from tutti.records import run_folder
 from tutti.records.folder_lock import FolderLock
 from tutti.records.pipeline import FORWARD, PipelineRecord, PipelineSpan
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
-from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn, check_writable
+from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
 from tutti.replica import Replica
 from tutti.training.weights import load_weights, weights_to_bytes
 
 RECORD = EpochRecord(
     1, 8, True, Evaluation(10, 0.5), None, {"validation": 0.0, "total": 1.0}, 10.0, 0.1, "now"
 )
-FACTS = StrategyFacts("abreast", "--strategy.every 32")
 PIPELINE = PipelineRecord("gpipe", 1, [["0"]], [0.5], [PipelineSpan(0, FORWARD, 0, 0.0, 0.001)])
 TRAINED_ON = TrainedOn("digits", 3, ("a", "b", "c"), (1, 8, 8), (0.3,), (0.2,))
 
@@ -57,7 +56,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "run", "mlp", "digits")
     module = nn.Linear(4, 3)
     folder.write_config({"model": "mlp", "lr": None})
-    for record in (TRAINED_ON, FACTS, PIPELINE):
+    for record in (TRAINED_ON, PIPELINE):
         folder.write(record)
     folder.append(RECORD)
     summary = Summary.of([RECORD], RECORD.train, 15, World())
@@ -67,7 +66,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     load_weights(other, again.weights)
     assert json.loads((again.path / run_folder.CONFIG).read_text()) == {"model": "mlp", "lr": None}
     assert again.read(TrainedOn) == TRAINED_ON
-    assert again.find(StrategyFacts) == FACTS
     assert again.find(PipelineRecord) == PIPELINE
     assert again.history().records == [RECORD]
     assert again.read(Summary) == summary
@@ -168,11 +166,11 @@ def test_broken_weights_are_named(tmp_path: Path) -> None:
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_weights(weights_to_bytes(nn.Linear(4, 3).state_dict()))
-    with pytest.raises(BadModel, match=r"(?s)those of another model.*size mismatch for weight"):
+    with pytest.raises(BadModel, match=r"(?s)belong to another model.*size mismatch for weight"):
         load_weights(nn.Linear(4, 2), folder.weights)
     with pytest.raises(BadModel, match=r'(?s)Missing key.*"0\.weight"'):
         load_weights(nn.Sequential(nn.Linear(4, 3)), folder.weights)
-    with pytest.raises(BadModel, match=r"(?s)those of another model.*bias"):
+    with pytest.raises(BadModel, match=r"(?s)belong to another model.*bias"):
         load_weights(nn.Linear(4, 3, bias=False), folder.weights)
 
 

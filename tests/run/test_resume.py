@@ -11,7 +11,7 @@ from tutti.cli.main import main
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
-from tutti.records.run_folder import RunFolder, StrategyFacts, TrainedOn
+from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run.config import TrainConfig
 from tutti.run.resume import MAY_DIFFER, Resume, going_on, way_on
 
@@ -33,7 +33,6 @@ def left_by(folder: Path, *steps: int, finished: bool = False) -> Path:
     if finished:
         run.append(EpochRecord(1, 5, True, FOUND, FOUND, {"total": 1.0, "validation": 0.1}, 1.0, 0.1, "now"))
         run.write(Summary.of(run.history().records, FOUND, 10, World()))
-        run.write(StrategyFacts("together", ""))
         run.write(TrainedOn("digits", 10, (), (1, 8, 8), (), ()))
     return folder
 

@@ -2,7 +2,6 @@
 
     config.json           the resolved configuration, which is enough to repeat the run
     data.json             the data as the model saw it: `TrainedOn`
-    strategy.json         what advice must know of the strategy: `StrategyFacts`
     ranks/0.json          the newest `Heartbeat` of rank 0, replaced about once a second as long as it lives
     ranks/1.json          ...
     starts.jsonl          one `RunStart` a line: the first, and one each time that the run was resumed
@@ -151,22 +150,8 @@ class TrainedOn(Record):
         return shapes if len(shapes) > 1 else shapes[0]
 
 
-@dataclass(frozen=True)
-class StrategyFacts(Record):
-    """The facts of a run's strategy that advice for a faster run depends on.
-
-    Attributes:
-        pace: the name of its `tutti.strategies.base.Pace`, in lower case.
-        rarer: what to try for fewer exchanges, such as "--strategy.every 40".
-    """
-
-    pace: str
-    rarer: str
-
-
 RECORDS: Final[dict[type[Record], str]] = {
     TrainedOn: "data.json",
-    StrategyFacts: "strategy.json",
     Summary: "summary.json",
     PipelineRecord: "pipeline.json",
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from tutti.errors import BadRunFolder
 from tutti.records.run import STAGES, EpochRecord, RunStart, Summary, counting, ranks_in_turn
-from tutti.records.run_folder import CONFIG, HISTORY, RunFolder, StrategyFacts, TrainedOn
+from tutti.records.run_folder import CONFIG, HISTORY, RunFolder, TrainedOn
 from tutti.records.texts import best_text, early_text, resumed_text
 from tutti.records.usage import UsageRecord
 from tutti.reports.advice import stages_by_rank
@@ -28,7 +28,6 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
-    strategy: StrategyFacts | None = None
     starts: tuple[RunStart, ...] = ()
 
     @classmethod
@@ -53,7 +52,6 @@ class Run:
             config=folder.config() if folder.has(CONFIG) else {},
             labels=() if data is None else data.labels,
             usage=tuple(usage.records),
-            strategy=folder.find(StrategyFacts),
             starts=tuple(starts.records),
         )
 

@@ -32,7 +32,7 @@ from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
-from tutti.records.run_folder import RunFolder, StrategyFacts, check_writable
+from tutti.records.run_folder import RunFolder, check_writable
 from tutti.records.texts import resumed_text
 from tutti.run import summary_lines
 from tutti.run.build import (
@@ -258,7 +258,6 @@ class FittedRun:
                 self._config,
                 history,
                 None,
-                self._facts,
                 None if folder is None else str(folder.path),
                 data.shape,
                 outputs_for(data),
@@ -290,10 +289,6 @@ class FittedRun:
     def _config(self) -> TrainConfig:
         # A run that repeats this one writes another folder.
         return replace(self.parts.config, out=None)
-
-    @property
-    def _facts(self) -> StrategyFacts:
-        return self.parts.strategy.facts(self.job.config.batch_size, len(self.parts.task.dataset.train))
 
     def _trainer(
         self,
@@ -407,7 +402,6 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         folder.write_config(config.as_json())
         of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
         folder.write(trained_on(task.dataset, of_classes))
-        folder.write(run._facts)
         folder.note_start(run.start, flush=not job.takeover)
         yield folder
 

@@ -82,7 +82,6 @@ class PeerStrategy(Strategy):
     home: ClassVar[Home] = Home.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
     joint_norm: ClassVar[bool] = True
-    rarer: ClassVar[str] = "--strategy.every {every}"
 
     every: int
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 
@@ -14,13 +14,9 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.parameter_server.base import Centre
 from tutti.parameter_server.connect import check_reachable
-from tutti.records.run_folder import StrategyFacts
 from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.strategies.measurements import Stopwatch, Traffic
-
-LEAST_UPDATES: Final = 10
-"""An epoch with fewer updates is too short for the batches."""
 
 
 class Home(Enum):
@@ -163,14 +159,11 @@ class Strategy(ABC):
         most_workers: the largest world size that it can use; None: any.
         most_hosts: the largest number of hosts; None: any.
         most_levels: the most levels of parameter centres: with 2, each host has a centre below the servers.
-        rarer: what a user may try for fewer exchanges. A name in braces, of an option with a whole number or
-            "batch_size", stands for four times its value.
     """
 
     name: ClassVar[str]
     home: ClassVar[Home]
     pace: ClassVar[Pace] = Pace.TOGETHER
-    rarer: ClassVar[str] = "--batch-size {batch_size}, for fewer exchanges"
     needs: ClassVar[tuple[type, ...]] = ()
     joint_norm: ClassVar[bool] = False
     most_workers: ClassVar[int | None] = None
@@ -250,12 +243,3 @@ class Strategy(ABC):
     def options(self) -> dict[str, Any]:
         """Return the hyper-parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def facts(self, batch_size: int, samples: int) -> StrategyFacts:
-        """Return the facts that the run folder keeps for advice, on a run with so many training samples."""
-        numbers = {**self.options(), "batch_size": batch_size}
-        larger = {name: 4 * value for name, value in numbers.items() if isinstance(value, int)}
-        rarer = self.rarer.format(**larger)
-        if "{batch_size}" in self.rarer and samples < LEAST_UPDATES * larger["batch_size"]:
-            rarer = "-n 1, as an epoch has too few samples for larger batches"
-        return StrategyFacts(self.pace.name.lower(), rarer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -76,10 +76,6 @@ class Downpour(Centred):
     arXiv:1511.05950, section 3.2. Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay
     Compensation", arXiv:1609.08326 (there for plain SGD; here whichever optimizer follows).
     """
-
-    rarer: ClassVar[str] = (
-        "--strategy.push-every {push_every} --strategy.pull-every {pull_every}, or --strategy easgd"
-    )
 
     push_every: int = whole(1, "batches of a worker between two pushes")
     pull_every: int = whole(1, "batches of a worker between two pulls")

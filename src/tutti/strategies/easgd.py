@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -50,8 +49,6 @@ class EASGD(Centred):
     Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
     algorithms 1 (EASGD) and 2 (EAMSGD); there `every` is tau, `force` is beta.
     """
-
-    rarer: ClassVar[str] = "--strategy.every {every}"
 
     every: int = whole(10, "batches of a worker between two exchanges")
     force: float = number(0.9, "how hard workers and centre pull at each other", above=0, most=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -61,8 +61,6 @@ class GEM(Centred):
     Source: Hermans, Louppe 2018, "Gradient Energy Matching for Distributed Asynchronous Gradient Descent",
     arXiv:1805.08469, algorithm 1; `amplification` is kappa of appendix B, equation 27.
     """
-
-    rarer: ClassVar[str] = "--strategy easgd, whose workers meet every 10 batches"
 
     momentum: float = number(0.9, "momentum (mu) of the proxy whose energy is matched", least=0, below=1)
     amplification: float = number(1.0, "how much larger than the proxy's the moves may be (kappa)", above=0)

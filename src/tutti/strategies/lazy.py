@@ -66,8 +66,6 @@ class Lazy(Centred):
     (`threshold` is xi, `memory` is D).
     """
 
-    rarer: ClassVar[str] = "--strategy.slack 10, or --strategy easgd"
-
     # A host's centre does not have what workers of other hosts have done since its last exchange.
     most_levels: ClassVar[int] = 1
 

@@ -50,9 +50,6 @@ class ParamServer(Centred):
     pace: ClassVar[Pace] = Pace.TOGETHER
     # The centre clips, and knows of one portion alone.
     joint_norm: ClassVar[bool] = False
-    rarer: ClassVar[str] = (
-        "--batch-size {batch_size}, or --strategy easgd, whose workers meet every 10 batches"
-    )
 
     # A round closes everywhere at once.
     most_levels: ClassVar[int] = 1

@@ -400,9 +400,6 @@ class Sync(Strategy):
 
     home: ClassVar[Home] = Home.SHARED
     joint_norm: ClassVar[bool] = True
-    rarer: ClassVar[str] = (
-        "--batch-size {batch_size}, or --strategy easgd, whose workers meet every 10 batches"
-    )
 
     every: int = whole(1, "passes of each worker for one update")
     collective: str = choice("native", "how the sum is formed", COLLECTIVES)
