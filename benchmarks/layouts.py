@@ -21,10 +21,10 @@ from time import process_time
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from tutti.launch.malloc import keep_memory
 
 from measure import describe_machine, interleave, table
 from tutti import models
-from tutti.launch.malloc import keep_memory
 from tutti.training.precision import Arithmetic
 
 LAYOUTS = ("contiguous", "channels_last", "batch_last")

@@ -15,7 +15,7 @@ from tutti.errors import (
     TuttiError,
     UnknownName,
     in_one_line,
-    no_room,
+    with_remedy,
 )
 
 
@@ -58,5 +58,5 @@ def test_a_message_in_one_line_keeps_what_happened_and_has_an_end() -> None:
 
 
 def test_lack_of_room_is_told_from_other_errors() -> None:
-    assert "weights" in str(no_room(OSError(28, "No space left on device", "weights")))
-    assert no_room(FileNotFoundError(2, "No such file", "x")) is None
+    assert "weights" in str(with_remedy(OSError(28, "No space left on device", "weights")))
+    assert with_remedy(FileNotFoundError(2, "No such file", "x")) is None

@@ -44,10 +44,10 @@ def test_an_object_of_a_file_is_found_and_its_module_is_imported_once(folder):
     ("spec", "error", "message"),
     [
         ("nets.py:build_ne", UnknownName, r"nets\.py; did you mean 'build_net'"),
-        ("nets.py", BadOption, "'nets.py:NAME'"),
-        (":make", BadOption, "'package.module:NAME'"),
+        ("nets.py", BadOption, "file.py:NAME"),
+        (":make", BadOption, "package.module:NAME"),
         ("no.py:make", BadOption, r"there is no /"),
-        ("no_such_zzz.nets:make", BadOption, "no module 'no_such_zzz'"),
+        ("no_such_zzz.nets:make", BadOption, "No module named 'no_such_zzz'"),
         ("broken.py:make", BadOption, r"ModuleNotFoundError: .*broken\.py, line 2"),
         ("broken:make", BadOption, "ModuleNotFoundError"),
         ("wrong.py:make", BadOption, r"SyntaxError: .*wrong\.py, line 1"),

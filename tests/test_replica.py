@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.errors import BadModel
-from tutti.replica import ALIGNMENT, Gradients, NormShare, Replica, ReplicaMemory, refuse_overlaps
+from tutti.replica import ALIGNMENT, Gradients, NormShare, Replica, ReplicaMemory
 
 
 def mlp() -> nn.Sequential:
@@ -286,57 +286,10 @@ def untied() -> nn.Module:
     return module
 
 
-def fixed() -> nn.Module:
-    module = untied()
-    module[1].weight.requires_grad_(False)
-    return module
-
-
-def buffered() -> nn.Module:
-    module = nn.Linear(3, 4)
-    module.register_buffer("last", module.bias.detach()[3:])
-    return module
-
-
-@pytest.mark.parametrize(
-    ("module", "pair"),
-    [
-        (untied(), ("0.weight", "1.weight")),
-        (fixed(), ("0.weight", "1.weight")),
-        (buffered(), ("bias", "last")),
-    ],
-)
-def test_a_parameter_in_the_memory_of_another_tensor_is_refused(
-    module: nn.Module, pair: tuple[str, str]
-) -> None:
-    with pytest.raises(BadModel) as refused:
-        Replica(module)
-    assert all(f"'{name}'" in str(refused.value) for name in pair)
-
-
-def test_a_parameter_that_reaches_into_another_by_its_strides_is_refused() -> None:
-    memory = torch.arange(12.0)
-    with pytest.raises(BadModel):
-        refuse_overlaps(nn.ParameterList([memory[::3], memory[9:]]))
-    refuse_overlaps(nn.ParameterList([memory[::3], memory[10:]]))
-
-
 class Elsewhere(Tensor):
     """A tensor that says it lies on another device."""
 
     device = torch.device("cuda", 1)  # type: ignore[assignment]
-
-
-def test_buffers_that_share_memory_go_on_sharing_it() -> None:
-    module = nn.Linear(2, 2)
-    module.register_buffer("table", torch.zeros(4))
-    module.register_buffer("first", module.table[:1])
-    module.register_buffer("other", torch.ones(3))
-    replica = Replica(module)
-    module.table.fill_(2)
-    assert module.first.tolist() == [2]
-    assert [one.tolist() for one in replica.buffers[:2]] == [[2] * 4, [2]]
-    assert replica.buffers[2][:3].tolist() == [1] * 3
 
 
 @pytest.mark.parametrize(
@@ -374,6 +327,7 @@ def moved() -> nn.Module:
         (nn.LazyLinear(2), "lazy"),
         (nn.Linear(2, 2, device="meta"), "'weight' .* meta device"),
         (moved(), "cpu and cuda:1"),
+        (untied(), r"'0\.weight' and '1\.weight'"),
     ],
 )
 def test_a_model_that_cannot_be_laid_out_is_refused(module: nn.Module, message: str) -> None:

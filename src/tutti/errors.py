@@ -37,10 +37,7 @@ from typing import Final, Self
 from typing_extensions import override
 
 _MOST_LISTED: Final = 24
-"""Limit on the known names that an `UnknownName` lists; of more, the nearest ones."""
-
-_NEAREST: Final = 3
-"""Number of those."""
+"""Limit on the known names that an `UnknownName` lists."""
 
 EXIT_INTERRUPTED: Final = 75
 """The exit code of a run that has saved its state and stopped before its end: run it again. (EX_TEMPFAIL)"""
@@ -59,7 +56,7 @@ class UserError(TuttiError):
 
 
 class OutputClosed(TuttiError):
-    """Nobody reads standard output any more, as after `tutti ... | head`: no mistake, but the end."""
+    """The reader of standard output has gone, as after `tutti ... | head`: no mistake, but the end."""
 
     exit_code = 141
     """The exit code that a shell gives a program that ended by SIGPIPE."""
@@ -130,7 +127,7 @@ class UnknownName(UserError):
         meant = f"; did you mean '{near[0]}'?" if near else "."
         listed = f"Known: {', '.join(known)}." if known else "It has none." if of else ""
         if len(known) > _MOST_LISTED:
-            nearest = difflib.get_close_matches(name, known, n=_NEAREST, cutoff=0)
+            nearest = difflib.get_close_matches(name, known, n=3, cutoff=0)
             listed = f"The nearest of {len(known)}: {', '.join(nearest)}."
         return " ".join(filter(None, (f"unknown {kind} '{name}'{of and ' of ' + of}{meant}", listed, hint)))
 
@@ -170,7 +167,7 @@ class HostLost(PeerLost):
 
     Args:
         hosts: their names.
-        ranks: those that ran there, numbered in the job.
+        ranks: the ranks that ran there, numbered in the job.
         why: what is known about it.
     """
 
@@ -218,7 +215,7 @@ class RankFailed(TuttiError):
 
 
 def says_all(error: BaseException) -> bool:
-    """Tell whether the message of an error says all that there is to say, so that no traceback is shown."""
+    """Return whether the message of an error says enough, so that no traceback is shown."""
     return isinstance(error, UserError | PeerLost | OutputClosed) or type(error) is TuttiError
 
 
@@ -231,25 +228,6 @@ def in_one_line(message: str) -> str:
 
 
 _MOST_LINE: Final = 2000
-
-
-def no_room(error: OSError, file: object = None) -> UserError | None:
-    """The remedy for a file that could not be written for lack of room; None if that is not why.
-
-    Args:
-        error: of the system.
-        file: the path of the file, or its descriptor, where the error does not say it.
-    """
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return None
-    name = error.filename or (file if isinstance(file, str | os.PathLike) else None)
-    if error.errno == errno.EFBIG:
-        remedy = "raise the limit on the size of files (ulimit -f)"
-    else:
-        # Python calls streams that have no path of their own '<stdout>' and the like.
-        known = name is not None and not str(name).startswith("<")
-        remedy = f"free some space on that disk{', ' + room_left(Path(str(name))) if known else ''}"
-    return UserError(f"cannot write {'a file' if name is None else name}: {error.strerror}; {remedy}")
 
 
 def room_left(path: Path) -> str:
@@ -266,39 +244,19 @@ _LIMITS: Final = {
 }
 
 
-def too_many(error: OSError) -> UserError | None:
-    """Return the remedy for one file or process too many; None if that is not why something failed."""
+def with_remedy(error: BaseException) -> UserError | None:
+    """Return the error with a remedy if a disk is full or a limit of the system is reached, else None."""
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return UserError(_LIMITS[errno.EAGAIN])
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "free some space on that disk, or raise the limit on the size of files (ulimit -f)"
+        return UserError(f"cannot write {error.filename or 'a file'}: {error.strerror}; {remedy}")
     return UserError(_LIMITS[error.errno]) if error.errno in _LIMITS else None
 
 
-def no_process(error: OSError) -> UserError:
-    """Return the remedy for a process that could not be started, or not got what it needs."""
-    return too_many(error) or UserError(f"no further process can be started: {error.strerror}")
-
-
-def no_thread(error: RuntimeError) -> UserError | None:
-    """Return the remedy for a thread that could not be started; None if that is not why something failed."""
-    # Python says no more.
-    return UserError(_LIMITS[errno.EAGAIN]) if str(error) == "can't start new thread" else None
-
-
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:
-    """Refuse an argument that is not of a kind.
-
-    Args:
-        given: the argument.
-        kind: its type.
-        what: its name, in messages.
-        such_as: how an object of this kind is written.
-
-    Raises:
-        BadOption: it is of another type.
-    """
+    """Raise BadOption for an argument of another type than `kind`; `such_as` shows how one is written."""
     if not isinstance(given, kind):
-        raise BadOption(f"the {what} is {_shown(given)}; give an object, such as {such_as}")
-
-
-def _shown(given: object) -> str:
-    if given is None or isinstance(given, bool | int | float | str):
-        return repr(given)
-    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+        raise BadOption(f"the {what} is {given!r:.80}; give an object, such as {such_as}")

@@ -21,7 +21,7 @@ _FILE: Final = "tutti_file_"
 
 
 def names_object(spec: str) -> bool:
-    """Tell whether `spec` has the form `package.module:object` or `file.py:object`, or names a .py file.
+    """Return whether `spec` has the form `package.module:object` or `file.py:object`, or names a .py file.
 
     An address, such as 's3://bucket/folder', does not.
     """
@@ -35,20 +35,13 @@ def load_object(spec: str, kind: str) -> object:
     name that depends only on its path, in `sys.modules`; it can import the files of its folder. If it imports
     Keras, that computes by torch, unless the environment says otherwise.
 
-    Args:
-        spec: the module and the object; the object's name may have dots (`module:Class.method`).
-        kind: its purpose, in the singular ("model", "data set"); appears in the messages.
-
     Raises:
         BadOption: `spec` has another form, names a missing file, or importing the module failed.
         UnknownName: the module has no such object.
     """
-    where, colon, path = spec.rpartition(":")
-    if not colon or not where or not path:
-        example = spec.rstrip(":") if spec.rstrip(":").endswith(".py") else "package.module"
-        raise BadOption(
-            f"the {kind} '{spec}' names no object; write it as '{example}:NAME' (a function or a class)"
-        )
+    where, _, path = spec.rpartition(":")
+    if not where or not path:
+        raise BadOption(f"the {kind} '{spec}' names no object; write 'package.module:NAME' or 'file.py:NAME'")
     # Keras, if that module imports it: its own default is TensorFlow.
     os.environ.setdefault("KERAS_BACKEND", "torch")
     module = _from_file(where, spec, kind) if where.endswith(".py") else _from_name(where, spec, kind)
@@ -71,14 +64,6 @@ def call_with_options(
     beside: Iterable[str] = (),
 ) -> object:
     """Call `factory(**options, **own)`, once the options are known to fit its signature.
-
-    Args:
-        factory: the object that was loaded.
-        options: its keyword arguments that the user has given.
-        kind: its purpose, in the singular ("model", "data set").
-        spec: the user's name for it.
-        own: further keyword arguments, which no option can give.
-        beside: the names of options that the caller has taken itself, for the message.
 
     Raises:
         BadOption: `factory` cannot be called, or a parameter without default has no option.
@@ -105,11 +90,6 @@ def call_with_options(
 def optional_package(name: str, purpose: str, extra: str = "data") -> ModuleType:
     """Import a package that only some users need.
 
-    Args:
-        name: of the module.
-        purpose: what needs it, in the plural ("HDF5 files").
-        extra: the extra of tutti that installs it.
-
     Raises:
         BadOption: it is not installed.
     """
@@ -124,7 +104,7 @@ def optional_package(name: str, purpose: str, extra: str = "data") -> ModuleType
 
 
 def takes_option(factory: object, name: str) -> bool:
-    """Tell whether `factory` can be called with the keyword `name` (bare **kwargs do not count)."""
+    """Return whether `factory` can be called with the keyword `name` (bare **kwargs do not count)."""
     parameters = _parameters(factory) if callable(factory) else None
     return parameters is not None and name in parameters
 
@@ -173,8 +153,8 @@ def _from_file(where: str, spec: str, kind: str) -> ModuleType:
         return sys.modules[name]
     _let_import_from(file.parent)
     layout = importlib.util.spec_from_file_location(name, file)
-    if layout is None or layout.loader is None:
-        raise BadOption(f"the {kind} '{spec}' cannot be imported: {file} is no Python file")
+    assert layout is not None, "the name ends with .py"
+    assert layout.loader is not None
     module = importlib.util.module_from_spec(layout)
     sys.modules[name] = module
     try:
@@ -189,13 +169,6 @@ def _from_name(where: str, spec: str, kind: str) -> ModuleType:
     _let_import_from(Path.cwd())
     try:
         return importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
-            raise _import_failed(spec, kind, error) from error
-        raise BadOption(
-            f"the {kind} '{spec}' cannot be found: no module '{error.name}'; install its package, start "
-            f"from the folder that holds it, or name a file: 'path/to/file.py:NAME'"
-        ) from error
     except Exception as error:
         raise _import_failed(spec, kind, error) from error
 
@@ -209,6 +182,4 @@ def _let_import_from(folder: Path) -> None:
 def _import_failed(spec: str, kind: str, error: Exception) -> BadOption:
     last = traceback.extract_tb(error.__traceback__)[-1]
     at = "" if isinstance(error, SyntaxError) else f" (at {last.filename}, line {last.lineno})"
-    return BadOption(
-        f"importing the {kind} '{spec}' failed: {type(error).__name__}: {error}{at}; mend that module first"
-    )
+    return BadOption(f"importing the {kind} '{spec}' failed: {type(error).__name__}: {error}{at}")

@@ -14,18 +14,12 @@ from torch import Tensor
 
 from tutti.errors import BadOption
 
-_Random = np.random.Generator | np.random.RandomState | random.Random
-
 _PAIRS: Final = "/pairs"
 """The only key of a dictionary that stands for one whose keys are no texts."""
 
 
 def as_values(value: object, path: str) -> Any:
     """Return a tree of values that a checkpoint can have.
-
-    Args:
-        value: None, truth values, numbers, texts, tensors, and lists, tuples and dictionaries of them.
-        path: what it is, for messages.
 
     Raises:
         BadOption: something in it is something else.
@@ -49,12 +43,7 @@ def as_values(value: object, path: str) -> Any:
 
 
 def from_values(values: Any, like: object = None) -> Any:
-    """Return what `as_values` was given.
-
-    Args:
-        values: its result; tensors are copied.
-        like: a value of the same form: lists and dictionaries become what they are there, such as tuples.
-    """
+    """Return what `as_values` was given."""
     if isinstance(values, Tensor):
         return values.clone()
     if isinstance(values, list):
@@ -70,16 +59,18 @@ def from_values(values: Any, like: object = None) -> Any:
 
 
 def has_state_dict(thing: Any) -> bool:
-    """Tell whether an object has a state of its own, as modules, optimizers and schedulers of torch have."""
+    """Return whether an object has a state, as modules, optimizers and schedulers of torch have."""
     return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def state_of(thing: Any, name: str) -> Any:
-    """Return the state of an object as values."""
+    """Return the state of an object as values; JSON for a random generator, whose integers have 128 bits."""
     if isinstance(thing, torch.Generator):
         return thing.get_state()
-    if isinstance(thing, _Random):
-        return json.dumps(_numbers(thing), default=np.ndarray.tolist)
+    if isinstance(thing, np.random.Generator):
+        return json.dumps(thing.bit_generator.state, default=np.ndarray.tolist)
+    if isinstance(thing, random.Random):
+        return json.dumps(thing.getstate())
     return as_values(thing.state_dict(), f"the state of '{name}'")
 
 
@@ -87,27 +78,10 @@ def load_state_of(thing: Any, values: Any) -> None:
     """Give an object the state that `state_of` has returned."""
     if isinstance(thing, torch.Generator):
         thing.set_state(values.clone())
-        return
-    if isinstance(thing, _Random):
-        _set_numbers(thing, json.loads(values))
-        return
-    like = thing.state_dict()
-    if values or like:  # one that is disabled has none, and takes none
-        thing.load_state_dict(from_values(values, like))
-
-
-def _numbers(thing: _Random) -> Any:
-    """Return the state of a generator, of numbers, lists and dictionaries; integers have up to 128 bits."""
-    if isinstance(thing, np.random.Generator):
-        return thing.bit_generator.state
-    return thing.getstate() if isinstance(thing, random.Random) else thing.get_state(legacy=False)
-
-
-def _set_numbers(thing: _Random, numbers: Any) -> None:
-    if isinstance(thing, np.random.Generator):
-        thing.bit_generator.state = numbers
+    elif isinstance(thing, np.random.Generator):
+        thing.bit_generator.state = json.loads(values)
     elif isinstance(thing, random.Random):
-        version, words, gauss = numbers
+        version, words, gauss = json.loads(values)
         thing.setstate((version, tuple(words), gauss))
-    else:
-        thing.set_state(numbers)
+    elif values or thing.state_dict():  # one that is disabled has none, and takes none
+        thing.load_state_dict(from_values(values, thing.state_dict()))

@@ -31,11 +31,7 @@ T = TypeVar("T")
 
 
 def part(name: str) -> Callable[[T], T]:
-    """Name a class or function of a package with a registry, which reads this decorator in the file's text.
-
-    Args:
-        name: its name for users: a literal string. A class gets it as its attribute `name`.
-    """
+    """Name a class or function, by a literal; a registry reads the decorator in the file's text."""
 
     def named(value: T) -> T:
         if isinstance(value, type):
@@ -122,20 +118,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return self[name]
 
     def load(self, spec: str) -> object:
-        """Import the part called `spec`, or the user's `package.module:object` or `file.py:object`.
-
-        Raises:
-            BadOption: the object cannot be imported.
-            UnknownName: there is no such part or object; the message names the nearest.
-        """
+        """Import the part called `spec`, or the user's `package.module:object` or `file.py:object`."""
         return load_object(spec, self._kind) if names_object(spec) else self.named(spec)
 
     def check(self, name: str) -> None:
-        """Refuse a name that stands for no part, without importing one.
-
-        Raises:
-            UnknownName: the message names the nearest.
-        """
+        """Refuse a name that stands for no part, without importing one."""
         if name not in self:
             hint = self._hint() if callable(self._hint) else self._hint
             raise UnknownName(self._kind, name, self, hint)
@@ -147,11 +134,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return said.partition("\n")[0]
 
     def text(self, name: str, attribute: str) -> str:
-        """Return a text that the class of a part has for an attribute, read in its file.
-
-        Raises:
-            KeyError: it has none there.
-        """
+        """Return a text that the class of a part has for an attribute, read in its file."""
         text = self._places[name].file.read_text(encoding="utf-8")
         found = re.search(rf'^    {attribute}\b[^"\n]* = "(.*)"$', text, re.MULTILINE)
         if found is None:

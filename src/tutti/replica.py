@@ -96,8 +96,8 @@ class Gradients:
     Dense gradients are in the vectors; entries without a gradient are zero. Sparse gradients of embeddings
     and parts of DTensors exist only as `parameter.grad`.
 
-    Each parameter's view of the vector has a version counter of its own, which counts what autograd adds: so
-    nobody has to look at the numbers to tell which parameters have got a gradient.
+    Each parameter's view of the vector has its own version counter, which counts what autograd adds: it says
+    which parameters have got a gradient without a look at the numbers.
 
     Attributes:
         places: the stretches of the vectors that hold gradients.
@@ -197,11 +197,10 @@ class Replica:
         scattered: the names and trainable parameters that stay where they are, because they are no plain
             tensors in this process's memory: torch.distributed's DTensors.
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
-            Those that share memory with each other are left where they are, and listed as they are.
 
     Raises:
         BadModel: nothing can be trained, the parameters are on several devices, a parameter or a buffer is
-            not initialised, or is on the meta device, or a parameter shares memory with another tensor.
+            not initialised, or is on the meta device, or two parameters share memory.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class Replica:
             raise BadModel(
                 f"the model lies on {' and '.join(devices)}; move it to one of them: model.to('{devices[0]}')"
             )
-        _refuse_overlaps(module, named)
+        _refuse_shared_memory(named)
         self.scattered = tuple((name, p) for name, p in named if type(p.data) is not Tensor)
         named = [(name, p) for name, p in named if type(p.data) is Tensor]
         dtypes = dict.fromkeys(p.dtype for _, p in named)
@@ -255,12 +254,7 @@ class Replica:
                 _attach_gradient(parameter, grad)
 
     def look_at(self, weights: Iterable[Tensor]) -> None:
-        """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated.
-
-        Args:
-            weights: for each of `flats`, a vector of the length and dtype of its weights. With those weights
-                themselves, all is as before.
-        """
+        """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated."""
         for flat, vector in zip(self.flats, weights, strict=True):
             for parameter, span in zip(flat.parameters, flat.spans, strict=True):
                 parameter.data = stretch_like(vector, span, parameter)
@@ -305,7 +299,7 @@ def is_finite(tensor: Tensor) -> bool:
     """Return whether no element is NaN or inf; takes no memory."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    # A sum has whatever any element has; but large ones may overflow in it.
+    # A sum is NaN or inf if an element is; but large ones may overflow in it.
     return math.isfinite(tensor.sum().item()) or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
@@ -351,7 +345,7 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
 
 def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
-    """A stretch of `vector`, like `view_like`, as a storage of its own over the same memory.
+    """A stretch of `vector`, like `view_like`, with its own storage over the same memory.
 
     To save or copy a tensor is to save or copy the whole storage behind it.
     """
@@ -368,7 +362,7 @@ def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
         view.copy_(parameter.grad.to_dense())
     elif parameter.grad.data_ptr() != view.data_ptr():
         view.copy_(parameter.grad)
-    parameter.grad = view.data  # with a version counter of its own
+    parameter.grad = view.data  # with its own version counter
 
 
 def _lacks_gradient(parameter: nn.Parameter, view: Tensor) -> bool:
@@ -399,48 +393,17 @@ def _refuse_unusable(name: str, tensor: Tensor) -> None:
         )
 
 
-def refuse_overlaps(module: nn.Module) -> None:
-    """Refuse a module of which a trainable parameter shares memory with another parameter or a buffer.
-
-    A copy of the module, laid out or sent to another process, would have given each memory of its own.
-
-    Raises:
-        BadModel: two share memory.
-    """
-    _refuse_overlaps(module, [(name, p) for name, p in module.named_parameters() if p.requires_grad])
-
-
-def _refuse_overlaps(module: nn.Module, laid_out: list[tuple[str, nn.Parameter]]) -> None:
-    for name, other in _overlaps(_with_memory(module), {name for name, _ in laid_out}):
-        raise BadModel(
-            f"'{name}' and '{other}' of the model are two tensors in the same memory, which training "
-            "would part; to tie them use one parameter in both places (b.weight = a.weight, or "
-            "a.weight.T in forward), else give each its own: .detach().clone()"
-        )
-
-
-def _overlaps(named: Iterable[tuple[str, Tensor]], wanted: Container[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names of two tensors whose memory overlaps, if one of the names is wanted."""
-    stretches = sorted((*_reach(tensor), name) for name, tensor in named)
-    for number, (_, stop, name) in enumerate(stretches):
-        for start, _, other in stretches[number + 1 :]:
-            if start >= stop:
-                break
-            if name in wanted or other in wanted:
-                yield name, other
-
-
-def _with_memory(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-        plain = type(tensor.data) is Tensor and tensor.layout is torch.strided
-        if plain and not nn.parameter.is_lazy(tensor) and not tensor.is_meta and tensor.numel():
-            yield name, tensor
-
-
-def _reach(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of a tensor, and the one behind its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
+def _refuse_shared_memory(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    first: dict[int, str] = {}
+    for name, parameter in named:
+        if type(parameter.data) is not Tensor or not parameter.numel():
+            continue
+        other = first.setdefault(parameter.data_ptr(), name)
+        if other != name:
+            raise BadModel(
+                f"'{other}' and '{name}' of the model are two parameters in the same memory; to tie them use "
+                "one in both places (b.weight = a.weight), else give each its own: .detach().clone()"
+            )
 
 
 def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: ReplicaMemory) -> Flat:
@@ -468,19 +431,11 @@ def _lay_out(tensors: Iterable[Tensor]) -> tuple[tuple[slice, ...], int]:
 
 
 def _flatten_buffers(module: nn.Module) -> tuple[Tensor, ...]:
-    named = {
-        name: buffer
-        for name, buffer in module.named_buffers()
-        if buffer.is_floating_point() and buffer.layout is torch.strided
-    }
-    # What is written to one of two that share memory is to be seen in the other.
-    there = ((name, buffer) for name, buffer in named.items() if buffer.numel())
-    shared = set(chain.from_iterable(_overlaps(there, named)))
     floating: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for name, buffer in named.items():
-        if name not in shared:
+    for buffer in module.buffers():
+        if buffer.is_floating_point() and buffer.layout is torch.strided:
             floating.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-    vectors = [named[name] for name in named if name in shared]
+    vectors = []
     for (dtype, device), buffers in floating.items():
         spans, length = _lay_out(buffers)
         vector = torch.zeros(length, dtype=dtype, device=device)

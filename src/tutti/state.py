@@ -1,11 +1,11 @@
-"""The state of training: all that must be known to go on exactly where it stands, as named values.
+"""The state of training: the named values that are needed to go on exactly where it stands.
 
 An object that must remember something has two methods:
 
     state() -> State             what it knows now; the tensors are its own, and change with the next step
     load_state(Saved)            go on from what such an object knew before, in this run or an earlier one
 
-What several ranks hold together, such as an optimizer's state of which each rank has a slice, is kept by
+What several ranks hold together, such as slices of an optimizer's state, is kept by
 parameter, so that it can be held by another number of ranks, in other slices:
 
     rank 0   optimizer/0.weight/exp_avg [0:600]                         ┐
@@ -15,7 +15,6 @@ parameter, so that it can be held by another number of ranks, in other slices:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -64,37 +63,32 @@ class TensorPiece:
 
 
 @dataclass
-class Held:
-    """Tensors and numbers that belong to parameters of the model, by their names.
-
-    Attributes:
-        pieces: of the tensors.
-        numbers: all that is no tensor.
-    """
+class LocalState:
+    """Tensors and numbers that belong to parameters of the model, by their names."""
 
     pieces: list[TensorPiece] = field(default_factory=list)
     numbers: Values = field(default_factory=dict)
 
-    def add(self, other: Held) -> None:
-        """Add all that another one has."""
+    def add(self, other: LocalState) -> None:
+        """Add the pieces and numbers of another one."""
         self.pieces += other.pieces
         self.numbers |= other.numbers
 
 
 @dataclass
 class State:
-    """Everything one rank knows. The tensors are live: whoever wants to keep them copies them at once.
+    """Everything one rank knows. The tensors are live: copy them at once to keep them.
 
     Attributes:
         joint: its part of what all ranks hold together. Several ranks may have the same piece.
-        alone: what it holds for the whole model, and others may hold otherwise, such as the state of an
-            optimizer of its own. It is lost when another number of ranks goes on.
+        alone: what it holds for the whole model, and others may hold otherwise, such as the state of its
+            own optimizer. It is lost when another number of ranks goes on.
         shared: what is the same on all ranks; rank 0's is kept.
         own: what is this rank's alone; lost likewise.
     """
 
-    joint: Held = field(default_factory=Held)
-    alone: Held = field(default_factory=Held)
+    joint: LocalState = field(default_factory=LocalState)
+    alone: LocalState = field(default_factory=LocalState)
     shared: Values = field(default_factory=dict)
     own: Values = field(default_factory=dict)
 
@@ -142,15 +136,7 @@ def order_of(tensor: Tensor) -> str:
 
 
 def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = "") -> Iterator[TensorPiece]:
-    """Cut a stretch of a vector that is laid out like a replica's into pieces, by parameter.
-
-    Args:
-        prefix: of the names, such as "weights".
-        flat: how it is laid out.
-        vector: of the length of `flat.weights`.
-        place: which elements of it.
-        key: what is added to the names, such as "exp_avg".
-    """
+    """Cut a stretch of a vector that is laid out like a replica's into pieces, by parameter."""
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         if start < stop:
@@ -182,11 +168,7 @@ def whole_piece(name: str, tensor: Tensor) -> TensorPiece:
 def fill(
     joint: Mapping[str, Tensor], prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = ""
 ) -> None:
-    """Overwrite a stretch of a vector with what `pieces_of` has cut, and `joined` has put together.
-
-    Raises:
-        BadCheckpoint: something is missing, or has another shape.
-    """
+    """Overwrite a stretch of a vector with what `pieces_of` has cut, and `joined` has put together."""
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         if start < stop:
@@ -204,10 +186,10 @@ def fill_all(
         fill(held, prefix, flat, vector, slice(0, len(vector)))
 
 
-def put_under(prefix: str, held: Held) -> Held:
+def put_under(prefix: str, held: LocalState) -> LocalState:
     """Return the same under names that begin with `prefix/`."""
     pieces = [replace(piece, name=f"{prefix}/{piece.name}") for piece in held.pieces]
-    return Held(pieces, {f"{prefix}/{name}": value for name, value in held.numbers.items()})
+    return LocalState(pieces, {f"{prefix}/{name}": value for name, value in held.numbers.items()})
 
 
 def found_under(prefix: str, held: Named) -> Named:
@@ -243,39 +225,15 @@ def name_of(prefix: str, parameter: str, key: str = "") -> str:
     return f"{prefix}/{parameter}/{key}" if key else f"{prefix}/{parameter}"
 
 
-def saved_by(states: Sequence[State], ranks: int | None = None) -> list[Saved]:
-    """Return what each rank of a run is given to go on from, after these states of all ranks.
-
-    Args:
-        states: of the ranks that stop, in order; all is copied.
-        ranks: how many go on; None: as many.
-    """
-    states = deepcopy(list(states))
-    joint, shared = named(state.joint for state in states), states[0].shared
-    if ranks is None or ranks == len(states):
-        found = [Saved(joint, named([state.alone]), shared, state.own) for state in states]
-    else:
-        found = [Saved(joint, None, shared, None)] * ranks
-    return [deepcopy(saved) for saved in found]
-
-
-def named(held: Iterable[Held]) -> Named:
-    """Put together what several ranks hold.
-
-    Raises:
-        BadCheckpoint: elements of a tensor are missing, or pieces do not belong together.
-    """
+def named(held: Iterable[LocalState]) -> Named:
+    """Put together what several ranks hold."""
     all_held = list(held)
     numbers = {name: value for one in reversed(all_held) for name, value in one.numbers.items()}
     return Named(joined(piece for one in all_held for piece in one.pieces), numbers)
 
 
 def joined(pieces: Iterable[TensorPiece]) -> dict[str, Tensor]:
-    """Put pieces together; returns the whole tensors, each in its shape and order of memory.
-
-    Raises:
-        BadCheckpoint: elements are missing, or pieces do not belong together.
-    """
+    """Put pieces together; returns the whole tensors, each in its shape and order of memory."""
     by_name: dict[str, list[TensorPiece]] = {}
     for piece in pieces:
         by_name.setdefault(piece.name, []).append(piece)
@@ -305,7 +263,7 @@ def _join(name: str, pieces: list[TensorPiece]) -> Tensor:
 
 
 def in_own_memory(state: Any) -> Any:
-    """Return values in memory of their own: views would be pickled with all that they are views of."""
+    """Return copies of values: views would be pickled with the whole tensors behind them."""
     if isinstance(state, Tensor):
         return state.detach().cpu().clone()
     if type(state) is list:

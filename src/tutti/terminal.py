@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def say_last(text: str) -> None:
     """Write out what is buffered, and then `text` to standard error: the process is about to be gone.
 
-    What cannot be written is lost, whatever the program has made of its streams.
+    What cannot be written is lost.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # None, closed, or of a class that fails in its own way
@@ -49,16 +49,11 @@ UNBOUNDED: Final = 1 << 16
 
 
 def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
-    """A console that writes texts to `stream` as they are: names may have what looks like markup.
-
-    Args:
-        stream: where to.
-        columns: of text, where it is no terminal; None: as rich thinks.
-    """
+    """A console that writes texts to `stream` as they are: names may have what looks like markup."""
     # Most commands print no table, and importing it takes as long as all else at their start.
     from rich.console import Console
 
-    # Open MPI gives its processes a terminal of its own, which nobody looks at.
+    # Open MPI gives its processes a terminal that no user sees.
     terminal = stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
     return Console(
         file=stream,
@@ -71,7 +66,7 @@ def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
 
 
 def say_on_stderr(text: str) -> None:
-    """Print a sentence on standard error, at once; where nobody reads that any more, work goes on."""
+    """Print a sentence on standard error, at once; work goes on if its reader is gone."""
     with suppress(BrokenPipeError):
         print(f"tutti: {text}", file=sys.stderr, flush=True)
 

@@ -100,9 +100,9 @@ def test_a_tree_takes_2_log_p_steps_at_its_root_and_2_vectors_for_each_other_ran
 def test_hierarchical_takes_4_k_minus_1_and_2_h_minus_1_steps(hosts: int, each: int) -> None:
     leader = Sent(
         4 * (each - 1) + 2 * (hosts - 1),
-        3 * (each - 1) * BYTES // each + 2 * (hosts - 1) * BYTES // hosts,
+        4 * (each - 1) * BYTES // each + 2 * (hosts - 1) * BYTES // hosts,
     )
-    other = Sent(2 * (each - 1) + 2, (2 * each - 1) * BYTES // each)
+    other = Sent(4 * (each - 1) - (each - 2), 3 * (each - 1) * BYTES // each)
     for rank, (_, sent) in enumerate(world((each,) * hosts).run(run, "hierarchical", N)):
         assert sent == (other if rank % each else leader)
 

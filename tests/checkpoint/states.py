@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import cut
-from tutti.state import Held, Saved, State, TensorPiece, whole_piece
+from tutti.state import LocalState, Saved, State, TensorPiece, whole_piece
 
 LENGTH = 1000
 
@@ -21,7 +21,7 @@ def whole(step: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def state_of(rank: int, ranks: int, step: int) -> State:
     """A state with everything that a state can have; `step` is in all of its values."""
     part = cut(LENGTH, ranks)[rank]
-    joint = Held(
+    joint = LocalState(
         [
             TensorPiece("weights/a/b", part.start, whole(step)[part], (10, 100)),
             TensorPiece(
@@ -31,7 +31,7 @@ def state_of(rank: int, ranks: int, step: int) -> State:
         ],
         {"optimizer/c/step": step},
     )
-    alone = Held(
+    alone = LocalState(
         [whole_piece("own_weights/a", torch.full((2, 3, 4, 5), step).to(memory_format=torch.channels_last))],
         {"rank": rank},
     )

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tutti.checkpoint.encoding import decode, encode
-from tutti.state import Held, State, TensorPiece
+from tutti.state import LocalState, State, TensorPiece
 
 
 def test_complex_tensors_come_back() -> None:
     values = torch.randn(4, dtype=torch.complex64)
     # Two paths that are spelled alike.
     shared = {"a": {"b": values}, "a/b": values.conj()}
-    encoded = encode(State(joint=Held([TensorPiece("w", 0, values, (4,))]), shared=shared), rank=0)
+    encoded = encode(State(joint=LocalState([TensorPiece("w", 0, values, (4,))]), shared=shared), rank=0)
     encoded.header()
     state = decode(json.loads(encoded.head), encoded.tensors)
     assert torch.equal(state.joint.pieces[0].values, values)

@@ -28,7 +28,7 @@ def test_a_program_of_the_user_s_own_runs_on_every_rank(
     )
     assert main(["run", "-n", "2", "mine.py", "--fast", "-n", "9"]) == 0
     said, aside = capfd.readouterr()
-    assert said == "[rank 0] [(0, ['--fast', '-n', '9']), (1, ['--fast', '-n', '9'])] __main__\n"
+    assert said == "[(0, ['--fast', '-n', '9']), (1, ['--fast', '-n', '9'])] __main__\n"
     assert "plan: 2 ranks" in aside
 
 

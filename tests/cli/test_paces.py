@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tutti.cli.main import main
+from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 
 SMALL = ("--model.hidden", "16", "--epochs", "4", "--lr", "0.01", "--batch-size", "128")
@@ -19,7 +20,7 @@ def test_a_run_from_a_queue_with_validation_beside_it(
     assert main([*words, "-n", "2", "--out", str(tmp_path / "run")]) == 0
     said = capfd.readouterr().out
     assert "staleness: mean " in said
-    records = RunFolder.open(tmp_path / "run").history().records
+    records = RunFolder.open(tmp_path / "run").lines(EpochRecord).records
     assert [record.epoch for record in records] == [1, 2, 3, 4]
     for record in records:
         assert record.train.samples == sum(rank.samples for rank in record.ranks) == 1294

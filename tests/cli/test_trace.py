@@ -23,9 +23,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_trace_has_a_lane_for_each_rank_and_arrows_between_them(
-    out: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_has_a_lane_for_each_rank(out: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*RUN, "-n", "2", "--trace", "--out", str(out)]) == 0
     assert f"trace: {out / 'trace.json'}; open it at https://ui.perfetto.dev" in capfd.readouterr().out
     found = json.loads((out / "trace.json").read_text())
@@ -38,9 +36,6 @@ def test_a_trace_has_a_lane_for_each_rank_and_arrows_between_them(
         assert names.count("forward") == names.count("exchange") == 30
         assert {"data", "backward", "update", "barrier", "validation"} <= set(names)
         assert {f"epoch {epoch}" for epoch in (1, 2)} <= set(names)
-    starts = [event["id"] for event in events if event["ph"] == "s"]
-    assert len(starts) >= 2 * 30  # two barriers a step
-    assert starts == [event["id"] for event in events if event["ph"] == "f"]
 
 
 def test_without_the_option_nothing_is_traced(out: Path) -> None:

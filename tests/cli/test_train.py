@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tutti.cli.main import main
-from tutti.records.run import Summary
+from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
 
 Run = Callable[..., tuple[int, str, str]]
@@ -61,7 +61,7 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     summary = RunFolder.open(folder).read(Summary)
     assert summary.test is not None
     assert summary.test.samples == 359
-    assert len(RunFolder.open(folder).history().records) == 2
+    assert len(RunFolder.open(folder).lines(EpochRecord).records) == 2
 
 
 def test_the_resolved_configuration_alone_repeats_the_run(tutti: Run, tmp_path: Path) -> None:

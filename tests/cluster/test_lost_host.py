@@ -20,16 +20,11 @@ import torch
 from tests.cluster.hosts import TEMPORARY, Hosts, why_not
 from tests.cluster.waiting_model import WAITS_FOR
 from tests.mpi.mpirun import needs_mpirun
-from tutti.errors import EXIT_INTERRUPTED
 from tutti.exports.sources import read_from
-from tutti.records.run_folder import RunFolder
-from tutti.run.resize import resize
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(400)]
 
 WAITING = Path(__file__).parent / "waiting_model.py"
-
-NOTED = Path(__file__).parent / "noted_data.py"
 
 RANK = [b"-P", b"-m", b"tutti.launch.mpi_rank"]
 """The arguments of a rank's Python."""
@@ -119,45 +114,6 @@ def is_empty(hosts: Hosts, but: str | None = None) -> bool:
     return not kept and not any(map(hosts.processes, hosts.names))
 
 
-def test_nothing_is_left_on_a_host_that_cannot_be_reached_any_more(hosts: Hosts, tmp_path: Path) -> None:
-    with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
-        hosts.cut_off("b")
-        said = program.communicate(timeout=100)[0]
-    assert "lost host b: it cannot be reached any more" in said
-    assert program.returncode == 1
-    assert is_empty(hosts)
-
-
-def test_a_host_that_was_lost_and_is_back_is_used_again_where_no_other_stands_by(
-    hosts: Hosts, tmp_path: Path
-) -> None:
-    with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
-        hosts.cut_off("b")
-        (lost_rank,) = ranks_on(hosts, "b")
-        while ranks_on(hosts, "b") == [lost_rank]:
-            time.sleep(0.05)
-        hosts.join_again("b")
-        lost = line_with("going on", program)
-        (tmp_path / "go-on").touch()
-        said = program.communicate(timeout=100)[0]
-    assert "going on with 2 ranks on 2 hosts (a: 1, b: 1)" in lost
-    assert program.returncode == 0, said
-    assert is_empty(hosts)
-
-
-def test_a_rank_of_another_host_that_is_stopped_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
-    # The other one makes no step either, but gives signs when that has taken too long.
-    with waiting(hosts, tmp_path, "--hang-timeout", "12s", "--on-failure", "respawn") as program:
-        time.sleep(2.5)  # Its signs say that it trains.
-        os.kill(ranks_on(hosts, "b")[0], signal.SIGSTOP)
-        lost = line_with("lost", program)
-        (tmp_path / "go-on").touch()
-        said = program.communicate(timeout=100)[0]
-    assert re.search(r"lost rank 1: on b: it gave no sign though its host answers", lost)
-    assert program.returncode == 0, said
-    assert is_empty(hosts)
-
-
 def test_a_rank_that_was_killed_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
     with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
         os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
@@ -168,34 +124,6 @@ def test_a_rank_that_was_killed_is_replaced(hosts: Hosts, tmp_path: Path) -> Non
     assert re.search(r"lost rank \d.*; going on with 2 ranks", lost)
     assert "resumed after step" in said
     assert program.returncode == 0, said
-    assert is_empty(hosts)
-
-
-def launching_processes(hosts: Hosts, host: str) -> list[int]:
-    """The processes of `tutti train` on a host."""
-    return [
-        process
-        for process in hosts.processes(host)
-        if arguments_of(process)[1:4] == [b"-m", b"tutti", b"train"]
-    ]
-
-
-def test_a_run_gets_ranks_on_a_host_that_stands_by_and_gives_them_back(hosts: Hosts, tmp_path: Path) -> None:
-    options = ["-n", "1", "--epochs", "100000", "--on-failure", "respawn"]
-    with waiting(hosts, tmp_path, *options) as program:
-        (tmp_path / "go-on").touch()
-        for workers, on_b in ((2, 1), (1, 0)):
-            assert f"going on with {workers} rank" in resize(tmp_path / "run", workers)
-            deadline = time.monotonic() + 60
-            while len(ranks_on(hosts, "b")) != on_b:
-                assert time.monotonic() < deadline, ranks_on(hosts, "b")
-                time.sleep(0.05)
-        os.kill(launching_processes(hosts, "a")[0], signal.SIGTERM)
-        said = program.communicate(timeout=100)[0]
-    assert program.returncode == EXIT_INTERRUPTED, said
-    starts = RunFolder(tmp_path / "run").starts().records
-    assert [start.world.ranks for start in starts] == [1, 2, 1]
-    assert 0 < starts[1].step < starts[2].step
     assert is_empty(hosts)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import cloudpickle
@@ -252,23 +251,6 @@ def test_a_message_of_another_kind_stays_until_it_is_received_rightly() -> None:
 
 
 # --- the cost of waiting, and what stays behind
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize("cores", [1, 2])
-def test_a_rank_that_waits_long_costs_no_core(cores: int) -> None:
-    def wait_a_second(comm: HostCommunicator) -> float:
-        if comm.rank == 1:
-            time.sleep(1.0)
-            comm.send(torch.zeros(1), to=0)
-            return 0.0
-        started, used = time.monotonic(), time.process_time()
-        comm.recv(torch.zeros(1), source=ANY)
-        return (time.process_time() - used) / (time.monotonic() - started)
-
-    with World(2, cores=cores) as world:
-        world.run(lambda comm: comm.barrier())
-        assert world.run(wait_a_second)[0] < 0.3
 
 
 def test_parts_that_are_closed_give_their_memory_back() -> None:

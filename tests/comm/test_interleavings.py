@@ -12,7 +12,7 @@ from tests.comm.interleavings import Broken, Execution, Order, Programs, SharedA
 from tutti.comm.reductions import SUM
 from tutti.comm.shm import barrier, collectives, point_to_point, rings
 from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.barrier import Call, Kind
+from tutti.comm.shm.barrier import Call, Collective
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.comm.shm.layout import ControlLayout, HostGroup
 from tutti.comm.shm.point_to_point import HostMessages, Receiving
@@ -87,7 +87,9 @@ def telling(number: int) -> Act:
         found: list[list[list[int]]] = []
 
         def steps() -> Iterator[bool]:
-            found.append((yield from group.all_gather_ints([number + group.rank], Call.of(Kind.ALL_TO_ALL))))
+            found.append(
+                (yield from group.all_gather_ints([number + group.rank], Call.of(Collective.ALL_TO_ALL)))
+            )
 
         execution.finish(steps())
         assert found == [[[number + rank] for rank in range(group.size)]]

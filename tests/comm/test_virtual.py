@@ -58,20 +58,6 @@ class TestServers:
             (3.0, (3, 4), 2, 24.0),
         ]
 
-    def test_the_death_of_a_server_is_told_to_who_waits_for_it(self) -> None:
-        def program(comm: VirtualCommunicator) -> object:
-            assert comm.servers is not None
-            if comm.servers.serving:
-                comm.compute(1.0)
-                comm.barrier()
-                return None
-            with pytest.raises(PeerLost) as lost:
-                comm.servers.comm.recv(torch.zeros(1), source=comm.servers.ranks[0])
-            return lost.value.ranks
-
-        world = VirtualWorld(2, servers=1, faults=[Fault(2, operation=0)])
-        assert world.run(program) == [[2], [2]]
-
 
 class TestClock:
     def test_message_costs_latency_and_bytes_over_bandwidth(self) -> None:
@@ -269,15 +255,3 @@ class TestTorchState:
         for rank, numbers in enumerate(found):
             torch.manual_seed(rank)
             assert numbers == [torch.rand(1).item() for _ in range(3)]
-
-    def test_gradient_mode_is_each_ranks_own(self) -> None:
-        def program(comm: Communicator) -> list[bool]:
-            seen = []
-            with torch.set_grad_enabled(comm.rank == 0):
-                for _ in range(3):
-                    comm.barrier()
-                    seen.append(torch.is_grad_enabled())
-            return seen
-
-        assert VirtualWorld(3).run(program) == [[True] * 3, [False] * 3, [False] * 3]
-        assert torch.is_grad_enabled()

@@ -135,16 +135,6 @@ def check_message_round_a_ring(comm: Communicator) -> None:
             assert torch.equal(vector, values(before, length, dtype))
 
 
-def check_messages_of_one_tag_keep_their_order(comm: Communicator) -> None:
-    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    for number in range(20):
-        comm.send(torch.tensor([float(number)]), to=after, tag=3)
-    for number in range(20):
-        vector = torch.empty(1)
-        comm.recv(vector, source=before, tag=3)
-        assert vector.item() == number
-
-
 def check_messages_of_other_tags_are_left_waiting(comm: Communicator) -> None:
     before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     for tag in (1, 2, 3):
@@ -276,23 +266,19 @@ def check_lock_excludes_the_other_ranks(comm: Communicator) -> None:
     node.barrier()
 
 
-def check_kept_servers_come_after_the_workers(comm: Communicator) -> None:
+def check_the_last_ranks_are_kept_as_servers(comm: Communicator) -> None:
     assert comm.servers is None
-    assert keep_servers(comm, []) is comm
-    if comm.size == 1:
-        with pytest.raises(ValueError, match="not all"):
-            keep_servers(comm, [0])
-        return
-    for kept in ([comm.size - 1], [0], list(range(1, comm.size, 2))):
-        part = keep_servers(comm, kept)
-        workers = [rank for rank in range(comm.size) if rank not in kept]
+    assert keep_servers(comm, 0) is comm
+    with pytest.raises(ValueError, match="no rank is left"):
+        keep_servers(comm, comm.size)
+    for count in range(1, comm.size):
+        part, workers = keep_servers(comm, count), comm.size - count
         servers = part.servers
         assert servers is not None
-        assert servers.serving == (comm.rank in kept)
-        assert part.all_gather_objects(comm.rank) == (kept if servers.serving else workers)
-        assert servers.ranks == tuple(range(len(workers), comm.size))
-        assert servers.comm.size == comm.size
-        assert servers.comm.rank == (part.rank if not servers.serving else len(workers) + part.rank)
+        assert servers.serving == (comm.rank >= workers)
+        assert part.size == (count if servers.serving else workers)
+        assert servers.ranks == tuple(range(workers, comm.size))
+        assert servers.comm is comm
         part.close()
         comm.barrier()
 
@@ -321,21 +307,6 @@ def check_split_has_messages_of_its_own(comm: Communicator) -> None:
     assert vector.item() == 2.0
     comm.recv(vector, source=before)
     assert vector.item() == 1.0
-    part.close()
-    comm.barrier()
-
-
-def check_split_has_shared_memory_locks_and_counters(comm: Communicator) -> None:
-    part = comm.split(comm.rank % 2)
-    assert part is not None
-    counter, lock, word = part.counter(), part.node.lock(), part.node.shared(1, dtype=torch.int64)
-    counter.add()
-    with lock:
-        word += 1
-    part.barrier()
-    assert counter.add(0) == part.size
-    assert word.item() == part.node.size
-    part.barrier()
     part.close()
     comm.barrier()
 

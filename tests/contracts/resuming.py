@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.contracts.training import SPEEDS, adamw, clouds
+from tests.states import saved_by
 from tutti.comm.base import Communicator
 from tutti.optim.state import load, options_of
 from tutti.replica import Replica
-from tutti.state import Held, Saved, State, Values, saved_by
+from tutti.state import LocalState, Saved, State, Values
 from tutti.strategies import Clip, Strategy, Worker
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
@@ -45,22 +46,15 @@ class Branching(nn.Module):
 
 @dataclass(frozen=True)
 class Course:
-    """What is trained, and how. Everything in it can be sent to another process.
-
-    Attributes:
-        steps: of all.
-        late: whether a part of the model gets its first gradient after the stop, in place of most gradients.
-        in_turn: whether one worker steps after the other: then those that wait for nobody do the same in each
-            run of processes, too.
-    """
+    """What is trained, and how. Everything in it can be sent to another process."""
 
     strategy: Strategy
     model: Callable[[], nn.Module] = Branching
     optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] = adamw
     dtype: torch.dtype = torch.float32
     steps: int = END
-    late: bool = False
-    in_turn: bool = False
+    late: bool = False  # a part of the model gets its first gradient after the stop
+    in_turn: bool = False  # one worker steps after the other, so that runs of processes repeat themselves
 
 
 @dataclass(frozen=True)
@@ -74,40 +68,24 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Left:
-    """What one rank leaves in the middle, and what it has in the end.
+    """What one rank leaves in the middle, and what it has in the end."""
 
-    Attributes:
-        weights: that all agree on when the state is taken, by name.
-        options: of the optimizer.
-        state: of the worker.
-        final: the weights in the end.
-        staleness: of its exchanges from then on: how often each was seen.
-    """
-
-    weights: dict[str, Tensor]
-    options: list[Values]
-    state: State
-    final: Tensor
-    staleness: dict[int, int]
+    weights: dict[str, Tensor]  # agreed on when the state is taken
+    options: list[Values]  # of the optimizer
+    state: State  # of the worker
+    final: Tensor  # weights in the end
+    staleness: dict[int, int]  # of its exchanges after the stop: how often each was seen
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What one rank has that goes on.
+    """What one rank has that goes on."""
 
-    Attributes:
-        weights: those evaluated before its first step.
-        state: of the worker at that moment.
-        restarts: what the worker says is lost at another number of ranks.
-        final: the weights in the end.
-        staleness: of its exchanges.
-    """
-
-    weights: dict[str, Tensor]
-    state: State
-    restarts: tuple[str, ...]
-    final: Tensor
-    staleness: dict[int, int]
+    weights: dict[str, Tensor]  # evaluated before its first step
+    state: State  # of the worker at that moment
+    restarts: tuple[str, ...]  # what the worker says is lost at another number of ranks
+    final: Tensor  # weights in the end
+    staleness: dict[int, int]  # of its exchanges
 
 
 def checkpoint(left: Sequence[Left | None], ranks: int | None = None) -> Checkpoint:
@@ -175,7 +153,7 @@ def differences(left: Left, resumed: Resumed) -> list[str]:
     return [name for path, before, after in pairs for name in _differences(path, before, after)]
 
 
-def _pieces(held: Held) -> dict[str, Any]:
+def _pieces(held: LocalState) -> dict[str, Any]:
     return {
         f"{piece.name}[{piece.start}:{piece.stop}]": [piece.values, piece.shape, piece.order]
         for piece in held.pieces

@@ -48,10 +48,9 @@ from tests.contracts.training import (
     train,
     train_alone,
 )
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import PeerLost
-from tutti.launch.placement import split_off_servers
 from tutti.replica import Replica
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
@@ -68,29 +67,17 @@ ROUNDING: Final = 1e-4
 
 @dataclass(frozen=True)
 class Setting:
-    """What the checks need to know about one strategy.
+    """What the checks need to know about one strategy."""
 
-    Attributes:
-        brisk: its options for runs of a few steps, and for learning the digits.
-        lr: of plain SGD for the digits.
-        alone: options with which one worker trains as plain torch does; None: there are none.
-        changes: for hyper-parameters whose change shows only in certain company: options for the first run,
-            and what is different in the second.
-        epochs: how long to learn the digits.
-        ranks: how many it takes, on two hosts, for all hyper-parameters to matter.
-        drifts: at a learning rate of 0 the weights that count go on to move: to where the workers are, or by
-            a momentum of the strategy's own.
-        clips: it heeds gradient clipping.
-    """
-
-    brisk: Options = field(default_factory=dict)
-    lr: float = 0.4
-    epochs: int = 10
-    alone: Options | None = None
+    brisk: Options = field(default_factory=dict)  # options for runs of a few steps, and for the digits
+    lr: float = 0.4  # of plain SGD for the digits
+    epochs: int = 10  # to learn the digits
+    alone: Options | None = None  # with which one worker trains as plain torch does; None: there are none
+    # For hyper-parameters whose change shows only in certain company: options of the first run, and changes.
     changes: dict[str, tuple[Options, Options]] = field(default_factory=dict)
-    ranks: int = 4
-    drifts: bool = False
-    clips: bool = True
+    ranks: int = 4  # on two hosts, for all hyper-parameters to matter
+    drifts: bool = False  # at a learning rate of 0 the weights go on to move
+    clips: bool = True  # it heeds gradient clipping
 
 
 _BETWEEN_HOSTS: Final = {"compress_inside": True}
@@ -506,7 +493,7 @@ def team(comm: Communicator, strategy: Strategy) -> Communicator:
         return comm.split(comm.rank)
     if comm.hosts > 1 and not on_several_hosts(strategy):
         return comm.node
-    return split_off_servers(comm, 1) if comm.hosts > 1 and needs_centre(strategy) else comm
+    return keep_servers(comm, 1) if comm.hosts > 1 and needs_centre(strategy) else comm
 
 
 def _course_of_processes(name: str) -> Course:

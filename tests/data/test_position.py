@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.states import saved_by
 from tutti.data.batches import Batch, Batches, Queue
 from tutti.data.parts import Part
-from tutti.state import State, saved_by
+from tutti.state import State
 
 
 def numbered(count: int) -> Part:

@@ -63,13 +63,13 @@ def test_servers_take_no_core_from_workers() -> None:
         place_blocks(2, None, None, None, 2, machine(8))
 
 
-def test_a_crowd_is_told_once_and_one_that_memory_has_no_room_for_is_refused() -> None:
+def test_a_crowd_is_told_once_and_too_large_a_one_is_refused() -> None:
     placement, _ = place_blocks(3, 2, 2, None, 1, machine(2))
     (said,) = placement.warnings
     assert said.startswith("blocks x ranks x threads = 2 x 2 x 2 = 8, more than the 2 cores that may be used")
     assert not place_blocks(3, 2, 2, None, 1, machine(8))[0].warnings
-    with pytest.raises(BadOption, match="GiB of memory before they train anything"):
-        place_blocks(3, 1_000_000, 1, None, 1, machine(2))
+    with pytest.raises(BadOption, match="1,000,000 ranks are too many"):
+        place_blocks(4, 250_000, 1, None, 1, machine(2))
 
 
 def test_openmp_binds_no_thread_of_a_farm(monkeypatch: pytest.MonkeyPatch) -> None:

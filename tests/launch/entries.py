@@ -12,14 +12,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import cast
 
 import torch
 
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.errors import BadData
 from tutti.launch.launcher import started_by
-from tutti.launch.placement import Placement, split_off_servers
+from tutti.launch.placement import Placement
 from tutti.launch.start import start
 from tutti.launch.world import join
 
@@ -110,18 +109,6 @@ def bad_data(comm: Communicator, payload: bytes) -> object:
     raise BadData("the labels are 12, expected 0 to 9; check the file")
 
 
-def die_together(comm: Communicator, payload: bytes) -> object:
-    """Rank 2 has ranks 0 and 1 killed before their parent can see the end of either."""
-    processes = comm.all_gather_objects(os.getpid())
-    if comm.rank == 2:
-        os.kill(os.getppid(), signal.SIGSTOP)
-        for process in processes[:2]:
-            os.kill(cast("int", process), signal.SIGKILL)
-        os.kill(os.getppid(), signal.SIGCONT)
-    comm.barrier()
-    return None
-
-
 def die(comm: Communicator, payload: bytes) -> object:
     """Rank 1 is gone as the payload says; the others wait for it."""
     if comm.rank == 1:
@@ -172,13 +159,6 @@ def _launcher() -> int:
     """The process that has started this rank; mpirun is named by its namespace, "prterun-HOST-PROCESS@1"."""
     namespace = os.environ.get("PMIX_NAMESPACE", "")
     return int(namespace.rpartition("-")[2].partition("@")[0]) if namespace else os.getppid()
-
-
-def leave_a_child(comm: Communicator, payload: bytes) -> object:
-    """A process that outlives its rank."""
-    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    child.returncode = 0  # nobody waits for it
-    return child.pid
 
 
 def leave_a_daemon(comm: Communicator, payload: bytes) -> object:
@@ -247,7 +227,7 @@ def places(comm: Communicator, payload: bytes) -> object:
 
 def take_sides(comm: Communicator, payload: bytes) -> object:
     """Workers have the sum of their ranks from the first server; all tell what they are."""
-    team = split_off_servers(comm, int(payload))
+    team = keep_servers(comm, int(payload))
     servers = team.servers
     assert servers is not None
     total = torch.zeros(1)
@@ -274,17 +254,3 @@ def take_sides(comm: Communicator, payload: bytes) -> object:
             "pid": os.getpid(),
         }
     )
-
-
-def lose_a_server(comm: Communicator, payload: bytes) -> object:
-    """The server dies while the workers wait for it."""
-    team = split_off_servers(comm, int(payload))
-    servers = team.servers
-    assert servers is not None
-    if servers.serving:
-        for _ in range(comm.size - 1):
-            servers.comm.recv(torch.zeros(1))
-        os.kill(os.getpid(), signal.SIGKILL)
-    servers.comm.send(torch.zeros(1), to=servers.ranks[0])
-    servers.comm.recv(torch.zeros(1), source=servers.ranks[0])
-    return None

@@ -10,7 +10,6 @@ from tutti.launch.cores import (
     Cores,
     allowed_cores,
     cpu_quota,
-    crowding,
     group_siblings,
     parse_cpu_list,
     share_of,
@@ -93,30 +92,6 @@ def test_ranks_with_cores_of_their_own_use_them_all() -> None:
 def test_a_quota_is_shared_by_the_ranks() -> None:
     limited = Cores(tuple((cpu,) for cpu in range(16)), quota=4)
     assert share_of(0, [limited, limited]) == 2
-
-
-@pytest.mark.parametrize(
-    ("ranks", "threads", "left"),
-    [
-        ([[0], [0], [0], [0]], 1, "4 ranks may use 1 CPU, which leaves a rank 0.25 of one for its 1 thread"),
-        ([[0], [0], [1, 2]], 1, "3 ranks may use 3 CPUs, which leaves a rank 0.5 of one for its 1 thread"),
-        ([[0], [1]], 4, "2 ranks may use 2 CPUs, which leaves a rank 1 of one for its 4 threads"),
-    ],
-)
-def test_ranks_that_share_a_cpu_are_said_to_take_turns(
-    ranks: list[list[int]], threads: int, left: str
-) -> None:
-    assert crowding([Cores(tuple((cpu,) for cpu in cpus)) for cpus in ranks], threads).startswith(left)
-
-
-def test_ranks_that_have_a_cpu_for_each_thread_are_not_crowded() -> None:
-    both = Cores(((0, 2), (1, 3)))
-    assert not crowding([both] * 4, 1)
-    assert not crowding([Cores(((0,), (1,))), Cores(((2,), (3,)))], 2)
-
-
-def test_a_quota_crowds_ranks_that_have_cpus_of_their_own() -> None:
-    assert crowding([Cores(((0,),), quota=1), Cores(((1,),), quota=1)], 1)
 
 
 def test_a_rank_has_at_least_one_thread() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tutti.errors import BadModel, PeerLost, RankFailed, TuttiError, UserError
-from tutti.launch.exit_reports import Death, Report, cause, failure
+from tutti.launch.exit_reports import Death, Report, failure, first_failure
 
 
 class OwnError(UserError):
@@ -23,7 +23,7 @@ def report(rank: int, error: Exception, at: float) -> Report:
 
 
 def the_cause(reports: list[Report], deaths: list[Death] | None = None) -> TuttiError:
-    error, _ = cause(reports, deaths or [])
+    error, _ = first_failure(reports, deaths or [])
     assert error is not None
     return error
 
@@ -43,9 +43,9 @@ def test_a_lost_peer_is_a_consequence_of_the_exception_that_came_later_to_our_ea
 def test_as_long_as_only_losses_are_known_the_cause_is_uncertain() -> None:
     lost = report(0, PeerLost([1], "left"), 1.0)
     assert [type(error) for error in (the_cause([lost]),)] == [PeerLost]
-    assert cause([lost], [])[1] is False
-    assert cause([lost], [Death(1, 2.0, -signal.SIGSEGV)])[1] is True
-    assert cause([Report(0, 1.0)], []) == (None, False)
+    assert first_failure([lost], [])[1] is False
+    assert first_failure([lost], [Death(1, 2.0, -signal.SIGSEGV)])[1] is True
+    assert first_failure([Report(0, 1.0)], []) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,7 @@ def test_all_dead_ranks_are_named_with_what_happened_to_the_first() -> None:
         (Death(0, 0.0, 3), "exited with code 3 before it was done"),
         (Death(0, 0.0, 3, after=True), "exited with code 3 after it was done"),
         (Death(0, 0.0, -7), "killed by signal 7 (SIGBUS); a file that it had mapped into memory was cut off"),
-        (Death(0, 0.0, -9, out_of_memory=True), "killed by signal 9 (SIGKILL); the kernel ran out of memory"),
-        (Death(0, 0.0, -9), "killed by signal 9 (SIGKILL); if nobody sent it, the memory may have run out"),
+        (Death(0, 0.0, -9), "killed by signal 9 (SIGKILL); if no user sent it, the memory may have run out"),
         (Death(0, 0.0, -40), "killed by signal 40"),
         (Death(0, 0.0, None), "it ended before it was done"),
     ],
@@ -97,7 +96,7 @@ def test_a_user_error_that_cannot_be_sent_keeps_its_message() -> None:
 
 def test_a_thread_that_could_not_be_started_is_named_by_the_limit() -> None:
     report = failure(0, RuntimeError("can't start new thread"), None)
-    error, certain = cause([report], [])
+    error, certain = first_failure([report], [])
     assert certain
     assert isinstance(error, UserError)
     assert str(error).startswith("no further process can be started: raise the limit of this user (ulimit -u")

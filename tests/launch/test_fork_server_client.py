@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 
-import tutti
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tutti.errors import PeerLost, RankFailed
 from tutti.launch import fork_server_client
@@ -23,8 +21,8 @@ from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
-from tutti.launch.stop_request import StopPage, Stopping
-from tutti.launch.supervisor import Crew
+from tutti.launch.stop_request import StopPage, StopRequests
+from tutti.launch.supervisor import Supervisor
 
 TWO = Placement(2, 1)
 RANKS = [RankSetting(1, tuple(os.sched_getaffinity(0)))] * 2
@@ -53,20 +51,10 @@ def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_oth
 
 def test_ranks_come_from_what_was_prepared_for_them() -> None:
     fork_server_client.end_ranks()
-    fork_server_client.prepare_ranks(OF_A_FARM, 1, crowded=False)
+    fork_server_client.prepare_ranks(OF_A_FARM)
     (prepared,) = fork_server_client._kept
     assert [one["of a farm"] for one in circumstances()] == [True, True]
     assert fork_server_client._kept == [prepared]
-
-
-def test_training_again_gives_the_same_bits() -> None:
-    def train() -> dict[str, torch.Tensor]:
-        options: dict[str, Any] = {"model_options": {"hidden": [16], "dropout": 0.1}, "quiet": True}
-        return tutti.train("mlp", "digits", workers=2, epochs=1, **options).model.state_dict()
-
-    fork_server_client.end_ranks()
-    cold, warm = train(), train()
-    assert all(torch.equal(cold[name], warm[name]) for name in cold)
 
 
 def test_ranks_do_not_look_for_garbage_in_what_was_imported_before_them() -> None:
@@ -89,12 +77,11 @@ def test_ranks_see_folder_path_arguments_and_environment_as_they_are_now(
     assert (before["variable"], now["variable"], now["bound"]) == (None, "now", None)
 
 
-def test_another_number_of_threads_takes_another_server() -> None:
+def test_other_numbers_of_ranks_and_threads_take_the_same_server() -> None:
     before = circumstances()[0]["server"]
     assert start("tests.launch.entries:sum_of_ranks", b"", Placement(3, 1)) == 3
-    assert circumstances()[0]["server"] == before
     assert start("tests.launch.entries:sum_of_ranks", b"", Placement(2, 2)) == 1
-    assert not lives(before)
+    assert circumstances()[0]["server"] == before
 
 
 def test_a_server_outlives_the_thread_that_started_it() -> None:
@@ -149,10 +136,10 @@ def test_a_process_that_the_program_forks_leaves_the_server_to_its_parent() -> N
     assert circumstances()[0]["server"] == server
 
 
-def end_of(crew: Crew) -> object:
+def end_of(crew: Supervisor) -> object:
     """The end of its work."""
     with SignalWatch() as signals:
-        return crew.wait(Stopping(signals))
+        return crew.wait(StopRequests(signals))
 
 
 def waiting(folder: Path) -> list[int]:
@@ -165,29 +152,15 @@ def waiting(folder: Path) -> list[int]:
 def test_groups_of_ranks_begin_and_end_without_each_other(tmp_path: Path) -> None:
     waits, entry = "tests.launch.entries:wait_for_ever", "tests.launch.entries:sum_of_ranks"
     stop = StopPage.make_file()
-    with fork_server_client.fork_server(1, crowded=False) as server:
+    with fork_server_client.fork_server() as server:
         first = server.group()
-        ended = Crew(first, waits, str(tmp_path).encode(), RANKS, stop)
+        ended = Supervisor(first, waits, str(tmp_path).encode(), RANKS, stop)
         processes = waiting(tmp_path)
         second = server.group()
-        lasting = Crew(second, entry, b"", RANKS, stop)
+        lasting = Supervisor(second, entry, b"", RANKS, stop)
         first.close()
         assert wait_until_gone(processes) == []
         assert pickle.loads(cast("bytes", end_of(lasting))) == 1
         for one in (ended, lasting, second):
             one.close()
     os.close(stop)
-
-
-def test_what_has_ended_the_server_of_a_group_is_told(tmp_path: Path) -> None:
-    entry, stop = "tests.launch.entries:wait_for_ever", StopPage.make_file()
-    with fork_server_client.fork_server(1, crowded=False) as server:
-        group = server.group()
-        crew = Crew(group, entry, str(tmp_path).encode(), RANKS, stop)
-        waiting(tmp_path)
-        os.kill(server._process.pid, signal.SIGILL)
-        end = end_of(crew)
-        crew.close()
-        group.close()
-    os.close(stop)
-    assert str(end) == "the process that forked all ranks ended: killed by signal 4 (SIGILL)"

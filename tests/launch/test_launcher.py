@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pty
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -24,23 +20,6 @@ SRUN = {
     "SLURM_NODEID": "1",
     "SLURM_STEP_TASKS_PER_NODE": "4,3",
 }
-
-
-@contextmanager
-def _process(name: str) -> Iterator[str]:
-    """A process of this name, without a terminal; its number."""
-    running = subprocess.Popen(
-        ["sh", "-c", f"printf {name} >/proc/$$/comm; echo; read line"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        assert running.stdout is not None
-        running.stdout.readline()
-        yield str(running.pid)
-    finally:
-        running.communicate()
 
 
 @pytest.fixture(autouse=True)
@@ -87,49 +66,24 @@ def test_a_task_of_srun_is_recognised() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "terminal"),
     [
-        {"SLURM_STEP_ID": "4294967290"},  # the interactive shell of salloc
-        {"SLURM_STEP_ID": "4294967291"},  # a batch script
-        {"SLURM_PTY_PORT": "40000"},  # srun --pty bash, in a container
-        {"SLURM_STEP_NUM_TASKS": "1"},  # srun of a single task
+        ({"SLURM_STEP_ID": "4294967290"}, True),  # the interactive shell of salloc
+        ({"SLURM_STEP_ID": "4294967291"}, False),  # a batch script
+        ({"SLURM_PTY_PORT": "40000"}, True),  # typed into srun --pty bash
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False),  # srun of a single task
     ],
 )
-def test_shells_and_scripts_in_an_allocation_are_alone(change: dict[str, str]) -> None:
+def test_shells_and_scripts_in_an_allocation_are_alone(
+    change: dict[str, str], terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda descriptor: terminal)
     assert started_by({**SRUN, **change, "PMI_SIZE": "1", "PMI_RANK": "0"}) == ALONE
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"SLURM_JOB_NAME": "interactive"},  # srun in an allocation of salloc
-        {"SLURM_JOB_NAME": "bash"},  # a script's --job-name
-        {"SLURM_PTY_PORT": "40000"},  # srun in a shell of srun --pty bash
-    ],
-)
-def test_tasks_of_srun_are_ranks_wherever_srun_was_called(change: dict[str, str]) -> None:
-    with _process("task") as task:
-        assert started_by({**SRUN, **change, "SLURM_TASK_PID": task}).size == 7
-
-
-def test_a_batch_script_is_alone_though_a_task_of_srun_has_submitted_it() -> None:
-    with _process("slurm_script") as task:
-        assert started_by({**SRUN, "SLURM_TASK_PID": task}) == ALONE
-
-
-def test_a_command_typed_into_a_shell_of_srun_is_alone_and_a_script_there_is_a_rank() -> None:
-    shell, terminal = pty.fork()
-    if shell == 0:  # the leader of a session with a terminal, as the shell of srun --pty
-        environ = {**SRUN, "SLURM_PTY_PORT": "40000", "SLURM_TASK_PID": str(os.getpid())}
-        in_a_script = started_by(environ).size
-        command = os.fork()
-        if command == 0:
-            os.setpgid(0, 0)
-            os._exit(started_by(environ).size)
-        os._exit(10 * in_a_script + os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]))
-    _, status = os.waitpid(shell, 0)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 10 * int(SRUN["SLURM_NTASKS"]) + ALONE.size
+def test_a_task_of_srun_in_a_shell_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda descriptor: False)
+    assert started_by({**SRUN, "SLURM_PTY_PORT": "40000"}).size == 7
 
 
 def test_an_allocation_without_a_step_is_alone() -> None:

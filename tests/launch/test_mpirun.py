@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,9 +17,9 @@ import pytest
 from tests.launch.processes import lives, wait_for_files, wait_until_gone
 from tests.mpi.mpirun import needs_mpirun
 from tests.preloaded import forked_mpi_ranks, interpreter
-from tutti.errors import BadData, HostLost, LauncherLost, PeerLost, RankFailed, TuttiError, UserError
+from tutti.errors import LauncherLost, PeerLost, RankFailed, TuttiError, UserError
 from tutti.launch import mpirun, ranks_on_hosts
-from tutti.launch.mpi_rank import START, MpiStart
+from tutti.launch.mpi_rank import START
 from tutti.launch.mpirun import Mpirun, command_line, find_mpirun, settings
 from tutti.launch.placement import Host, place_ranks
 from tutti.launch.rank_connections import LauncherAddress
@@ -25,7 +27,7 @@ from tutti.launch.ranks_on_hosts import End, RanksOnHosts
 from tutti.launch.recovery import Replaced
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 
 HERE = Path(__file__).parent
 LIMIT_S = 20.0
@@ -107,16 +109,7 @@ def test_an_exception_comes_back_and_ends_the_job(tmp_path: Path) -> None:
 @needs_mpirun
 @pytest.mark.mpi
 @pytest.mark.usefixtures("_forked")
-def test_a_user_error_stays_what_it_is() -> None:
-    with pytest.raises(BadData, match=r"^the labels are 12"):
-        start("tests.launch.entries:bad_data", b"", place_ranks(hosts="localhost:2"))
-
-
-@needs_mpirun
-@pytest.mark.mpi
-@pytest.mark.usefixtures("_forked")
 def test_a_killed_rank_is_named() -> None:
-    # Either mpirun says so first, which knows the signal, or the other rank, which does not.
     with pytest.raises(PeerLost) as caught:
         start("tests.launch.entries:die", b"kill", place_ranks(hosts="localhost:2"))
     assert caught.value.ranks == [1]
@@ -130,17 +123,11 @@ def started_as(monkeypatch: pytest.MonkeyPatch, program: str) -> RanksOnHosts:
     return RanksOnHosts("package:entry", b"", place_ranks(1, hosts="localhost:1"))
 
 
-LOST = "PRTE has lost communication with a remote daemon.\n  Remote daemon: [prterun-a-2673@0,1] on node b\n"
-KILLED = "process rank 0 with PID 7 on node a exited on\nsignal 11 (Segfault)."
-
-
 @pytest.mark.parametrize(
     ("program", "error", "said"),
     [
-        ("printf 'last words\\n\\0' >&2; sleep 300 & exit 7", LauncherLost, "mpirun ended with exit code 7"),
+        ("sleep 300 & exit 7", LauncherLost, "mpirun ended with exit code 7"),
         ("kill -9 $$", LauncherLost, "was killed by signal 9"),
-        (f"echo '{LOST}' >&2; exit 0", HostLost, "lost host b: mpirun's daemon"),
-        (f"echo '{KILLED}' >&2; exit 139", PeerLost, "lost rank 0: killed by signal 11"),
         ("exit 0", LauncherLost, "mpirun ended with exit code 0"),
     ],
 )
@@ -149,7 +136,7 @@ def test_the_end_of_mpirun_before_all_ranks_are_done_is_an_error(
 ) -> None:
     ranks = started_as(monkeypatch, program)
     with SignalWatch() as signals, ranks:
-        assert ranks.wait(Stopping(signals), 60.0, None) is End.MPIRUN
+        assert ranks.wait(StopRequests(signals), 60.0, None) is End.MPIRUN
     with pytest.raises(error, match=said):
         ranks.result()
 
@@ -159,7 +146,7 @@ def test_ranks_are_ended_when_others_take_over_though_something_is_said_all_the_
 ) -> None:
     ranks = started_as(monkeypatch, "while :; do echo said >&2; sleep 0.05; done")
     with SignalWatch() as signals, ranks:
-        assert ranks.wait(Stopping(signals), 60.0, lambda: True) is End.REPLACED
+        assert ranks.wait(StopRequests(signals), 60.0, lambda: True) is End.REPLACED
     with pytest.raises(Replaced):
         ranks.result()
 
@@ -177,7 +164,8 @@ def test_another_mpirun_is_tried_once(
 
 
 def test_a_rank_that_cannot_reach_the_launching_process_says_so() -> None:
-    start = MpiStart(LauncherAddress(("127.0.0.1",), 1, b"", 3), []).encode()
+    address = pickle.dumps(LauncherAddress(("127.0.0.1",), 1, b"", 3))
+    start = base64.urlsafe_b64encode(address).decode()
     words = [sys.executable, "-m", "tutti.launch.mpi_rank"]
     done = subprocess.run(
         words, env={**os.environ, START: start}, capture_output=True, text=True, check=False, timeout=60
@@ -186,55 +174,19 @@ def test_a_rank_that_cannot_reach_the_launching_process_says_so() -> None:
     assert "cannot reach port 1 of 127.0.0.1: is there a firewall?" in done.stderr
 
 
-@needs_mpirun
-@pytest.mark.mpi
-def test_hosts_are_asked_whether_anything_can_be_started_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("before", ["exec sleep 600", "exit 7"])
+def test_a_host_is_asked_again_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], before: str
 ) -> None:
-    agent, asked = tmp_path / "agent", tmp_path / "asked"
-    agent.write_text(f"#!/bin/sh\necho $1 >> {asked}\nexit 3\n")
-    agent.chmod(0o755)
-    monkeypatch.setenv("TUTTI_MPIRUN_ARGS", f"--prtemca plm_ssh_agent {agent}")
-    assert mpirun.answering(["localhost", "node7.invalid"]) == ["localhost"]
-    assert set(asked.read_text().split()) == {"node7.invalid"}
-    assert len(asked.read_text().split()) > 1
-    assert "host node7.invalid does not answer: mpirun ended with" in capsys.readouterr().err
-
-
-def test_a_host_is_given_as_long_to_answer_as_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    busy, launcher = tmp_path / "busy", tmp_path / "mpirun"
-    launcher.write_text(f"#!/bin/sh\n[ ! -e {busy} ] || exec sleep 600\n")
+    asked, launcher = tmp_path / "asked", tmp_path / "mpirun"
+    launcher.write_text(f"#!/bin/sh\n[ -e {asked} ] && exit; touch {asked}; {before}\n")
     launcher.chmod(0o755)
     monkeypatch.setattr(mpirun, "find_mpirun", lambda: Mpirun(str(launcher), own=False, open_mpi=True))
-    busy.touch()
     assert mpirun.answering(["node7"], 0.1) == []
-    said = "tutti: host node7 does not answer: mpirun has started nothing there within 0.1 s\n"
-    assert capsys.readouterr().err == said
-    busy.unlink()
-    assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
-
-
-@pytest.mark.parametrize(
-    "before", [["exec sleep 600"], ["exit 7", "exec sleep 600"], ["exec sleep 600", "exit 7"] * 2]
-)
-def test_an_mpirun_that_hangs_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str]
-) -> None:
-    tries, launcher = tmp_path / "tries", tmp_path / "mpirun"
-    cases = "".join(f"{number}) {does} ;;\n" for number, does in enumerate(before, start=1))
-    launcher.write_text(f"#!/bin/sh\necho >> {tries}\ncase $(wc -l < {tries}) in\n{cases}esac\n")
-    launcher.chmod(0o755)
-    monkeypatch.setattr(mpirun, "find_mpirun", lambda: Mpirun(str(launcher), own=False, open_mpi=True))
+    assert "host node7 does not answer" in capsys.readouterr().err
+    asked.unlink(missing_ok=True)
     monkeypatch.setattr(mpirun, "HASTE_S", 0.5)
     assert mpirun.answering(["node7"], LIMIT_S) == ["node7"]
-
-
-def test_a_host_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUTTI_MPIRUN_ARGS", "--prtemca plm_ssh_agent /bin/false")
-    with pytest.raises(TuttiError, match="mpirun ended with exit code"):
-        start("tests.launch.entries:describe", b"", place_ranks(hosts="no-such-host.invalid:1"))
 
 
 @needs_mpirun

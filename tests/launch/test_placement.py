@@ -10,7 +10,7 @@ import pytest
 from tutti.errors import BadOption
 from tutti.launch.cores import Cores
 from tutti.launch.launcher import Launcher
-from tutti.launch.placement import RANK_BYTES, Host, place_ranks
+from tutti.launch.placement import Host, place_ranks
 
 
 def machine(cores: int, threads: int = 1, quota: int | None = None) -> Cores:
@@ -66,25 +66,9 @@ def test_one_worker_has_all_cores_as_threads_and_is_not_bound() -> None:
     assert placement.describe() == "1 rank x 8 threads"
 
 
-def test_ranks_that_would_fill_the_memory_are_refused_before_they_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    four = 4 * RANK_BYTES
-    assert place_ranks(4, cores=machine(2), memory_bytes=four).ranks == 4
-    assert place_ranks(2, cores=machine(2), memory_bytes=four).ranks == 2
-    with pytest.raises(BadOption, match=r"5 ranks need more than 0\.6 GiB.*give at most 4"):
-        place_ranks(4, cores=machine(2), servers=1, memory_bytes=four)
-    # What control groups leave counts as well.
-    monkeypatch.setattr("tutti.launch.placement.free_bytes", lambda: 3 * RANK_BYTES)
-    with pytest.raises(BadOption, match="give at most 3"):
-        place_ranks(4, cores=machine(2))
-    monkeypatch.setattr("tutti.launch.placement.free_bytes", lambda: None)
-    assert place_ranks(4, cores=machine(2)).ranks == 4
-
-
-@pytest.mark.parametrize("workers", ["0", "-1", "two", 0])
+@pytest.mark.parametrize("workers", ["0", "-1", "two", 0, 65])
 def test_a_senseless_number_of_workers_is_refused(workers: str | int) -> None:
-    with pytest.raises(BadOption, match="--workers is"):
+    with pytest.raises(BadOption, match=r"--workers is|65 ranks"):
         place_ranks(workers, cores=machine(2))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tutti.launch import rank_connections
 from tutti.launch.exit_reports import Report
-from tutti.launch.hangs import Sign
+from tutti.launch.hangs import RankStatus
 from tutti.launch.rank_connections import (
     STOP,
     LauncherConnection,
@@ -25,7 +25,7 @@ from tutti.launch.rank_connections import (
 from tutti.launch.stop_request import StopPage
 
 LIMIT_S = 20.0
-JOB = RemoteJob("package:entry", b"payload", 2, ["program"], [(2, 2)])
+JOB = RemoteJob("package:entry", b"payload", 2, [], ["program"], 2)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_rank_0_alone_gets_the_payload_and_the_launching_process_hears_all(
     assert connections.complete
     first.send(Started(("/dev/shm/x",)))
     first.send(Stoppable(True))
-    first.send(Sign(5, True))
+    first.send(RankStatus(5, True))
     report = Report(0, 1.0, value=b"x" * 3_000_000)
     threading.Thread(target=first.leave, args=(report,)).start()
     while connections.ranks[0].report is None:
@@ -62,8 +62,8 @@ def test_rank_0_alone_gets_the_payload_and_the_launching_process_hears_all(
     heard = connections.ranks[0]
     assert heard.report == replace(report, at=heard.report.at)  # type: ignore[union-attr]
     assert heard.segments == ("/dev/shm/x",)
-    assert heard.sign is not None
-    assert (heard.sign.beat, heard.sign.waits) == (5, True)
+    assert heard.status is not None
+    assert (heard.status.steps, heard.status.waits) == (5, True)
     assert connections._page.stoppable
 
 

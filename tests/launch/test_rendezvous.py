@@ -9,10 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.other_user import NOBODY, as_another_user, needs_another_user
+from tests.other_user import as_another_user, needs_another_user
 from tutti.comm.mpi import library
-from tutti.comm.shm import memfd
-from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import PeerLost, UserError
 from tutti.launch import rendezvous
 from tutti.launch.rendezvous import find_first_rank, shared_file
@@ -66,38 +64,6 @@ def test_another_user_gets_no_file_and_keeps_nobody_from_getting_one() -> None:
     assert os.fstat(other).st_ino == os.fstat(file).st_ino
     for one in (file, other):
         os.close(one)
-
-
-@needs_another_user
-def test_a_name_that_another_user_has_taken_is_no_meeting_place() -> None:
-    job = f"{os.getpid()} squatted"
-    name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job}".encode()).hexdigest()
-    with socket.socket(socket.AF_UNIX) as squatter, as_another_user(squatter.bind, name) as bound:
-        bound.result()
-        with as_another_user(squatter.listen) as listens:
-            listens.result()
-            # The kernel remembers who listens.
-            with pytest.raises(UserError, match=f"user {NOBODY} has taken the name"):
-                shared_file(job, 1, 2, 30.0)
-            with pytest.raises(UserError, match="MASTER_ADDR"):
-                shared_file(job, 0, 2, 30.0)
-
-
-@needs_another_user
-def test_another_user_can_open_no_shared_memory() -> None:
-    file = memfd.make("secret")
-    address = FileAddress.of(file)
-
-    def steal() -> str:
-        try:
-            os.open(f"/proc/{address.process}/fd/{address.descriptor}", os.O_RDWR)
-        except PermissionError:
-            return "refused"
-        return "opened"
-
-    with as_another_user(steal) as thief:
-        assert thief.result() == "refused"
-    os.close(file)
 
 
 def test_a_rank_does_not_wait_for_ever_for_rank_0() -> None:

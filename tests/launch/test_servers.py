@@ -7,55 +7,12 @@ import os
 import pytest
 
 from tests.launch.processes import wait_until_gone
-from tests.mpi.mpirun import needs_mpirun
-from tutti.errors import BadOption, PeerLost
-from tutti.launch.cores import Cores, allowed_cores
-from tutti.launch.mpi_rank import workers_here
-from tutti.launch.placement import Host, choose_servers, place_ranks, servers_per_host
+from tutti.errors import BadOption
+from tutti.launch.cores import Cores
+from tutti.launch.placement import Host, place_ranks
 from tutti.launch.start import start
 
 TWO = Cores(((0,), (1,)))
-
-
-@pytest.mark.parametrize(
-    ("hosts", "servers", "expected"),
-    [(1, 0, [0]), (1, 3, [3]), (2, 1, [1, 0]), (2, 3, [2, 1]), (3, 7, [3, 2, 2])],
-)
-def test_servers_are_dealt_to_the_hosts_in_turn(hosts: int, servers: int, expected: list[int]) -> None:
-    assert servers_per_host(hosts, servers) == expected
-
-
-@pytest.mark.parametrize(
-    ("homes", "servers", "expected"),
-    [
-        ([0, 0, 0], 1, [2]),
-        ([0, 0, 0], 2, [1, 2]),
-        ([0, 0, 0, 3, 3], 1, [2]),
-        ([0, 0, 0, 3, 3], 2, [2, 4]),
-        ([0, 1, 0, 1, 0], 2, [3, 4]),
-        ([0, 0, 0, 3], 2, [1, 2]),
-        ([0, 1, 2], 1, [2]),
-        ([0, 1, 2], 2, [1, 2]),
-        ([0, 1, 1, 1], 3, [1, 2, 3]),
-    ],
-)
-def test_servers_are_the_last_ranks_and_hosts_keep_a_worker_while_that_can_be(
-    homes: list[int], servers: int, expected: list[int]
-) -> None:
-    assert choose_servers(homes, servers) == expected
-
-
-@pytest.mark.parametrize("hosts", ["a:2,b:2", "a:1,b:1", "a:3,b:1,c:2"])
-@pytest.mark.parametrize("servers", [0, 1, 2, 3, 5])
-def test_on_hosts_of_ours_every_worker_that_was_planned_works(hosts: str, servers: int) -> None:
-    placement = place_ranks(hosts=hosts, servers=servers)
-    homes = [number for number, host in enumerate(placement.hosts_with_servers) for _ in range(host.ranks)]
-    assert len(homes) == placement.ranks == placement.workers + servers
-    kept = choose_servers(homes, servers)
-    left = [homes[rank] for rank in range(placement.ranks) if rank not in kept]
-    assert [left.count(number) for number in range(len(placement.hosts))] == [
-        host.ranks for host in placement.hosts
-    ]
 
 
 def test_a_server_takes_no_core_from_the_workers() -> None:
@@ -69,7 +26,7 @@ def test_a_server_takes_no_core_from_the_workers() -> None:
 def test_hosts_get_servers_beside_their_workers() -> None:
     placement = place_ranks(hosts="a:4,b:2", servers=1)
     assert (placement.workers, placement.servers, placement.hosts) == (6, 1, (Host("a", 4), Host("b", 2)))
-    assert placement.hosts_with_servers == (Host("a", 5), Host("b", 2))
+    assert placement.hosts_with_servers == (Host("a", 4), Host("b", 3))
     assert placement.describe() == "6 ranks and 1 server on 2 hosts (a: 4, b: 2), started by mpirun"
 
 
@@ -87,14 +44,6 @@ def test_under_a_launcher_servers_are_some_of_its_ranks(monkeypatch: pytest.Monk
 def test_a_negative_number_of_servers_is_refused() -> None:
     with pytest.raises(BadOption, match="--servers is -1"):
         place_ranks(2, cores=TWO, servers=-1)
-
-
-def test_a_rank_under_mpirun_knows_how_many_of_its_host_work() -> None:
-    crew = [(2, 3), (2, 2), (1, 3)]
-    sizes = [3, 3, 3, 2, 2, 3, 3, 3]
-    assert [workers_here(rank, size, crew) for rank, size in enumerate(sizes)] == [2, 2, 2, 2, 2, 1, 1, 1]
-    assert workers_here(0, 4, crew) == 4, "placed otherwise: all count as workers"
-    assert workers_here(1, 2, ()) == 2
 
 
 def check_sides(sides: object, workers: int, servers: int) -> None:
@@ -118,20 +67,3 @@ def test_workers_and_servers_under_our_supervisor(workers: int, servers: int) ->
     assert [one["cores"] for one in sides[workers:]] == [allowed] * servers
     assert [one["threads"] for one in sides[:workers]] == [placement.threads] * workers
     assert wait_until_gone(one["pid"] for one in sides) == []
-
-
-def test_the_death_of_a_server_ends_the_job() -> None:
-    with pytest.raises(PeerLost, match="lost rank 2"):
-        start("tests.launch.entries:lose_a_server", b"1", place_ranks(2, servers=1))
-
-
-@needs_mpirun
-@pytest.mark.mpi
-def test_workers_and_servers_under_our_mpirun() -> None:
-    placement = place_ranks(hosts="localhost:2", servers=1)
-    sides = start("tests.launch.entries:take_sides", b"1", placement)
-    check_sides(sides, 2, 1)
-    assert isinstance(sides, list)
-    assert sides[2]["cores"] == sorted(os.sched_getaffinity(0))
-    if len(allowed_cores().physical) >= 2 and not allowed_cores().limited:
-        assert all(len(one["cores"]) < len(os.sched_getaffinity(0)) for one in sides[:2])

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 
@@ -22,19 +21,17 @@ from tests.launch.test_mpirun import needs_mpirun
 from tests.preloaded import interpreter
 from tutti.errors import EXIT_INTERRUPTED
 from tutti.launch import stop_request
-from tutti.launch.mpirun import command_line, find_mpirun, settings
-from tutti.launch.placement import Host
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping, stop_requested, stoppable
+from tutti.launch.stop_request import StopPage, StopRequests, stop_requested, stoppable
 
 PROGRAM = Path(__file__).with_name("stopping.py")
 PATIENCE_S = 90.0
 
 
 @pytest.fixture
-def stopping() -> Iterator[Stopping]:
+def stopping() -> Iterator[StopRequests]:
     with SignalWatch() as signals:
-        found = Stopping(signals, StopPage())
+        found = StopRequests(signals, StopPage())
         found.page.stoppable = True
         yield found
 
@@ -74,7 +71,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ],
 )
 def test_a_signal_asks_or_ends(
-    before: list[int], last: int, ends: bool, stopping: Stopping, clock: Clock
+    before: list[int], last: int, ends: bool, stopping: StopRequests, clock: Clock
 ) -> None:
     for signum in before:
         signal.raise_signal(signum)
@@ -87,7 +84,9 @@ def test_a_signal_asks_or_ends(
 
 
 @pytest.mark.parametrize("signum", [SIGINT, SIGTERM])
-def test_signals_within_half_a_second_are_one_request(signum: int, stopping: Stopping, clock: Clock) -> None:
+def test_signals_within_half_a_second_are_one_request(
+    signum: int, stopping: StopRequests, clock: Clock
+) -> None:
     for _ in range(2):  # As `timeout` sends them.
         signal.raise_signal(signum)
         assert not stopping.over()
@@ -101,7 +100,7 @@ def test_signals_within_half_a_second_are_one_request(signum: int, stopping: Sto
 
 
 @pytest.mark.parametrize("signum", [SIGINT, SIGTERM, SIGUSR1])
-def test_where_nobody_looks_for_requests_the_first_signal_ends(signum: int, stopping: Stopping) -> None:
+def test_where_nobody_looks_for_requests_the_first_signal_ends(signum: int, stopping: StopRequests) -> None:
     stopping.page.stoppable = False
     signal.raise_signal(signum)
     assert stopping.over()
@@ -110,15 +109,17 @@ def test_where_nobody_looks_for_requests_the_first_signal_ends(signum: int, stop
         _act_outside(stopping)
 
 
-def _act_outside(stopping: Stopping) -> None:
+def _act_outside(stopping: StopRequests) -> None:
     for signum in stop_request.ASKING:
         signal.signal(signum, signal.default_int_handler if signum == SIGINT else signal.SIG_DFL)
     stopping.act()
 
 
-def test_a_request_is_said_once_and_passed_on(stopping: Stopping, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_request_is_said_once_and_passed_on(
+    stopping: StopRequests, capfd: pytest.CaptureFixture[str]
+) -> None:
     passed: list[int] = []
-    stopping.forward = lambda: passed.append(1)
+    stopping.page.on_request = lambda: passed.append(1)
     for signum in (SIGUSR1, SIGTERM, SIGUSR1):
         signal.raise_signal(signum)
         assert not stopping.over()
@@ -127,12 +128,13 @@ def test_a_request_is_said_once_and_passed_on(stopping: Stopping, capfd: pytest.
     stopping.act()
 
 
-def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: Stopping) -> None:
+def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: StopRequests) -> None:
     signal.raise_signal(SIGTERM)
     assert not stopping.over()
     passed: list[int] = []
     page = StopPage()
-    stopping.pass_to(page, lambda: passed.append(1))
+    page.on_request = lambda: passed.append(1)
+    stopping.pass_to(page)
     assert page.requested
     assert passed == [1]
     stopping.act()
@@ -184,20 +186,6 @@ def test_a_program_keeps_its_own_sigusr1_and_its_sigterm_is_called_at_the_end(cl
         assert came == [SIGUSR1, SIGTERM]
 
 
-@pytest.mark.usefixtures("_handlers")
-def test_a_thread_can_be_in_a_section_without_any_handlers() -> None:
-    entered: list[object] = []
-
-    def train() -> None:
-        with stoppable():
-            entered.append(signal.getsignal(SIGINT))
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    assert entered == [signal.default_int_handler]
-
-
 @dataclass
 class Job:
     """A run of `stopping.py`, and what it needs to be asked to stop.
@@ -210,8 +198,6 @@ class Job:
     where: str
     ranks: int = 2
     options: Sequence[str] = ()
-    launcher: Sequence[str] = ()
-    environment: dict[str, str] = field(default_factory=dict)
     forked: bool = False
 
     def start(self) -> None:
@@ -219,11 +205,10 @@ class Job:
         python = interpreter(starts_ranks=True) if self.forked else [sys.executable]
         with (self.folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
-                [*self.launcher, *python, PROGRAM, self.folder, self.where, *self.options],
+                [*python, PROGRAM, self.folder, self.where, *self.options],
                 stdout=stderr,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **self.environment},
                 # What Ctrl-C reaches, as in a terminal.
                 start_new_session=True,
             )
@@ -271,7 +256,7 @@ def running() -> Iterator[list[Job]]:
     assert left_in_shared_memory(before) == set()
 
 
-def test_a_signal_that_ends_counts_behind_a_request_that_comes_too_late(stopping: Stopping) -> None:
+def test_a_signal_that_ends_counts_behind_a_request_that_comes_too_late(stopping: StopRequests) -> None:
     for signum in (SIGUSR1, SIGHUP):
         os.kill(os.getpid(), signum)
     with pytest.raises(SystemExit):
@@ -312,22 +297,6 @@ def test_ranks_under_our_supervisor_save_and_stop_or_are_ended(tmp_path: Path, r
         assert job.said.count("tutti: saving, then stopping") == asked
 
 
-def test_a_signal_to_every_process_of_a_job_is_one_request(tmp_path: Path, running: list[Job]) -> None:
-    """As systemd and Slurm send it, in any order."""
-    signals = [SIGTERM, SIGTERM, SIGUSR1]
-    for number in range(len(signals)):
-        running.append(Job(tmp_path / str(number), "training", forked=True))
-        running[-1].start()
-    for number, (job, signum) in enumerate(zip(running, signals, strict=True)):
-        job.wait_for("training")
-        # A stub, which is no part of the job, would pass its signal on to the program: that is a second one.
-        family = [one for one in job.family() if one.pid != job.process.pid]
-        for one in reversed(family) if number % 2 else family:
-            one.send_signal(signum)
-        assert end_with(job) == EXIT_INTERRUPTED
-        assert job.saved
-
-
 @needs_mpirun
 @pytest.mark.mpi
 def test_ranks_under_our_mpirun_save_and_stop_or_are_ended(tmp_path: Path, running: list[Job]) -> None:
@@ -345,29 +314,6 @@ def test_ranks_under_our_mpirun_save_and_stop_or_are_ended(tmp_path: Path, runni
         segments = segments_of(job)
         assert end_with(job, *acts) == code
         assert job.saved == saved
-        assert [path for path in segments if path.exists()] == []
-
-
-@needs_mpirun
-@pytest.mark.mpi
-@pytest.mark.parametrize(("where", "code"), [("training", EXIT_INTERRUPTED), ("loading", 128 + SIGUSR1)])
-def test_under_the_users_mpirun_sigusr1_asks_the_ranks(
-    where: str, code: int, tmp_path: Path, running: list[Job]
-) -> None:
-    found, hosts = find_mpirun(), (Host("localhost", 2),)
-    command = command_line(found, hosts, [], [])
-    launcher = command[: command.index("-P") - 1]
-    environment = settings(found, hosts, os.environ)
-    job = Job(tmp_path / "job", where, launcher=launcher, environment=environment, forked=True)
-    running.append(job)
-    job.start()
-    job.wait_for(where)
-    segments = segments_of(job)
-    assert end_with(job, SIGUSR1) == code
-    assert job.saved == (where == "training")
-    assert job.said.count("tutti: saving, then stopping") == job.saved
-    assert job.said.count("stopped\n") == 2 * job.saved, "both ranks come to their end"
-    if job.saved:
         assert [path for path in segments if path.exists()] == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,10 +55,3 @@ def test_a_loop_of_ones_own_meets_over_two_launches_of_torchrun() -> None:
         started = [torchrun(*where, "--node-rank", str(node), *interpreter(), LOOP) for node in range(2)]
         said = "".join(outputs(started))
     assert sorted(said.splitlines()) == [f"{rank} of 4: 10.0" for rank in range(4)]
-
-
-def test_a_mistake_under_torchrun_is_told_once_and_ends_all_ranks() -> None:
-    process = torchrun("--standalone", *command(), "train", "mlp", "--data", "digits", "-n", "3")
-    _, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode != 0
-    assert err.count("tutti: error: --workers is 3, but torchrun has started 2 ranks") == 1, os.linesep + err

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
-import torch
 
 from tutti.comm.mpi import library
-from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import UserError
-from tutti.launch import cores
 from tutti.launch import world as joining
-from tutti.launch.cores import Cores
-from tutti.launch.mpi_library import Stranger
 
 
 def test_alone_it_is_a_world_of_one_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,36 +77,3 @@ def test_of_ranks_that_do_not_see_each_other_the_first_says_why(
     sys.excepthook(refused.type, refused.value, None)
     assert ended == [2]
     assert capfd.readouterr().err.startswith("tutti: error: srun started 3 ranks") == says
-
-
-@pytest.mark.parametrize(
-    ("ranks", "servers", "said"),
-    [
-        (3, 0, "3 ranks may use 2 CPUs, which leaves a rank 0.67 of one for its 1 thread"),
-        (4, 1, "3 ranks may use 2 CPUs, which leaves a rank 0.67 of one for its 1 thread"),
-        (3, 1, ""),
-    ],
-)
-def test_workers_that_their_launcher_has_crowded_are_warned_of_and_servers_do_not_count(
-    ranks: int, servers: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(cores, "allowed_cores", lambda: Cores(((0,), (1,))))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    VirtualWorld(ranks).run(joining.warn_of_crowding, servers)
-    written = capsys.readouterr().err
-    assert said in written
-    assert written.count("warning") == bool(said)
-
-
-def test_a_library_that_no_rank_can_load_is_named_by_the_first(
-    unseen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpich.so.12")
-
-    def missing(name: str) -> NoReturn:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(Stranger, match=r"ln -s /nowhere/libmpich.so.12 ~/mpich/libmpi.so.12"):
-        joining.join()
-    assert unseen == []

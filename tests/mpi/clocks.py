@@ -4,7 +4,7 @@ Usage: python clocks.py HOSTS
 
 HOSTS names the host of each rank, one letter per rank. Rank 0 prints a line of JSON: for each rank by
 how many seconds its clock was found to be ahead, how wrong that may be, and how far it is really; and what a
-trace of the exchanges has arrows for.
+number of the spans of each name in a trace of the exchanges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tutti.comm.base import Communicator
 from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.mpi.communicator import MpiCommunicator
-from tutti.comm.traced import traced
+from tutti.comm.traced import TracedCommunicator
 from tutti.records.trace import Lane, Trace, chrome_trace
 
 APART_S = 7.0
@@ -48,13 +48,13 @@ def main() -> None:
     reading = compare_clocks(comm, lambda: comm.clock() + apart)
     assert reading is not None
     trace = Trace()
-    exchanges(traced(comm, trace))
+    exchanges(TracedCommunicator(comm, trace))
     lane = Lane(f"rank {comm.rank}", 0, hosts[comm.rank], trace)
     found: list[Any] = comm.all_gather_objects((reading.ahead_s, reading.residual_s, apart, lane))
     if comm.rank == 0:
         events = chrome_trace([lane for *_, lane in found])["traceEvents"]
-        arrows = Counter(event["name"] for event in events if event["ph"] == "s")
-        print("RESULT " + json.dumps({"clocks": [one[:3] for one in found], "arrows": arrows}))
+        spans = Counter(event["name"] for event in events if event["ph"] == "X")
+        print("RESULT " + json.dumps({"clocks": [one[:3] for one in found], "spans": spans}))
     comm.close()
 
 

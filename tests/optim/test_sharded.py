@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from tutti.errors import BadModel, BadOption
 from tutti.model_parallel.memory import PeakMemory
 from tutti.optim.kernels import KERNELS as BY_CLASS
-from tutti.optim.runs import FUSED
 from tutti.optim.sharded import PIECE, ShardedOptimizer, own_slices
+from tutti.optim.sliced_optimizer import FUSED
 from tutti.replica import ALIGNMENT, Flat, Replica
 
 

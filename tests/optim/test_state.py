@@ -14,14 +14,15 @@ from torch.optim import Optimizer
 
 from tests.optim.odd import Odd
 from tests.optim.test_sparse import Words, move_rows
+from tests.states import saved_by
 from tutti.errors import BadCheckpoint
 from tutti.optim.named import OPTIMIZERS
-from tutti.optim.runs import is_elementwise
 from tutti.optim.sharded import UNUSABLE, ShardedOptimizer, own_slices
+from tutti.optim.sliced_optimizer import is_elementwise
 from tutti.optim.sparse import RowOptimizer, sparse_tables
 from tutti.optim.state import held_by, load, options_of
 from tutti.replica import Replica
-from tutti.state import Held, Named, Saved, State, named, saved_by
+from tutti.state import LocalState, Named, Saved, State, named
 
 Make = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -144,10 +145,10 @@ def test_a_missing_rank_is_noticed() -> None:
 def test_an_optimizer_with_other_param_groups_is_refused() -> None:
     module = Mixed()
     with pytest.raises(BadCheckpoint, match="the optimizer has 1 param groups, and 2 in the checkpoint"):
-        load(optim.Adam(module.parameters()), {}, saved_of(Held()), [{}, {}])
+        load(optim.Adam(module.parameters()), {}, saved_of(LocalState()), [{}, {}])
 
 
-def saved_of(joint: Held, alone: Held | None = None) -> Saved:
+def saved_of(joint: LocalState, alone: LocalState | None = None) -> Saved:
     return Saved(named([joint]), None if alone is None else named([alone]), {}, None)
 
 
@@ -159,7 +160,7 @@ def test_options_are_those_of_the_checkpoint_in_the_optimizer_s_own_form() -> No
     options["betas"] = [0.5, 0.6]  # as JSON has it
     own = torch.tensor(0.1, dtype=torch.float64)
     optimizer = optim.Adam(module.parameters(), lr=own)
-    load(optimizer, {}, saved_of(Held()), [options])
+    load(optimizer, {}, saved_of(LocalState()), [options])
     group = optimizer.param_groups[0]
     assert (group["lr"] is own, own.item()) == (True, 0.5)
     assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.1)

@@ -91,12 +91,10 @@ def test_a_message_is_as_old_as_what_was_last_read(servers: int) -> None:
             receipt = what()
             assert receipt.wait_s < 0.01
             ages.append(receipt.age_s)
-        visitor.centre.overwrite([torch.zeros(LENGTH, dtype=torch.float64)])
-        visitor.comm.compute(0.25)
-        return [*ages, visitor.push().age_s]
+        return ages
 
     (found,) = VirtualWorld(1, servers=servers).run(visit, program)[:1]
-    assert found == [pytest.approx(age, abs=0.01) for age in (2.0, 3.0, 0.5, 4.0, 0.25)]
+    assert found == [pytest.approx(age, abs=0.01) for age in (2.0, 3.0, 0.5, 4.0)]
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -159,20 +157,6 @@ def test_all_read_the_same_weights_though_one_goes_on_at_once() -> None:
     # The request of the worker on the other host is half a second under way.
     network = Network(latency_s=0.5, bandwidth_bytes_per_s=1e9)
     assert VirtualWorld(2, 1, network, servers=1).run(visit, program) == [[0.0] * LENGTH] * 2
-
-
-def test_what_is_under_way_does_not_reach_weights_that_come_after_it() -> None:
-    def program(visitor: Visitor) -> list[float]:
-        into = torch.zeros(LENGTH, dtype=torch.float64)
-        if visitor.comm.rank:
-            visitor.push()
-        visitor.centre.overwrite([torch.full_like(into, 100.0)])
-        visitor.centre.read([into])
-        return into.tolist()
-
-    # The message of the worker on the other host is half a second under way.
-    network = Network(latency_s=0.5, bandwidth_bytes_per_s=1e9)
-    assert VirtualWorld(2, 1, network, servers=1).run(visit, program) == [[100.0] * LENGTH] * 2
 
 
 @pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
@@ -279,7 +263,7 @@ def test_weights_that_are_rounded_divide_nothing() -> None:
 def in_rounds(comm: Communicator) -> tuple[Visitor, Rounds]:
     """A visitor of a centre that moves by the sum of all workers' gradients."""
     replica = place(module(), comm, Home.PRIVATE)
-    rule = Rounds(optim.SGD(replica.module.parameters(), lr=1.0), replica, comm.size, comm=comm)
+    rule = Rounds(optim.SGD(replica.module.parameters(), lr=1.0), replica, comm.size, rank=comm.rank)
     return Visitor(comm, SharedCentre(comm, replica.flats, rule, 2)), rule
 
 

@@ -90,11 +90,11 @@ def test_events_of_all_launches_are_read_in_order_with_blocks_that_differ(tmp_pa
     with farm.launch() as first, farm.launch() as second:
         events = [
             (killed, FarmEvent(0.5, "began", "c", 0), 0),
-            (first, FarmEvent(1.0, "began", "a", 0), 0),
-            (second, FarmEvent(2.0, "began", "b", 0), 1),
-            (first, FarmEvent(2.5, "ended", "a", 0, "failed", 1.5, "killed"), 0),
-            (first, FarmEvent(3.0, "began", "c", 0), 0),
-            (second, FarmEvent(3.5, "ended", "b", 0, "finished", 1.5), 1),
+            (first, FarmEvent(1.0, "began", "a", 0), 1),
+            (second, FarmEvent(2.0, "began", "b", 0), 2),
+            (first, FarmEvent(2.5, "ended", "a", 0, "failed", 1.5, "killed"), 1),
+            (first, FarmEvent(3.0, "began", "c", 0), 1),
+            (second, FarmEvent(3.5, "ended", "b", 0, "finished", 1.5), 2),
         ]
         for launch, event, _ in events:
             launch.note(replace(event, launch=launch.name))

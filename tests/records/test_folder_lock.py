@@ -5,20 +5,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.launch.processes import wait_for_files
 from tutti.errors import BadRunFolder
-from tutti.records.folder_lock import LOCK, FolderLock, refuse_locked
+from tutti.records.folder_lock import FolderLock, refuse_locked
 from tutti.records.launches import Launch
 from tutti.records.run_folder import RunFolder, check_writable
 
@@ -44,7 +42,7 @@ def test_the_second_job_is_told_who_has_the_folder(tmp_path: Path) -> None:
                 attempt(tmp_path)
         assert lock.problem is None
     refuse_locked(tmp_path)
-    FolderLock(tmp_path).__exit__()
+    FolderLock(tmp_path).release()
 
 
 def test_the_lock_of_a_killed_job_is_free_even_if_something_it_forked_lives(tmp_path: Path) -> None:
@@ -84,25 +82,9 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
 
 def test_a_job_waits_for_processes_that_were_killed_to_be_gone(tmp_path: Path) -> None:
     held = FolderLock(tmp_path)
-    threading.Timer(0.05, held.__exit__).start()
+    threading.Timer(0.05, held.release).start()
     with FolderLock(tmp_path, patience_s=60.0), pytest.raises(BadRunFolder, match="is being written by"):
         FolderLock(tmp_path)
-
-
-def test_nothing_is_written_into_a_folder_that_has_taken_the_place_of_the_locked_one(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
-    with FolderLock(folder.path) as lock:
-        writing = replace(folder, lock=lock)
-        writing.write_config({})
-        # Who takes that for a stale one does no harm.
-        (folder.path / LOCK).unlink()
-        writing.write_weights(b"weights")
-        shutil.rmtree(folder.path)
-        RunFolder.create(folder.path, "mlp", "digits")
-        for write in (lambda: writing.write_weights(b"others"), lambda: writing.write_config({})):
-            with pytest.raises(BadRunFolder, match="was removed or renamed while the run went on"):
-                write()
-        assert [path.name for path in folder.path.iterdir()] == ["ranks"]
 
 
 def test_folders_without_a_name_of_their_own_are_never_shared(

@@ -67,7 +67,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert json.loads((again.path / run_folder.CONFIG).read_text()) == {"model": "mlp", "lr": None}
     assert again.read(TrainedOn) == TRAINED_ON
     assert again.find(PipelineRecord) == PIPELINE
-    assert again.history().records == [RECORD]
+    assert again.lines(EpochRecord).records == [RECORD]
     assert again.read(Summary) == summary
     assert torch.equal(module.weight, other.weight)
     files = {run_folder.CONFIG, run_folder.HISTORY, run_folder.WEIGHTS}

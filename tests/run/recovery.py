@@ -108,7 +108,7 @@ class Finished:
 
 
 @dataclass
-class Crew:
+class Supervisor:
     """The ranks between two losses.
 
     Args:
@@ -187,7 +187,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
     crews: list[tuple[int, int | None]] = []
     with closing(StateMemory()) as memory:
         for kill in chain(kills, [None]):
-            crew, begun_at = Crew(strategy, memory), memory.place.copies_taken or None
+            crew, begun_at = Supervisor(strategy, memory), memory.place.copies_taken or None
             faults = [] if kill is None else [Fault(kill.rank, operation=kill.operation)]
             world = VirtualWorld(ranks, faults=faults)
             try:
@@ -214,7 +214,7 @@ def replayed(strategy: str, crews: tuple[tuple[int, int | None], ...]) -> tuple[
             if halt is not None and halt == crews[number][1]:
                 continue  # It was lost before a copy of its own.
             try:
-                found = VirtualWorld(ranks).run(Crew(strategy, memory, halt).work)
+                found = VirtualWorld(ranks).run(Supervisor(strategy, memory, halt).work)
             except Halted:
                 continue
     return found[0]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import TrainConfig, flag
+from tutti.run.config import TrainConfig
 
 
 def test_every_field_says_what_it_is() -> None:
@@ -72,9 +72,3 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, message: 
     path.write_text(text)
     with pytest.raises(BadOption, match=message):
         TrainConfig.read(path)
-
-
-@pytest.mark.parametrize("name", ["precision", "layout"])
-def test_commands_that_do_not_measure_refuse_to_choose(name: str) -> None:
-    with pytest.raises(BadOption, match=f"{flag(name)} auto is for 'tutti train', 'tutti plan'"):
-        TrainConfig.from_json({name: "auto"})

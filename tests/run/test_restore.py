@@ -20,7 +20,7 @@ import tutti
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadCheckpoint, BadOption
 from tutti.records.checkpoints import FOLDER, step_folder
-from tutti.records.run import EpochRecord
+from tutti.records.run import EpochRecord, RunStart
 from tutti.records.run_folder import RunFolder
 from tutti.run import saving
 from tutti.run.config import TrainConfig
@@ -166,14 +166,14 @@ def test_as_many_ranks_give_the_same_bits(whole: Path, place: Path, tmp_path: Pa
     ours, theirs = weights(run), weights(whole)
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    records = [RunFolder(one).history().records for one in (run, whole)]
+    records = [RunFolder(one).lines(EpochRecord).records for one in (run, whole)]
     assert [untimed(one) for one in records[0]] == [untimed(one) for one in records[1]]
     done = [[[(rank.updates, rank.samples) for rank in one.ranks] for one in found] for found in records]
     assert done[0] == done[1]
     columns = [_columns(one) for one in (run, whole)]
     assert columns[0] == columns[1]
     # The starts are told, and the first epochs stand there once.
-    first, second = RunFolder(run).starts().records
+    first, second = RunFolder(run).lines(RunStart).records
     assert (first.step, second.step, second.world.ranks, second.anew) == (0, MIDDLE, 2, ())
 
 
@@ -191,19 +191,19 @@ def test_interrupted_after_one_and_a_half_epochs_a_run_comes_to_the_same_end(
     """With sync, Adam, a one-cycle schedule, clipping and dropout, by any number of ranks and hosts."""
     config, whole = config_of(place, "", batch_size=20, checkpoint="9 steps"), tmp_path / "whole"
     train(replace(config, out=str(whole)), 2)
-    assert [one.step for one in RunFolder(whole).history().records] == [6, 12, 18]
+    assert [one.step for one in RunFolder(whole).lines(EpochRecord).records] == [6, 12, 18]
     for ranks, hosts, most_apart in ((2, 1, 0.0), (1, 1, 1e-12), (3, 1, 1e-12), (2, 2, 1e-12), (4, 2, 1e-12)):
         run = copy_of(whole, tmp_path / f"{ranks} on {hosts}", 9)
         train(replace(config, out=str(run)), ranks, Resume(run), hosts=hosts)
         assert apart(run, whole) <= most_apart, (ranks, hosts)
-        records = [RunFolder(one).history().records for one in (run, whole)]
+        records = [RunFolder(one).lines(EpochRecord).records for one in (run, whole)]
         for ours, theirs in zip(*records, strict=True):
             assert (ours.step, ours.train.samples, ours.lr) == (theirs.step, theirs.train.samples, theirs.lr)
             assert ours.train.loss == pytest.approx(theirs.train.loss, rel=1e-12)
             assert ours.validation is not None
             assert theirs.validation is not None
             assert ours.validation.loss == pytest.approx(theirs.validation.loss, rel=1e-12)
-        start = RunFolder(run).starts().records[-1]
+        start = RunFolder(run).lines(RunStart).records[-1]
         assert (start.step, start.world.ranks) == (9, ranks)
 
 
@@ -223,7 +223,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(
     assert not RunFolder(tmp_path / "run").finished
     outcome = train(config, 2, Resume(tmp_path / "run"))
     assert outcome.summary is not None
-    assert 0 < RunFolder(tmp_path / "run").starts().records[-1].step < 3 * UPDATES
+    assert 0 < RunFolder(tmp_path / "run").lines(RunStart).records[-1].step < 3 * UPDATES
     assert apart(tmp_path / "run", whole_anywhere) == 0
 
 
@@ -266,7 +266,7 @@ def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
     )
     assert apart(tmp_path / "short", tmp_path / "long") == 0
     assert [untimed(one) for one in outcome.history] == [untimed(one) for one in whole.history]
-    assert RunFolder(tmp_path / "short").starts().records[-1].step == made
+    assert RunFolder(tmp_path / "short").lines(RunStart).records[-1].step == made
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_another_strategy_or_other_ranks_go_on_with_the_learning_rate_of_the_ste
     outcome = train(now, ranks, Resume(tmp_path / "run", first))
     uninterrupted = train(replace(now, out=str(tmp_path / "other")), ranks)
     assert outcome.history[-1].lr == pytest.approx(uninterrupted.history[-1].lr, rel=1e-12)
-    start = RunFolder(tmp_path / "run").starts().records[-1]
+    start = RunFolder(tmp_path / "run").lines(RunStart).records[-1]
     assert start.step == 3
     if {before, after} == {"solo", "sync"}:
         assert not start.anew
@@ -341,7 +341,7 @@ def test_a_damaged_checkpoint_is_passed_over(
         changed(step_folder(run / FOLDER, step))
     train(replace(config_of(place, ""), out=str(run)), 2, Resume(run))
     assert "tutti: warning: " in capsys.readouterr().err
-    assert RunFolder(run).starts().records[-1].step == MIDDLE
+    assert RunFolder(run).lines(RunStart).records[-1].step == MIDDLE
     assert apart(run, whole_anywhere) == 0
 
 

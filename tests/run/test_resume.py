@@ -10,7 +10,7 @@ import pytest
 from tutti.cli.main import main
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
-from tutti.records.run import EpochRecord, Evaluation, Summary, World
+from tutti.records.run import EpochRecord, Evaluation, RunStart, Summary, World
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run.config import TrainConfig
 from tutti.run.resume import MAY_DIFFER, Resume, going_on, way_on
@@ -32,7 +32,8 @@ def left_by(folder: Path, *steps: int, finished: bool = False) -> Path:
         (folder / FOLDER / LATEST).symlink_to(place.name)
     if finished:
         run.append(EpochRecord(1, 5, True, FOUND, FOUND, {"total": 1.0, "validation": 0.1}, 1.0, 0.1, "now"))
-        run.write(Summary.of(run.history().records, FOUND, 10, World()))
+        run.write(Summary.of(run.lines(EpochRecord).records, FOUND, 10, World()))
+        run.append(RunStart("now", pace="together"))
         run.write(TrainedOn("digits", 10, (), (1, 8, 8), (), ()))
     return folder
 

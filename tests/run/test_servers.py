@@ -9,7 +9,6 @@ import pytest
 
 import tutti
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption
 from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.train import work
@@ -22,23 +21,6 @@ def job(**options: Any) -> TrainJob:
     """A short run that prints and writes nothing."""
     common = {"data": "digits", "model_options": {"hidden": [16]}, "lr": 0.01, "epochs": 1, "batch_size": 32}
     return TrainJob(TrainConfig(**{**common, **options}), quiet=True, write=False, bring_weights=True)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"servers": -1}, "--servers is -1; the smallest possible is 0"),
-        ({"levels": 3}, "--levels is 3; the largest possible is 2"),
-        ({"levels": 2}, "--levels 2 needs --servers"),
-        ({"servers": 1, "server_period": 5}, "--server-period 5 needs --levels"),
-    ],
-)
-def test_a_number_of_servers_or_levels_that_cannot_be_used_is_named(
-    values: dict[str, int], message: str
-) -> None:
-    with pytest.raises(BadOption) as caught:
-        job(**values)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch import nn
 import tutti
 from tutti.errors import RankFailed
 from tutti.records.checkpoints import FOLDER
+from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 
 INPUTS = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(60, 4).sin()
@@ -88,7 +89,7 @@ def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_pa
     assert survived.summary.test == alone.summary.test
     assert [one.train for one in survived.history] == [one.train for one in alone.history]
     folder = RunFolder(tmp_path / "run")
-    assert [one.epoch for one in folder.history().records] == [1, 2, 3, 4, 5, 6]
+    assert [one.epoch for one in folder.lines(EpochRecord).records] == [1, 2, 3, 4, 5, 6]
     assert folder.finished
     assert not (folder.path / FOLDER).exists()
 

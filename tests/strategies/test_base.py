@@ -13,7 +13,6 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.strategies import STRATEGIES, Clip, Home, Strategy, Worker
-from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 
 
@@ -48,39 +47,6 @@ def test_a_run_without_a_step_leaves_the_weights_as_they_are(name: str) -> None:
         return all(bool((parameter == 0.5).all()) for parameter in module.parameters())
 
     assert all(VirtualWorld(strategy.most_workers or 3).run(program))
-
-
-@pytest.mark.parametrize("settled", [False, True])
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_after_the_end_an_evaluation_leaves_the_weights_as_they_are(name: str, settled: bool) -> None:
-    strategy = STRATEGIES[name]()
-    centred = isinstance(strategy, Centred)
-
-    def program(comm: Communicator) -> bool:
-        module = nn.Linear(2, 1)
-        optimizer = optim.SGD(module.parameters(), lr=0.1)
-        if comm.servers is not None and comm.servers.serving:
-            assert isinstance(strategy, Centred)
-            strategy.serve(comm.servers, Replica(module), optimizer, Clip())
-            return True
-        replica = place(module, comm, strategy.home)
-        worker = strategy.worker(replica, comm, optimizer, Clip())
-        for step in range(3):
-            comm.compute(1.0 + comm.rank)
-            replica.flats[0].grads.fill_(1.0 + step + comm.rank)
-            worker.step()
-        if settled and not centred:
-            worker.settle()
-        worker.finish()
-        comm.barrier()
-        final = replica.flats[0].weights.clone()
-        if not settled:
-            worker.settle()
-        worker.resume()
-        return torch.allclose(replica.flats[0].weights, final, rtol=1e-6)
-
-    ranks = strategy.most_workers or 2
-    assert all(VirtualWorld(ranks, servers=1 if centred else 0).run(program))
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("inf"), float("nan")])

@@ -28,11 +28,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 amsgrad = partial(optim.AdamW, lr=0.01, amsgrad=True)
-ADAPTIVE = Downpour(staleness="delay_compensated_adaptive", pull_every=2)
 LEVELLED = [
     Course(Downpour()),
     Course(Downpour(push_every=2, pull_every=3), optimizer=amsgrad),
-    Course(ADAPTIVE),
+    Course(Downpour(staleness="delay_compensated_adaptive", pull_every=2)),
     Course(Downpour(side="worker", push_every=3, pull_every=2)),
     Course(EASGD(every=2), optimizer=plain),
     Course(GEM(least=-2.0), optimizer=momentum),

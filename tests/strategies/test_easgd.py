@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
-from torch.optim import Optimizer
+from torch import Tensor
 
 from tests.strategies.alone import (
-    SPEEDS,
     Point,
     Setting,
     assert_close,
@@ -133,49 +131,6 @@ def test_a_worker_without_a_batch_does_not_hold_the_centre_back() -> None:
 
     # The first worker goes back by LR, and then moves the centre by 0.9 / 2 of that.
     assert_close(VirtualWorld(2).run(train)[0], start() - 0.45 * LR)
-
-
-def test_workers_without_a_batch_take_part_in_the_synchronous_exchange() -> None:
-    def train(comm: object) -> Tensor:
-        from tests.strategies.alone import Point
-        from tutti.strategies.placement import place
-
-        module = Point()
-        strategy = EASGDSync(every=1)
-        replica = place(module, comm, strategy.home)
-        worker = strategy.worker(replica, comm, sgd(LR)(module), Clip())
-        for step in range(3):
-            if comm.rank == 2 and step == 2:
-                worker.skip()
-                continue
-            replica.flats[0].grads.fill_(float(comm.rank + step))
-            worker.step()
-        worker.finish()
-        return module().detach().clone()
-
-    found = VirtualWorld(WORKERS).run(train)
-    assert torch.equal(found[0], found[2])
-
-
-@pytest.mark.parametrize("kind", [EASGD, EASGDSync])
-def test_any_optimizer_makes_the_workers_steps(kind: type[EASGD]) -> None:
-    def adam(module: nn.Module) -> Optimizer:
-        return optim.Adam(module.parameters(), lr=0.05)
-
-    found = run(Setting(kind(every=1, force=1.0), adam, speeds=SPEEDS[:1]))
-    parameter = nn.Parameter(start())
-    optimizer = optim.Adam([parameter], lr=0.05)
-    centre = start()
-    for step in range(12):
-        g = gradient(parameter.detach(), 0, step)
-        with torch.no_grad():
-            d = parameter - centre
-            parameter -= d
-            centre += d
-        parameter.grad = g
-        optimizer.step()
-    centre = parameter.detach()  # with a force of 1, the one worker and the centre change places
-    torch.testing.assert_close(found[0].final, centre, rtol=1e-9, atol=1e-9)
 
 
 def levels_by_hand(

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
-from torch.optim import Optimizer
+from torch import Tensor
 
 from tests.strategies.alone import (
     LENGTH,
@@ -81,12 +80,3 @@ def test_what_a_worker_sends_for_its_pulls_and_for_its_pushes_is_counted(servers
     for outcome in run(Setting(GEM(), sgd(LR)), VirtualWorld(WORKERS, servers=servers)):
         assert outcome.traffic.exchanges == 12
         assert outcome.traffic.bytes_sent == 12 * (8 * 32 + headers * 8 * 2)
-
-
-def test_the_update_may_be_another_optimizers() -> None:
-    def adam(module: nn.Module) -> Optimizer:
-        return optim.Adam(module.parameters(), lr=LR)
-
-    found = run(Setting(GEM(), adam, steps=30))
-    assert found[0].final.isfinite().all()
-    assert not torch.equal(found[0].final, run(Setting(GEM(), sgd(LR), steps=30))[0].final)

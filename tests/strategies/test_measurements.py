@@ -28,26 +28,6 @@ def test_taking_begins_anew() -> None:
     assert traffic == Traffic()
 
 
-def test_nothing_is_counted_before_the_first_exchange() -> None:
-    assert Traffic().wait_s == 0.0
-    assert Traffic().figures() == {
-        "exchanges": 0,
-        "bytes_sent": 0,
-        "dropped": 0,
-        "skipped": 0,
-        "staleness": {},
-        "age_s_mean": None,
-        "age_s_p99": None,
-        "age_s_max": None,
-    }
-
-
-def test_an_exchange_of_which_no_more_is_known_is_just_counted() -> None:
-    traffic = Traffic()
-    traffic.add()
-    assert traffic == Traffic(exchanges=1)
-
-
 def test_all_that_is_counted_goes_on_from_a_checkpoint() -> None:
     traffic, resumed = Traffic(), Traffic()
     traffic.add(bytes_sent=8, wait_s=0.5, staleness=3, age_s=0.25)
@@ -55,26 +35,6 @@ def test_all_that_is_counted_goes_on_from_a_checkpoint() -> None:
     resumed.load(traffic.values())
     assert resumed == traffic
     assert resumed.ages_s.maxlen == LATEST
-
-
-def test_the_latest_ages_are_kept() -> None:
-    traffic = Traffic()
-    for age in range(LATEST + 1):
-        traffic.add(age_s=float(age))
-    assert LATEST == 10_000
-    assert list(traffic.ages_s) == list(range(1, LATEST + 1))
-
-
-def test_of_one_age_all_figures_are_that_age() -> None:
-    traffic = Traffic()
-    traffic.add(age_s=3.0)
-    figures = traffic.figures()
-    assert (figures["age_s_mean"], figures["age_s_p99"], figures["age_s_max"]) == (3.0, 3.0, 3.0)
-
-
-def test_a_new_one_has_counted_nothing() -> None:
-    watch = Stopwatch()
-    assert (watch.seconds, watch.trace) == (0.0, None)
 
 
 def test_times_are_added_up_and_each_time_is_traced() -> None:

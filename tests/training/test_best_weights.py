@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.states import saved_by
 from tests.training.test_stopping import record
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
-from tutti.state import State, saved_by
+from tutti.state import State
 from tutti.strategies.base import Home
 from tutti.strategies.placement import place
 from tutti.training.best_weights import BestWeights

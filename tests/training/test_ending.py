@@ -14,13 +14,14 @@ from torch.optim import SGD
 
 from tests.contracts.strategy import NAMES, brisk, world
 from tests.contracts.training import SPEEDS, clouds, normed
+from tests.states import saved_by
 from tests.trainers import trainer_of
 from tests.training.test_validation import no_process_is_left  # noqa: F401  It is a fixture.
 from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.replica import Replica
-from tutti.state import Saved, State, saved_by
+from tutti.state import Saved, State
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import OneCycleLR
 
+from tests.states import saved_by
 from tests.trainers import trainer_of
 from tests.training.blobs import blobs
 from tutti.comm.base import Communicator
@@ -20,7 +21,7 @@ from tutti.data import Batches, Part
 from tutti.optim.state import load
 from tutti.records.run import EpochRecord
 from tutti.run.restore import load_model
-from tutti.state import Saved, State, saved_by
+from tutti.state import Saved, State
 from tutti.strategies import Clip, Sync
 from tutti.strategies.placement import place
 from tutti.training.agenda import Agenda, Wishes

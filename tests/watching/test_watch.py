@@ -53,8 +53,8 @@ def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
 ) -> None:
     fresh = replace(usage("running", "running"), time=time.time())
     folder = write_run(tmp_path / "run", now(0), now(1), epochs=2, usage=fresh)
-    RunFolder(folder).note_start(RunStart("now", World(3)))
-    RunFolder(folder).note_start(RunStart("now", World(2), 900, ("momenta",)))
+    RunFolder(folder).append(RunStart("now", World(3)))
+    RunFolder(folder).append(RunStart("now", World(2), 900, ("momenta",)))
     assert main(["watch", str(folder), "--once"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "step 1,000 of 2,000, 16:40 left, resumed after step 900 on 2 ranks" in shown

@@ -14,7 +14,7 @@ from tutti.comm.base import Communicator
 
 
 def combine(first: Tensor, second: Tensor, layers: Sequence[slice]) -> None:
-    """Overwrite the first of two gradients with their Adasum, for each layer by itself.
+    """Overwrite the first of two gradients with their Adasum, layer by layer.
 
         Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
                      = a + b - u.v / 2 (|b| u + |a| v)        with u = a / |a|, v = b / |b|
@@ -48,7 +48,7 @@ def _norm_and_direction(vector: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Adasum(GradientReduction):
-    """Adasum over the ranks by recursive doubling, for each layer by itself.
+    """Adasum over the ranks by recursive doubling, layer by layer.
 
         p = 6     0 <- 4, 1 <- 5     the ranks beyond the largest power of two, to a partner below it
                   0 <-> 1, 2 <-> 3   both compute the same Adasum(lower rank's, higher rank's)

@@ -35,26 +35,16 @@ class Codec(ABC):
     """A way to compress vectors of floating-point numbers into bytes."""
 
     @abstractmethod
-    def nbytes(self, length: int, dtype: torch.dtype) -> int:
-        """Return the bytes of a payload, the same for all vectors of this length and dtype."""
-
-    @abstractmethod
     def compress(self, vector: Tensor) -> Tensor:
-        """Return the payload of a vector: uint8, of length `nbytes(len(vector), vector.dtype)`."""
+        """Return the payload of a vector, uint8: as long for all vectors of this length and dtype."""
 
     @abstractmethod
     def add(self, payload: Tensor, total: Tensor, factor: float = 1.0) -> None:
-        """Add `factor` times what a payload stands for to `total`, in place; NaN and inf come through.
-
-        Args:
-            payload: from `compress`, of a vector of the length and dtype of `total`.
-            total: what to add to.
-            factor: what to multiply it by.
-        """
+        """Add `factor` times the vector that a payload stands for to `total`; NaN and inf come through."""
 
 
 def with_feedback(codec: Codec, vector: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Compress a vector and what was lost of those before it.
+    """Compress a vector and the error of the vectors before it, which both stay as they are.
 
         sent  = compress(vector + error)
         error = vector + error - decompress(sent)
@@ -63,13 +53,8 @@ def with_feedback(codec: Codec, vector: Tensor, error: Tensor) -> tuple[Tensor, 
     Compression Schemes", arXiv 1901.09847, algorithm 2; here the gradient is compressed, not the gradient
     times the learning rate, so that any optimizer can follow.
 
-    Args:
-        codec: how to compress.
-        vector: what to send; left as it is.
-        error: what was lost so far, of the same length; zeros at the start. Left as it is.
-
     Returns:
-        The payload, and what is lost when it has been used.
+        The payload, and the new error.
     """
     wanted = error + vector
     payload = codec.compress(wanted)
@@ -85,10 +70,6 @@ class Cast(Codec):
     """
 
     to: torch.dtype
-
-    @override
-    def nbytes(self, length: int, dtype: torch.dtype) -> int:
-        return _rounded(length * self.to.itemsize)
 
     @override
     def compress(self, vector: Tensor) -> Tensor:
@@ -112,10 +93,6 @@ class Int8(Codec):
     """
 
     bucket: int = BUCKET
-
-    @override
-    def nbytes(self, length: int, dtype: torch.dtype) -> int:
-        return _rounded(4 * _buckets(length, self.bucket) + length)
 
     @override
     def compress(self, vector: Tensor) -> Tensor:
@@ -151,10 +128,6 @@ class TopK(Codec):
         return min(length, max(1, round(self.keep * length)))
 
     @override
-    def nbytes(self, length: int, dtype: torch.dtype) -> int:
-        return _rounded(self.count(length) * (dtype.itemsize + _index_type(length).itemsize))
-
-    @override
     def compress(self, vector: Tensor) -> Tensor:
         places = vector.abs().topk(self.count(len(vector)), sorted=False).indices
         return _joined(vector[places], places.to(_index_type(len(vector))))
@@ -173,10 +146,6 @@ def _joined(*parts: Tensor) -> Tensor:
     as_bytes = [part.view(torch.uint8) for part in parts if len(part)]
     padding = -sum(len(part) for part in as_bytes) % ROUND
     return torch.cat([*as_bytes, torch.zeros(padding, dtype=torch.uint8)])
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ROUND) * ROUND
 
 
 def _buckets(length: int, bucket: int) -> int:
@@ -201,8 +170,8 @@ class Compressed(GradientReduction):
     def __init__(self, comm: Communicator, layout: GradientLayout, codec: Codec) -> None:
         self._comm, self._codec = comm, codec
         self._error = torch.zeros(layout.length, dtype=layout.wide)
-        payload = codec.nbytes(layout.length, layout.wide)
-        self._message = torch.zeros(comm.size, payload, dtype=torch.uint8)
+        payload = codec.compress(self._error)
+        self._message = torch.zeros(comm.size, len(payload), dtype=torch.uint8)
 
     @override
     def all_reduce(self, vector: Tensor, share: float) -> int:

@@ -16,8 +16,8 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
         step 2   0 <- 2            4 <- 6                 step 5   0 -> 2            4 -> 6
         step 3   0 <- 4                                   step 4   0 -> 4
 
-    2 ⌈log2 p⌉ steps on rank 0, no more on any other; every step carries the whole vector, so that the ranks
-    together send 2 (p - 1) vectors. Good for short vectors, where latency is all that counts.
+    At most 2 ⌈log2 p⌉ steps on each rank; every step carries the whole vector, so that the ranks together
+    send 2 (p - 1) vectors. Good for short vectors, where only latency counts.
 
     Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of Collective Communication Operations in MPICH",
     International Journal of High Performance Computing Applications 19(1), sections 4.2

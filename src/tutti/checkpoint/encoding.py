@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tutti.records.json_lines import Json
-from tutti.state import Held, State, TensorPiece, Values
+from tutti.state import LocalState, State, TensorPiece, Values
 
 _NAMES: Final = {
     torch.float64: "F64",
@@ -109,7 +109,7 @@ class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    def held(self, held: Held, part: str) -> Json:
+    def held(self, held: LocalState, part: str) -> Json:
         """Encode tensors and numbers that belong to parameters."""
         pieces = []
         for piece in held.pieces:
@@ -157,12 +157,12 @@ def _name_of(part: str, name: str, start: int, stop: int) -> str:
     return f"{part}/{name}[{start}:{stop}]"
 
 
-def _decoded_held(head: Json, part: str, tensors: Mapping[str, Tensor]) -> Held:
+def _decoded_held(head: Json, part: str, tensors: Mapping[str, Tensor]) -> LocalState:
     pieces = [
         TensorPiece(name, start, tensors[_name_of(part, name, start, stop)], tuple(shape), order)
         for name, start, stop, shape, order in head["pieces"]
     ]
-    return Held(pieces, cast("Values", _decoded(head["numbers"], tensors)))
+    return LocalState(pieces, cast("Values", _decoded(head["numbers"], tensors)))
 
 
 def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -26,8 +26,7 @@ from tutti.errors import BadCheckpoint
 from tutti.records import checkpoints
 from tutti.records.checkpoints import RUN, Manifest, head_file, read_manifest, tensors_file
 from tutti.records.json_lines import Json
-from tutti.records.untrusted import parse_json
-from tutti.state import Held, Named, Saved, State, TensorPiece, joined, named
+from tutti.state import LocalState, Named, Saved, State, TensorPiece, joined, named
 
 
 class Checkpoint:
@@ -67,7 +66,7 @@ class Checkpoint:
         same = ranks == self.ranks
         alone = named([self._states[rank].alone]) if same else None
         joint = [state.joint for state in self._states]
-        numbers = named(Held(numbers=held.numbers) for held in joint).numbers
+        numbers = named(LocalState(numbers=held.numbers) for held in joint).numbers
         tensors = _Joined(piece for held in joint for piece in held.pieces)
         own = self._states[rank].own if same else None
         return Saved(Named(tensors, numbers), alone, self._states[0].shared, own)
@@ -83,13 +82,12 @@ class Checkpoint:
 
     def _state(self, rank: int) -> State:
         with self._reading(tensors_file(rank)):
-            # As they are: texts that are printed belong to the facts.
-            head = self._read(head_file(rank), json.loads)
+            head = self._read(head_file(rank))
             return decode(head, self.tensors(tensors_file(rank)))
 
-    def _read(self, name: str, parse: Callable[[bytes], object] = parse_json) -> Json:
+    def _read(self, name: str) -> Json:
         with self._reading(name):
-            values = parse(self.read(name))
+            values = json.loads(self.read(name))
             if not isinstance(values, dict):
                 raise TypeError("it is no JSON object")
             return cast("Json", values)

@@ -17,14 +17,13 @@ from tutti.errors import (
     TuttiError,
     UnknownName,
     UserError,
-    no_room,
-    too_many,
+    with_remedy,
 )
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
 from tutti.launch.launcher import started_by
-from tutti.launch.malloc import keep_memory
 from tutti.launch.orphans import refuse_ended_launcher
+from tutti.launch.runtime_settings import keep_memory, start_settings
 from tutti.records.untrusted import printable
 from tutti.registry import Registry
 from tutti.terminal import lasting_output
@@ -57,6 +56,7 @@ def run(words: Sequence[str]) -> int:
         what is printed.
     """
     keep_memory()
+    os.environ.update(start_settings(os.environ))
     with lasting_output():
         return _run(words)
 
@@ -75,7 +75,7 @@ def _run(words: Sequence[str]) -> int:
     except TuttiError as error:
         return _say(error)
     except OSError as error:
-        known = no_room(error) or too_many(error)
+        known = with_remedy(error)
         if known is None:
             raise
         return _say(known)

@@ -25,8 +25,8 @@ class ResizeCommand(Command):
     strategy sync the batch stays the same, and so does what is learned. More ranks than the run has cores
     take turns, which is slower, and a warning says so.
 
-    The command waits until the new ranks train; Ctrl-C before that takes the request back. Exit codes: 0 if
-    they train, or the run had that number of ranks already; 2 if there cannot be that many, or the run does
+    The command waits until the new ranks start; Ctrl-C before that takes the request back. Exit codes: 0 if
+    they do, or the run had that number of ranks already; 2 if there cannot be that many, or the run does
     not train; 130 after Ctrl-C.
     """
 

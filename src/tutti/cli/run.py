@@ -29,11 +29,6 @@ class RunCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.config_options(only=("workers", "hosts", "threads"))
-        parser.option(
-            "--no-prefix",
-            "let the ranks write to the output themselves; else, of several ranks, whole lines are printed, "
-            "each with [rank N] before it",
-        )
         parser.add_argument("program", metavar="PROGRAM", help="a Python file that calls tutti.init()")
         words = parser.add_argument(
             "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the program's arguments"
@@ -43,5 +38,4 @@ class RunCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         config = TrainConfig.from_json(given)
-        where = config.workers, config.threads, config.hosts
-        return run_program(own.program, own.arguments, *where, prefix=not own.no_prefix)
+        return run_program(own.program, own.arguments, config.workers, config.threads, config.hosts)

@@ -7,7 +7,7 @@ are called by all ranks of a communicator in the same order. Any operation may r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -50,7 +50,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        """Overwrite `vector` on every rank with that of rank `root`."""
+        """Overwrite `vector` on every rank with the one of rank `root`."""
 
     @abstractmethod
     def all_reduce(self, vector: Tensor) -> None:
@@ -207,36 +207,25 @@ class Servers:
 
 
 def keep_servers(
-    comm: Communicator, ranks: Collection[int], levels: int = 1, server_period: int = SERVER_PERIOD
+    comm: Communicator, servers: int, levels: int = 1, server_period: int | None = None
 ) -> Communicator:
-    """Keep some ranks for parameter centres (collective).
-
-    Args:
-        comm: all ranks of the job.
-        ranks: those to keep, numbered in `comm`; at least one rank must be left to work.
-        levels: as in `Servers`.
-        server_period: as in `Servers`.
+    """Keep the last `servers` ranks of a job for parameter centres (collective); the others are workers.
 
     Returns:
-        On a worker the communicator of the workers, on a server that of the servers; `servers` of both says
-        how they reach each other. Without `ranks`, `comm` itself.
+        The communicator of the workers on a worker, of the servers on a server; `servers` of both says how
+        they reach each other. `comm` itself if there are none.
 
     Raises:
-        ValueError: there are no such ranks, or no worker would be left.
+        ValueError: no worker would be left.
     """
-    if not ranks:
+    if not servers:
         return comm
-    if not set(ranks) < set(range(comm.size)):
-        raise ValueError(
-            f"cannot keep ranks {sorted(ranks)} as servers: expected some of 0 to {comm.size - 1}, not all"
-        )
-    serving, workers = comm.rank in ranks, comm.size - len(set(ranks))
-    last = min(ranks) == workers
-    whole = comm if last else comm.split(0, key=int(serving))
-    assert whole is not None, "all ranks gave one color"
-    part = whole.split(int(serving))
+    workers = comm.size - servers
+    if workers < 1:
+        raise ValueError(f"cannot keep {servers} of {comm.size} ranks as servers: no rank is left to work")
+    part = comm.split(int(comm.rank >= workers))
     assert part is not None, "every rank gave a color"
-    part.servers = Servers(whole, tuple(range(workers, comm.size)), levels, server_period)
+    part.servers = Servers(comm, tuple(range(workers, comm.size)), levels, server_period or SERVER_PERIOD)
     return part
 
 

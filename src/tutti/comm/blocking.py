@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from tutti.comm.base import ANY, Communicator, cut
 from tutti.comm.reductions import SUM
-from tutti.comm.shm.barrier import Call, Kind
+from tutti.comm.shm.barrier import Call, Collective
 from tutti.comm.shm.liveness import SLOWEST_BYTES_PER_S, Peers, wait
 from tutti.comm.shm.point_to_point import Receiving, run_together
 from tutti.errors import PeerLost
@@ -57,16 +57,7 @@ class BlockingCommunicator(Communicator):
         absent: Callable[[], Sequence[int]] | None = None,
         nbytes: int = 0,
     ) -> T:
-        """Run an operation to its end.
-
-        Args:
-            steps: the operation.
-            absent: returns the ranks that it waits for; None: those of the collective.
-            nbytes: how much it moves.
-
-        Returns:
-            The operation's result.
-        """
+        """Run an operation to its end; `absent` returns the ranks it waits for, if it is no collective."""
         missing, go_on = absent or self._collectives.absent, steps.__next__
         moving_s = nbytes / SLOWEST_BYTES_PER_S if self._remote else None
         try:
@@ -105,7 +96,7 @@ class BlockingCommunicator(Communicator):
         if self.size == 1:
             return value
         data = cloudpickle.dumps(value) if self.rank == root else b""
-        length = self._all_gather_ints(len(data), Call.of(Kind.BROADCAST_OBJECT, root=root))[root]
+        length = self._all_gather_ints(len(data), Call.of(Collective.BROADCAST_OBJECT, root=root))[root]
         vector = (
             _as_vector(data) if self.rank == root else torch.empty(length, dtype=torch.uint8, device="cpu")
         )
@@ -117,7 +108,7 @@ class BlockingCommunicator(Communicator):
         if self.size == 1:
             return [value]
         mine = _as_vector(cloudpickle.dumps(value))
-        lengths = self._all_gather_ints(len(mine), Call.of(Kind.ALL_GATHER_OBJECTS))
+        lengths = self._all_gather_ints(len(mine), Call.of(Collective.ALL_GATHER_OBJECTS))
         vectors = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
         vectors[self.rank] = mine
         self._run(self._collectives.all_gather(mine, vectors), nbytes=sum(lengths))

@@ -22,12 +22,7 @@ TAG: Final = 7400
 
 
 def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> ClockReading | None:
-    """Measure this rank's clock against that of rank 0 (collective); None on one host, which has one clock.
-
-    Args:
-        comm: all ranks.
-        clock: this rank's; the same for all ranks of a host.
-    """
+    """Measure the clock of this host against rank 0's (collective); None on one host."""
     if comm.hosts == 1:
         return None
     node, cross = comm.node, comm.cross

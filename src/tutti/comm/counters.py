@@ -1,7 +1,7 @@
 """Counters: of the ranks of one host, in their shared memory, and of the ranks of several hosts.
 
 The latter is in the shared memory of the host of rank 0. That host's ranks add to it directly; all others ask
-rank 0, where a thread answers them, whatever the rank itself does at the time.
+rank 0, where a thread answers them at any time.
 
     rank of another host  ── [number, amount] ──>  a thread of rank 0  ── adds ──> the word in the arena
                           <── [value before] ────
@@ -43,12 +43,7 @@ class HostCounter(Counter):
 
 
 class RemoteCounter(Counter):
-    """A counter on another host.
-
-    Args:
-        ask: adds an amount to a numbered counter over there; returns the value from before.
-        number: the counter's.
-    """
+    """A counter on another host."""
 
     def __init__(self, ask: Callable[[int, int], int], number: int) -> None:
         self._ask, self._number = ask, number
@@ -59,13 +54,7 @@ class RemoteCounter(Counter):
 
 
 class CounterServer:
-    """The thread of rank 0 that adds to its counters for the ranks of other hosts.
-
-    Args:
-        mpi: the module `mpi4py.MPI`.
-        comm: the MPI communicator for collectives.
-        serves: whether this rank has the counters and answers; a thread does that until `close`.
-    """
+    """The thread of rank 0 that adds to its counters for the ranks of other hosts."""
 
     def __init__(self, mpi: Any, comm: Any, serves: bool) -> None:
         self.counters: dict[int, Counter] = {}

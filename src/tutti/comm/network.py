@@ -65,7 +65,7 @@ def broadcast_s(link: Link, ranks: int, nbytes: float) -> float:
 
 
 def all_gather_s(link: Link, ranks: int, nbytes: float) -> float:
-    """Seconds until all have the `nbytes` of which each had 1/p, or of a reduce-scatter: it is the way back.
+    """Seconds of an all-gather of `nbytes` in all, or of a reduce-scatter, which is the way back.
 
     By recursive doubling, Bruck's algorithm or recursive halving, ⌈log2 p⌉ α + (p - 1)/p nβ (TRG sections 4.1
     and 4.3).
@@ -151,10 +151,6 @@ class Network:
 
         Each rank of a host reduces its slice, the owners of a slice all-reduce it between the hosts (all
         slices of a host go through one link, so it carries n bytes), and each host gathers.
-
-        Args:
-            hosts: how many ranks each host has.
-            nbytes: the length of one rank's vector, in bytes.
         """
         if len(hosts) == 1:
             return all_reduce_s(self.local, hosts[0], nbytes)

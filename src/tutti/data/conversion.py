@@ -13,7 +13,7 @@ from tutti.data.columns import Stored, columns_of
 from tutti.data.contents import Contents, to_keys
 from tutti.data.formats import FORMATS, Format
 from tutti.data.rows import Array, Rows
-from tutti.errors import BadData, BadOption, no_room
+from tutti.errors import BadData, BadOption, with_remedy
 
 _NUMBER: Final = re.compile(r"errno[ =]+(\d+)", re.IGNORECASE)
 """Of an error in the texts of HDF5 and Arrow."""
@@ -62,7 +62,7 @@ def convert(contents: Contents[Stored[Rows], Array], path: Path) -> int:
             new.rename(path)
     except OSError as error:
         plain = _plain(error, path)
-        if known := no_room(plain):
+        if known := with_remedy(plain):
             raise BadData(f"{known}; the new data take about {_size(contents):,}") from error
         raise BadData(
             f"{path} cannot be written: {plain.strerror or error}; name a folder that can be written to"

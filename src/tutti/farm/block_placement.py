@@ -60,8 +60,7 @@ def place_blocks(
             )
         most = cores.usable // (workers * (threads or 1)) or 1
         blocks = most if jobs is None else blocks_for(jobs, most)
-    if blocks * block > cores.usable:
-        refuse_too_many(blocks * block)
+    refuse_too_many(blocks * block, cores)
     placement = share_host(cores, blocks * workers, threads)
     if placement.warnings:
         each = placement.threads or 1

@@ -31,16 +31,15 @@ from tutti.farm.block_placement import all_serve, settings_of
 from tutti.farm.coordinator import BlockFailed, EpochOver, JobOver, PoolEvent, StopAsked
 from tutti.farm.jobs import FarmJob
 from tutti.farm.messages import INDEX_BYTES, BlockReady, SharedPlace, TrainTask
-from tutti.launch.exit_reports import cause
+from tutti.launch.exit_reports import first_failure
 from tutti.launch.fork_server_client import ForkServer, RankGroup
 from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
     note_server_message,
-    out_of_memory_kills,
     start_ranks,
 )
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import CONFIG, LOG, RunFolder
 from tutti.run.resume import Resume
@@ -76,7 +75,6 @@ class Block:
 
     def __init__(self, server: ForkServer, data: SharedPlace, settings: Sequence[RankSetting]) -> None:
         self.ready = self.spent = False
-        self._kills_before = out_of_memory_kills()
         self._stack = ExitStack()
         stop = StopPage.make_file()
         self.page = StopPage(stop)
@@ -102,7 +100,7 @@ class Block:
         return [(self.forker.control, self._hear_server), *readers]
 
     def _hear_server(self) -> bool:
-        if not note_server_message(self.ranks, self.forker, self._kills_before):
+        if not note_server_message(self.ranks, self.forker):
             raise _lost_server(self.forker)
         return not all(one.ended for one in self.ranks)
 
@@ -112,7 +110,7 @@ class Block:
         deaths = [one.death for one in self.ranks if one.death]
         if not (reports or deaths):
             return None
-        error, certain = cause(reports, deaths)
+        error, certain = first_failure(reports, deaths)
         if error is None:
             return TuttiError("its ranks have left") if len(reports) == len(self.ranks) else None
         # Why a peer was lost is known once that one's end is.
@@ -140,7 +138,7 @@ class HostPool:
         folder: FarmFolder,
         placement: Placement,
         blocks: int,
-        stopping: Stopping,
+        stopping: StopRequests,
     ) -> None:
         self.blocks = blocks
         self._server, self._folder, self._stopping = server, folder, stopping

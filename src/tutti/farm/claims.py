@@ -54,12 +54,11 @@ class Unclaimed:
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
         """Pass it on; a launch that begins later may try again what has failed."""
-        if outcome.state is not JobState.FINISHED:
-            self._launch.release(job.name)
+        self._launch.release(job.name)
         self._source.ended(job, outcome)
 
     def elsewhere(self) -> bool:
-        """Tell whether others work on jobs of the source."""
+        """Return whether others work on jobs of the source."""
         return bool(self._elsewhere)
 
     def _is_ours(self, job: FarmJob) -> bool:
@@ -67,9 +66,11 @@ class Unclaimed:
         state, found = self._folder.state(job.name), False
         if state not in (JobState.FINISHED, JobState.RUNNING) and not self._has_failed(job, state):
             found = self._launch.claim(job.name)
-            # Whoever had it may have come to its end just now.
+            # Another launch may have finished it just now.
             state = self._folder.state(job.name)
         if state is JobState.FINISHED:
+            if found:
+                self._launch.release(job.name)
             summary = RunFolder(self._folder.job(job.name)).read(Summary)
             self._end(job, JobOutcome(state, 0.0, summary))
             return False
@@ -82,7 +83,7 @@ class Unclaimed:
         return found
 
     def _has_failed(self, job: FarmJob, state: JobState) -> bool:
-        """Tell whether another launch has just tried a job in vain."""
+        """Return whether another launch has just tried a job in vain."""
         error = self._folder.job(job.name) / ERROR
         return state is JobState.FAILED and self._launch.is_news(error)
 

@@ -24,7 +24,7 @@ from tutti.data.sources import read_source
 from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError
 from tutti.farm.messages import INDEX_BYTES, SharedPlace
-from tutti.launch.malloc import give_back_memory
+from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import names_object
 from tutti.records.json_lines import to_json
 from tutti.run.build import data_seed, given_data, open_config_data, seeded

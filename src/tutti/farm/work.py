@@ -11,14 +11,13 @@ from tutti.farm.block_placement import place_blocks
 from tutti.farm.blocks import EndedBySignal, HostPool
 from tutti.farm.claims import Unclaimed
 from tutti.farm.coordinator import Coordinator, FarmOutcome, Happening, JobBegan, JobEnded, Listener
-from tutti.farm.finisher import Finisher
 from tutti.farm.jobs import JobSource
 from tutti.launch.cores import allowed_cores
 from tutti.launch.fork_server_client import fork_server
-from tutti.launch.malloc import give_back_memory
 from tutti.launch.placement import Placement
+from tutti.launch.runtime_settings import give_back_memory
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.farm_folder import BLOCK, THREADS, FarmEvent, FarmFolder, JobState
 from tutti.records.launches import Launch
@@ -74,13 +73,12 @@ def work_on(
     outcome = None
     with folder.launch() as launch, SignalWatch() as signals:
         # The farm itself looks for requests all the time.
-        stopping = Stopping(signals, StopPage())
+        stopping = StopRequests(signals, StopPage())
         stopping.page.stoppable = True
         with ExitStack() as stack:
             pool = _pool(stack, folder, launch, placement, count, stopping)
-            finisher = stack.enter_context(Finisher())
-            stack.callback(pool.close)  # before the finisher ends
-            recorder = _Recorder(folder, launch, finisher, listener)
+            stack.callback(pool.close)
+            recorder = _Recorder(folder, launch, listener)
             left = Unclaimed(folder, launch, source, recorder.note)
             limits = job_timeout_s, time_limit_s
             coordinator = Coordinator(pool, left, *limits, recorder.note, left.elsewhere)
@@ -98,18 +96,17 @@ def _pool(
     launch: Launch,
     placement: Placement,
     blocks: int,
-    stopping: Stopping,
+    stopping: StopRequests,
 ) -> HostPool:
-    """Start the blocks, and the process that samples what all of them use."""
-    crowded = bool(placement.warnings)
+    """Start the blocks, and sample what all of them use."""
     if launch.shares_cores():
-        # Ranks that are bound, and threads that wait busily, would keep the others from working.
-        placement, crowded = replace(placement, cores=()), True
-    server = stack.enter_context(fork_server(placement.threads or 1, crowded=crowded))
+        # Ranks that are bound would keep the others from working.
+        placement = replace(placement, cores=())
+    server = stack.enter_context(fork_server())
     pool = HostPool(server, folder, placement, blocks, stopping)
-    # One for all jobs: to start one for each would take longer than many a job.
+    # One for all jobs, which share the cores.
     sampler = Sampler({}, allowed_cores().logical)
-    stack.callback(sampler.abandon)
+    stack.callback(sampler.end)
     sampler.begin(launch.usage)
     return pool
 
@@ -140,11 +137,8 @@ def _settle(
 class _Recorder:
     """Writes into the folder of the farm what happens, and tells who else wants to know."""
 
-    def __init__(
-        self, folder: FarmFolder, launch: Launch, finisher: Finisher, listener: Listener | None
-    ) -> None:
-        self._folder, self._launch = folder, launch
-        self._finisher, self._listener = finisher, listener
+    def __init__(self, folder: FarmFolder, launch: Launch, listener: Listener | None) -> None:
+        self._folder, self._launch, self._listener = folder, launch, listener
 
     def note(self, what: Happening) -> None:
         """Note what has happened."""
@@ -153,9 +147,7 @@ class _Recorder:
             launch.note(FarmEvent(now, "began", what.job.name, what.block, launch=launch.name))
         elif isinstance(what, JobEnded):
             outcome = what.outcome
-            if outcome.state is JobState.FINISHED:
-                self._finisher.add(folder.job(what.job.name))
-            elif outcome.state is JobState.FAILED:
+            if outcome.state is JobState.FAILED:
                 folder.write_error(what.job.name, what.traceback or outcome.why)
             how = outcome.state.value, outcome.seconds, outcome.why
             launch.note(FarmEvent(now, "ended", what.job.name, what.block, *how, launch.name))

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Allocation:
-    """The allocation of a job.
-
-    Attributes:
-        nodes: their names, in Slurm's order.
-        tasks: for each node how many tasks it has places for.
-    """
+    """The allocation of a job."""
 
     nodes: tuple[str, ...]
     tasks: tuple[int, ...]
@@ -76,13 +71,7 @@ def cpus_here(environ: Mapping[str, str]) -> int | None:
 
 
 def cores_of(cpus: int, physical: int, logical: int) -> int | None:
-    """Return how many cores so many allocated CPUs are; None if they are all that the process may use.
-
-    Args:
-        cpus: what Slurm has allocated, hyperthreads included.
-        physical: the physical cores that this process may use.
-        logical: their logical CPUs.
-    """
+    """Return the cores that `cpus` allocated hyperthreads are; None if the process may use no others."""
     return None if cpus >= logical else max(1, cpus * physical // logical)
 
 

@@ -50,7 +50,7 @@ class Cores:
 
 
 def allowed_cores() -> Cores:
-    """The cores that this process may use, as the kernel says, and Slurm where it binds nobody to cores."""
+    """Return the cores that the kernel, and Slurm if it binds no process, allow this process."""
     physical = group_siblings(sorted(os.sched_getaffinity(0)), TOPOLOGY)
     granted = cpu_quota(CONTROL_GROUPS, Path("/proc/self/cgroup"))
     quotas = [] if granted is None else [max(1, int(granted))]
@@ -110,35 +110,16 @@ def cpu_quota(mount: Path, membership: Path) -> float | None:
 
 
 def share_of(rank: int, ranks: Sequence[Cores]) -> int:
-    """Return a rank's number of threads; `ranks` are the allowed cores of each rank of its host."""
-    return max(1, int(_share([one.physical for one in ranks], ranks, rank)))
+    """Return a rank's number of threads.
 
-
-def crowding(ranks: Sequence[Cores], threads: int) -> str:
-    """Describe the ranks of a host that another launcher has put onto too few CPUs; empty where it has not.
+    Launchers differ: each rank may have its own cores, or all may have the same ones, or some of both. So
+    a core counts as divided among the ranks that may use it.
 
     Args:
-        ranks: the allowed cores of each rank.
-        threads: of each rank.
+        rank: its number on its host.
+        ranks: the allowed cores of each rank of the host.
     """
-    # Hyperthreads count: who starts as many ranks knows why.
-    least = min(_share([one.logical for one in ranks], ranks, rank) for rank in range(len(ranks)))
-    if least >= threads:
-        return ""
-    cpus, each = len({cpu for one in ranks for cpu in one.logical}), f"{float(least):.2g} of one"
-    return (
-        f"{len(ranks)} ranks may use {cpus} CPU{'s' * (cpus > 1)}, which leaves a rank {each} for its "
-        f"{threads} thread{'s' * (threads > 1)}: they take turns, which is slower than fewer of them"
-    )
-
-
-def _share(places: Sequence[Sequence[object]], ranks: Sequence[Cores], rank: int) -> Fraction:
-    """Return how many of its places, cores or CPUs, a rank has for itself.
-
-    Launchers differ: each rank may have cores of its own, or all may have the same ones, or some of both. So
-    a core counts as divided among those that may use it.
-    """
-    users = Counter(place for several in places for place in several)
-    mine = sum((Fraction(1, users[place]) for place in places[rank]), Fraction())
+    users = Counter(core for one in ranks for core in one.physical)
+    share = sum((Fraction(1, users[core]) for core in ranks[rank].physical), Fraction())
     quota = ranks[rank].quota
-    return mine if quota is None else min(mine, Fraction(quota, len(ranks)))
+    return max(1, int(share if quota is None else min(share, Fraction(quota, len(ranks)))))

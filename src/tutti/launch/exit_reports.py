@@ -21,9 +21,8 @@ from tutti.errors import (
     RankHung,
     TuttiError,
     UserError,
-    no_room,
-    no_thread,
     says_all,
+    with_remedy,
 )
 
 _RUNPY = "<frozen runpy>"
@@ -33,7 +32,7 @@ _LOST_IN_TORCH = re.compile(
     r"\bPeerLost: lost rank|\bgloo/transport/.*(closed by peer|reset by peer|Broken pipe|Connection refused)"
 )
 """The words of torch for a peer that is lost: what a callback of ours raises, and what gloo does, are errors
-of C++ to it, of which the text is left."""
+of C++ to it, whose text is left."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class Death:
         rank: which one.
         at: when it was noticed, by the clock of the reports.
         returncode: its exit code, or minus the number of the signal that killed it; None: it is not known.
-        out_of_memory: whether the kernel has ended a process of this machine for lack of memory meanwhile.
         after: it had reported that it was done, and failed in what follows: exit functions, threads, files
             that were left open.
         hung: in what it hung, if it was killed for that.
@@ -79,7 +77,6 @@ class Death:
     rank: int
     at: float
     returncode: int | None
-    out_of_memory: bool = False
     after: bool = False
     hung: str = ""
 
@@ -93,10 +90,11 @@ class Death:
             when = "after it was done, in what it does at its end" if self.after else "before it was done"
             return f"exited with code {self.returncode} {when}"
         text, number = killed_by(-self.returncode), -self.returncode
-        if self.out_of_memory:
-            text += "; the kernel ran out of memory: use fewer workers or a smaller model or batch"
-        elif number == signal.SIGKILL:
-            text += "; if nobody sent it, the memory may have run out: look for 'oom' in the output of dmesg"
+        if number == signal.SIGKILL:
+            text += (
+                "; if no user sent it, the memory may have run out: look for 'oom' in the output of dmesg, "
+                "and use fewer workers or a smaller model or batch"
+            )
         elif number == signal.SIGBUS:
             text += (
                 "; a file that it had mapped into memory was cut off, or its disk failed, or there was no "
@@ -119,7 +117,7 @@ def without_launcher(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _starts(file: str) -> bool:
-    """Tell whether a file belongs to this package, or to what runs a program of the user's."""
+    """Return whether a file belongs to this package, or runs a program of the user's."""
     here, path = Path(__file__).parent, Path(file)
     return path.parent == here or path == here.parent / "run/script.py" or path.name == _RUNPY
 
@@ -136,11 +134,8 @@ def done(rank: int, value: object) -> Report:
 def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Report:
     """The report of an exception, with the traceback of these frames."""
     if isinstance(error, BrokenPipeError) and output_closed():
-        error = OutputClosed("nobody reads standard output any more")
-    if isinstance(error, OSError):
-        error = no_room(error) or error
-    if isinstance(error, RuntimeError):
-        error = no_thread(error) or error
+        error = OutputClosed("the reader of standard output has gone")
+    error = with_remedy(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
     pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
     lost = isinstance(error, PeerLost) or _says_lost(error)
@@ -148,12 +143,12 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
 
 
 def _says_lost(error: BaseException) -> bool:
-    """Tell whether an error of torch says that a peer is lost."""
+    """Return whether an error of torch says that a peer is lost."""
     return isinstance(error, RuntimeError) and _LOST_IN_TORCH.search(str(error)) is not None
 
 
 def output_closed() -> bool:
-    """Tell whether standard output is a pipe, a socket or a terminal whose other end is gone."""
+    """Return whether standard output is a pipe, a socket or a terminal whose other end is gone."""
     poll = select.poll()
     poll.register(sys.__stdout__ or 1, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
@@ -164,13 +159,13 @@ def _pickled(error: TuttiError) -> bytes:
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # whatever a class from outside raises: its message is what counts
+    except Exception:  # A class from outside may raise anything: its message is what counts.
         data = pickle.dumps(UserError(str(error)))
     return data
 
 
-def cause(reports: Iterable[Report], deaths: Iterable[Death]) -> tuple[TuttiError | None, bool]:
-    """The failure that came first, as the error to raise, and whether it is certain.
+def first_failure(reports: Iterable[Report], deaths: Iterable[Death]) -> tuple[TuttiError | None, bool]:
+    """Return the failure that came first, as the error to raise, and whether it is certain.
 
     That a rank lost a peer is a consequence of what happened to the peer: uncertain, until nothing else turns
     up.

@@ -5,10 +5,10 @@
 
     on each socket: ──RankPlace, EndRanks──▶   ◀──Ready, RankEnded──
 
-It computes nothing itself, so that every rank begins like a process that has just been started, whatever the
-ranks before it did. It ends with the supervisor, or when that closes the first socket, or after `IDLE_S`
-without ranks; processes that ranks have left running end before it. A group begins and ends without other
-ranks: its ranks are killed when its socket is closed.
+It computes nothing itself, so that every rank begins like a process that has just been started. It ends with
+the supervisor, or when that closes the first socket, or after `IDLE_S` without ranks; processes that ranks
+have left running end before it. A group begins and ends without other ranks: its ranks are killed when its
+socket is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from tutti.errors import no_process
+from tutti.errors import with_remedy
 from tutti.launch.leaving import leave, prepare_fork
 from tutti.launch.orphans import adopt_orphans, die_with_parent, outlive_parent
 from tutti.launch.rank_main import Descriptors, RankPlace, run
@@ -97,14 +97,7 @@ def receive(control: socket.socket) -> tuple[Message | None, list[int]]:
 
 
 def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
-    """Be the fork server, and in every process that it forks a rank.
-
-    Args:
-        supervisor: the process that has started this one.
-        control: the descriptor of the socket between them.
-        idle_s: after how long without ranks to end.
-        entry: the function that ranks will run, as far as it is known.
-    """
+    """Be the fork server, and in every process that it forks a rank."""
     # While it imports torch, it does not watch the supervisor's pidfd: the kernel does that for it.
     die_with_parent(supervisor)
     # Ctrl-C reaches the whole foreground group, and systemd and Slurm send the others to all processes of a
@@ -138,13 +131,7 @@ def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
 
 
 class ForkServerProcess:
-    """The fork server's own side.
-
-    Args:
-        supervisor: the process that has started this one, and sends messages.
-        control: the socket between them.
-        idle_s: after how long without ranks to end.
-    """
+    """The fork server's own side; it ends after `idle_s` seconds without ranks."""
 
     def __init__(self, supervisor: int, control: socket.socket, idle_s: float) -> None:
         self._supervisor, self._control, self._idle_s = supervisor, control, idle_s
@@ -154,7 +141,7 @@ class ForkServerProcess:
         self._childless = True
 
     def serve(self) -> tuple[RankPlace, Descriptors] | None:
-        """Fork what is asked for until no more is wanted; returns in each rank, and None here at the end."""
+        """Fork ranks until the end; return in each rank, and None here."""
         with ExitStack() as stack:
             stack.callback(self._close)
             supervisor = os.pidfd_open(self._supervisor)
@@ -227,7 +214,7 @@ class ForkServerProcess:
             try:
                 process = os.fork()
             except OSError as error:
-                say_last(f"tutti: error: {no_process(error)}\n")
+                say_last(f"tutti: error: {with_remedy(error) or error}\n")
                 os._exit(1)
         if process == 0:
             # The server forks in its main thread: so this signal comes when the process ends, not before.
@@ -250,7 +237,7 @@ class ForkServerProcess:
                 return
             if process in self._ranks:
                 group, rank = self._ranks.pop(process)
-                with suppress(BrokenPipeError, ConnectionResetError):  # Nobody asks for the group any more.
+                with suppress(BrokenPipeError, ConnectionResetError):  # The group's owner is gone.
                     send(group, RankEnded(rank, os.waitstatus_to_exitcode(status)))
 
     def _end_group(self, group: socket.socket) -> None:
@@ -283,8 +270,7 @@ class ForkServerProcess:
             else:
                 signal_all(children - asked, signal.SIGTERM)
             asked |= children
-            # Those of a child that has ended have become ours by then. Looking for them takes milliseconds of
-            # those that take over.
+            # Those of a child that has ended have become ours by then. Looking for them takes milliseconds.
             select.select([self._ended], [], [], _POLL_S)
             self._ended.acknowledge()
             self._reap()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import atexit
 import errno
+import json
 import os
 import select
 import signal
 import socket
 import subprocess
+import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from typing_extensions import override
@@ -28,33 +28,26 @@ from tutti.launch.fork_server import (
     Ready,
     receive,
     send,
-    signal_all,
 )
-from tutti.launch.malloc import start_settings
-from tutti.launch.orphans import command_of
-from tutti.launch.rank_main import MARK, Descriptors, RankPlace
+from tutti.launch.rank_main import Descriptors, RankPlace
+from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import held_back
 
 _POLL_S: Final = 0.01
-_ROUNDS: Final = 5
+_PROGRAM: Final = (
+    "import json, sys; sys.path[:], settings = json.loads(sys.argv[1]); "
+    "from tutti.launch.fork_server import main; main(**settings)"
+)
 
 
 class RankGroup:
-    """The socket by which a fork server is asked for ranks that begin and end together.
-
-    Args:
-        control: the socket.
-        server: the fork server; None: it is this object.
-
-    Attributes:
-        control: the same.
-    """
+    """The socket by which a fork server is asked for ranks that begin and end together."""
 
     def __init__(self, control: socket.socket, server: ForkServer | None = None) -> None:
         self.control, self._server = control, server
 
     def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
-        """Have a rank forked. If the server is gone `next_message` says so."""
+        """Fork a rank. If the server is gone `next_message` says so."""
         self._send(start, [one for one in descriptors if one is not None])
 
     def next_message(self) -> RankEnded | Ready | None:
@@ -69,7 +62,7 @@ class RankGroup:
         return self._server.returncode()
 
     def close(self) -> None:
-        """Have the ranks killed, and what they have started."""
+        """Kill the ranks, and what they have started."""
         self.control.close()
 
     def _send(self, message: RankPlace | NewGroup, descriptors: Sequence[int]) -> None:
@@ -86,32 +79,26 @@ class RankGroup:
 
 
 class ForkServer(RankGroup):
-    """A fork server.
+    """A fork server, which imports the module of the `entry` that its ranks will run."""
 
-    Args:
-        threads: how many threads a rank has.
-        crowded: whether ranks share cores.
-        entry: the function that they will run, as far as it is known.
-    """
-
-    def __init__(self, threads: int, crowded: bool, entry: str = "") -> None:
-        self._made_for = threads, crowded
-        self._mark, self._ready = uuid.uuid4().hex, False
+    def __init__(self, entry: str = "") -> None:
+        self._ready = False
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
         with ExitStack() as unless_started, theirs, held_back(signal.SIGINT):
             unless_started.callback(self.control.close)
+            settings = {
+                "supervisor": os.getpid(),
+                "control": theirs.fileno(),
+                "idle_s": IDLE_S,
+                "entry": entry,
+            }
+            given = json.dumps([[str(folder) for folder in sys.path], settings])
             self._process = subprocess.Popen(
-                command_of(
-                    "tutti.launch.fork_server",
-                    supervisor=os.getpid(),
-                    control=theirs.fileno(),
-                    idle_s=IDLE_S,
-                    entry=entry,
-                ),
+                [sys.executable, "-P", "-c", _PROGRAM, given],
                 stdin=subprocess.DEVNULL,
-                env={**_environment(threads, crowded), MARK: self._mark},
+                env=_environment(),
                 pass_fds=(theirs.fileno(),),
             )
             unless_started.pop_all()
@@ -123,19 +110,14 @@ class ForkServer(RankGroup):
             self._send(NewGroup(), [theirs.fileno()])
         return RankGroup(control, self)
 
-    def suits(self, threads: int, crowded: bool) -> bool:
-        """Return whether this server was made for such ranks, and still runs."""
+    def runs(self) -> bool:
+        """Return whether this server still runs."""
         hung_up = select.poll()
         hung_up.register(self.control, 0)
-        runs = self._process.poll() is None and not hung_up.poll(0)
-        return runs and self._made_for == (threads, crowded)
+        return self._process.poll() is None and not hung_up.poll(0)
 
     def clear(self, grace_s: float) -> bool:
-        """Kill all ranks and end what they have started; returns whether the server can take others.
-
-        Args:
-            grace_s: how long processes of ranks may take to exit on SIGTERM, before SIGKILL.
-        """
+        """Kill all ranks and end what they have started; returns whether the server can take others."""
         if not self._ready:
             # No rank is there yet.
             return False
@@ -165,33 +147,14 @@ class ForkServer(RankGroup):
         if not self._ready:
             # It may take seconds until it listens.
             self._process.kill()
-        if self._process.wait() != 0:
-            # It did not come to it itself; its ranks ended with it.
-            _end_processes_of(self._mark)
+        self._process.wait()
 
 
-def _environment(threads: int, crowded: bool) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in BINDING}
-    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
-    if crowded:
-        # Threads that spin while they wait would keep those from working that they wait for.
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Each rank sets its own number.
+    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = "1"
     return environment | start_settings(environment)
-
-
-def _end_processes_of(mark: str) -> None:
-    """Kill every process that carries a mark."""
-    # Several rounds: a process may have forked after the look at /proc, before it got its signal.
-    for _ in range(_ROUNDS):
-        signal_all(_processes_of(mark), signal.SIGKILL)
-        time.sleep(_POLL_S)
-
-
-def _processes_of(mark: str) -> Iterator[int]:
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError):  # It has ended, or belongs to another user.
-            if folder.name.isdecimal() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                yield int(folder.name)
 
 
 _kept: Final[list[ForkServer]] = []
@@ -199,9 +162,9 @@ _kept: Final[list[ForkServer]] = []
 
 
 @contextmanager
-def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
-    """Yield a fork server for one job: the kept one, if it suits, else a new one; it is kept afterwards."""
-    server = _taken_or_new(threads, crowded)
+def fork_server() -> Iterator[ForkServer]:
+    """Yield a fork server for one job: the kept one, or a new one; it is kept afterwards."""
+    server = _taken_or_new()
     usable = False
     try:
         yield server
@@ -216,23 +179,17 @@ def fork_server(threads: int, crowded: bool) -> Iterator[ForkServer]:
                 server.close()
 
 
-def prepare_ranks(entry: str, threads: int, crowded: bool) -> None:
-    """Start the process that ranks will come from, unless it is kept: it imports what they need from here on.
-
-    Args:
-        entry: the function that they will run.
-        threads: as for `fork_server`, which they will be started with.
-        crowded: likewise.
-    """
-    _kept.append(_taken_or_new(threads, crowded, entry))
+def prepare_ranks(entry: str) -> None:
+    """Start the process that forks ranks, unless it is kept; it imports what they need."""
+    _kept.append(_taken_or_new(entry))
 
 
-def _taken_or_new(threads: int, crowded: bool, entry: str = "") -> ForkServer:
+def _taken_or_new(entry: str = "") -> ForkServer:
     server = _take()
-    if server is not None and not server.suits(threads, crowded):
+    if server is not None and not server.runs():
         server.close()
         server = None
-    return server or ForkServer(threads, crowded, entry)
+    return server or ForkServer(entry)
 
 
 def _take() -> ForkServer | None:

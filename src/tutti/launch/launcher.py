@@ -1,4 +1,4 @@
-"""The launcher of this process: tutti's supervisor, an MPI launcher, or none (it is a program of its own)."""
+"""The launcher of this process: tutti's supervisor, an MPI launcher, or none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tutti.errors import UserError
 from tutti.launch.allocation import expand_counts
@@ -70,12 +69,6 @@ def become_rank(rank: int, size: int) -> None:
 def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
     """Find the launcher of this process.
 
-    Args:
-        environ: the environment to read; by default this process's.
-
-    Returns:
-        The launcher and this process's place in its job.
-
     Raises:
         UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
     """
@@ -104,7 +97,7 @@ def mpi_place(environ: Mapping[str, str]) -> LaunchContext | None:
 
 
 def ends_with_a_rank(environ: Mapping[str, str]) -> bool:
-    """Tell whether the launcher ends the whole job as soon as a rank exits with a code that is not 0.
+    """Return whether the launcher ends the whole job as soon as a rank exits with a code that is not 0.
 
     torchrun does, and Open MPI's, unless it is to go on without ranks that have died (`--with-ft ulfm`).
     """
@@ -154,26 +147,11 @@ def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
 
 
 def is_task(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process is a task of `srun`; shells in an allocation and batch scripts are none."""
+    """Return whether this process is a task of `srun`; shells in an allocation and batch scripts are none."""
     step = _number(environ, "SLURM_STEP_ID", _SPECIAL_STEPS)
-    return "SLURM_PROCID" in environ and step < _SPECIAL_STEPS and not _runs_in_a_shell(environ)
-
-
-def _runs_in_a_shell(environ: Mapping[str, str]) -> bool:
-    """Tell whether Slurm's task is a batch script, or a shell at a terminal, of which this is a command.
-
-    Slurm's variables do not tell: a batch script that a task of srun has submitted has that task's step, all
-    steps that a shell of `srun --pty` starts have its SLURM_PTY_PORT, and any job may be called "bash".
-    """
-    task = environ.get("SLURM_TASK_PID", "")
-    try:
-        name, _, numbers = Path(f"/proc/{int(task)}/stat").read_text().rpartition(")")
-    except (OSError, ValueError):
-        # Another container's processes cannot be seen.
-        return "SLURM_PTY_PORT" in environ
-    terminal = numbers.split()[4]
-    # A shell at a terminal gives each command a process group of its own, a script does not.
-    return name.endswith("(slurm_script") or (terminal != "0" and os.getpgrp() != int(task))
+    # The tasks that a shell of `srun --pty` starts by srun have its SLURM_PTY_PORT, but not its terminal.
+    typed = "SLURM_PTY_PORT" in environ and os.isatty(0)
+    return "SLURM_PROCID" in environ and step < _SPECIAL_STEPS and not typed
 
 
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:

@@ -22,11 +22,11 @@ MPICH: Final = ("mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy")
 OPEN_MPI: Final = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
 
 CHOSEN: Final = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
-"""The variables by which a user says which library mpi4py is to load, or of which kind."""
+"""The variables by which a user says which library, or which kind, mpi4py is to load."""
 
 
 class Stranger(UserError):
-    """The MPI library is not that of the launcher: all ranks find it out, and none can tell the others."""
+    """The MPI library is not that of the launcher: all ranks find it out, and none can inform the others."""
 
 
 _SONAME: Final = "libmpi.so.12"
@@ -34,7 +34,7 @@ _SONAME: Final = "libmpi.so.12"
 
 
 SEGMENT_BYTES: Final = 16 << 20
-"""The shared memory that Open MPI makes for each rank, in a folder of which it asks no more than for one."""
+"""The shared memory that Open MPI makes for each rank, although it looks for room for one only."""
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 
@@ -43,13 +43,9 @@ _FOLDERS_OF_SEGMENTS: Final = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_bt
 
 
 def make_room(ranks: int, environ: MutableMapping[str, str]) -> None:
-    """Have Open MPI make its shared memory in the temporary folder, where /dev/shm has no room for it.
+    """Make Open MPI put its shared memory into the temporary folder, where /dev/shm has no room for it.
 
     In a container of Docker that has 64 MiB unless told otherwise: MPI would not start, or end by SIGBUS.
-
-    Args:
-        ranks: of this host.
-        environ: the environment in which MPI is to start; a choice of the user's stays.
     """
     try:
         room = os.statvfs(SHARED_MEMORY)
@@ -67,12 +63,7 @@ def give_home(environ: MutableMapping[str, str]) -> None:
 
 
 def use_library_of(launchers: Sequence[tuple[int, str]], environ: MutableMapping[str, str]) -> None:
-    """Have mpi4py load the library that lies beside the launcher, where that is not this environment's own.
-
-    Args:
-        launchers: numbers and names of the processes that started this one, the nearest first.
-        environ: the environment in which mpi4py is to be imported; a choice of the user's stays.
-    """
+    """Make mpi4py load the library beside the nearest launcher, if it is not this environment's own."""
     if any(name in environ for name in CHOSEN):
         return
     for process, name in launchers:
@@ -89,12 +80,7 @@ def use_library_of(launchers: Sequence[tuple[int, str]], environ: MutableMapping
 
 
 def library_beside(program: Path, mpich: bool) -> Path | None:
-    """Return the MPI library that belongs to a launcher; None if it is this environment's own, or not found.
-
-    Args:
-        program: the launcher's file.
-        mpich: it is MPICH's, or one of its kin's; else Open MPI's.
-    """
+    """Return the MPI library of a launcher; None if it is this environment's own, or not found."""
     prefix = program.parent.parent
     if prefix == Path(sys.prefix).resolve():
         return None

@@ -93,8 +93,6 @@ def command_line(
     exported: Sequence[str],
     extra: Sequence[str],
     program: Sequence[str] = RANK,
-    *,
-    prefix: bool = False,
 ) -> list[str]:
     """The command that runs a program, with all its arguments; `exported` variables reach every host."""
     placed = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
@@ -105,11 +103,9 @@ def command_line(
         # With --oversubscribe alone Open MPI maps by cores, and puts a:1,b:1 onto the first host.
         command += ["--map-by", "slot:oversubscribe"]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command += ["--tag-output"] if prefix else []
         command += [word for name in exported for word in ("-x", name)]
     else:
         command = [mpirun.path, "-hosts", placed, "-n", ranks, "-genvlist", ",".join(exported)]
-        command += ["-prepend-rank"] if prefix else []
     return [*command, *extra, *program]
 
 
@@ -136,63 +132,47 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
 def answering(
     hosts: Sequence[str], patience_s: float = PROBE_S, over: Callable[[], bool] = lambda: False
 ) -> list[str]:
-    """Return those of the hosts on which mpirun can start something; all are asked at the same time.
-
-    What mpirun says of those that are left out is printed.
-
-    Args:
-        hosts: their names.
-        patience_s: the time of all of them to answer.
-        over: tells whether nobody waits for them any more.
-    """
+    """Return the hosts on which mpirun can start something; all are asked at the same time."""
     if not hosts:
         return []
     mpirun, given_up = find_mpirun(), threading.Event()
     deadline = time.monotonic() + patience_s
     with ThreadPoolExecutor(len(hosts)) as pool:
-        probes = {host: pool.submit(_probe, mpirun, host, deadline, given_up) for host in hosts}
+        probes = {host: pool.submit(_answers, mpirun, host, deadline, given_up) for host in hosts}
         while not all(one.done() for one in probes.values()):
             if over():
                 given_up.set()
             time.sleep(_NAP_S)
-    refusals = {host: why for host, one in probes.items() if (why := one.result()) is not None}
-    for host, why in refusals.items():
-        silence = f"mpirun has started nothing there within {patience_s:g} s"
-        say_on_stderr(f"host {host} does not answer: {why or silence}")
-    return [host for host in hosts if host not in refusals]
+    there = [host for host, one in probes.items() if one.result()]
+    for host in hosts:
+        if host not in there:
+            say_on_stderr(f"host {host} does not answer; try: mpirun --host {host}:1 hostname")
+    return there
 
 
-def _probe(mpirun: Mpirun, host: str, deadline: float, given_up: threading.Event) -> str | None:
-    """Return None if mpirun can start something on a host, else what it says, which may be nothing."""
-    extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
+def _answers(mpirun: Mpirun, host: str, deadline: float, given_up: threading.Event) -> bool:
+    """Return whether mpirun can start something on a host."""
+    command = command_line(
+        mpirun, [Host(host, 1)], [], shlex.split(os.environ.get(EXTRA_ARGUMENTS, "")), ["true"]
+    )
     # Open MPI's mpirun hangs in one start of ten when it starts its daemon: another one need not.
-    limit_s, said = HASTE_S, ""
-    while not given_up.is_set() and (left_s := deadline - time.monotonic()) > 0:
-        until = deadline if left_s < 2 * limit_s else time.monotonic() + limit_s
-        with tempfile.TemporaryFile() as output:
-            probe = subprocess.Popen(
-                command_line(mpirun, [Host(host, 1)], [], extra, ["true"]),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=inherited(),
-                start_new_session=True,
-            )
-            while probe.poll() is None and time.monotonic() < until and not given_up.is_set():
-                time.sleep(_NAP_S)
-            silent = probe.poll() is None
-            end_mpirun(probe, at_once=True)
-            if probe.returncode == 0:
-                return None
-            output.seek(0)
-            if silent:
-                limit_s *= 2
-            else:
-                said = (
-                    f"mpirun ended with {probe.returncode}\n{output.read().decode(errors='replace').rstrip()}"
-                )
-                given_up.wait(AGAIN_S)
-    return said
+    limit_s = HASTE_S
+    while not given_up.is_set() and (now := time.monotonic()) < deadline:
+        quiet = subprocess.DEVNULL
+        probe = subprocess.Popen(
+            command, stdin=quiet, stdout=quiet, stderr=quiet, env=inherited(), start_new_session=True
+        )
+        until = min(deadline, now + limit_s)
+        while probe.poll() is None and time.monotonic() < until and not given_up.is_set():
+            time.sleep(_NAP_S)
+        refused = probe.poll() is not None
+        end_mpirun(probe, at_once=True)
+        if probe.returncode == 0:
+            return True
+        if refused:
+            given_up.wait(AGAIN_S)
+        limit_s *= 2
+    return False
 
 
 def inherited() -> dict[str, str]:
@@ -212,28 +192,18 @@ def _children_of(process: int) -> list[int]:
     return found
 
 
-def end_mpirun(process: subprocess.Popen[bytes], patience_s: float = 0.0, *, at_once: bool = False) -> None:
-    """End mpirun, which ends its ranks, and close what it could be heard by.
-
-    Args:
-        process: that of mpirun, the leader of its own session.
-        patience_s: how long it may take to end by itself.
-        at_once: its ranks are ended without it, so that it need not see to that.
-    """
+def end_mpirun(process: subprocess.Popen[bytes], *, at_once: bool = False) -> None:
+    """End mpirun, the leader of its session, which ends its ranks unless they are ended `at_once`."""
     if not at_once:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     if process.poll() is None:
-        # Those by which it reaches other hosts, such as ssh, are each the leader of a group of their own.
+        # The programs by which it reaches other hosts, such as ssh, each lead a process group.
         agents = _children_of(process.pid)
         for group in (process.pid, *agents):
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         process.wait()
-    for pipe in filter(None, (process.stdout, process.stderr)):
-        pipe.close()
     # Open MPI removes its folder itself, unless it is killed.
     remove_session(Path(tempfile.gettempdir(), f"ompi.{process.pid}"))

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import select
 import shutil
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from tutti.errors import UserError
 from tutti.launch.launcher import mpi_place
-from tutti.launch.mpi_library import make_room, use_library_of
+from tutti.launch.mpi_library import MPICH, OPEN_MPI, make_room, use_library_of
 
 if TYPE_CHECKING:
     import psutil
@@ -36,7 +34,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, the process `parent`, is gone.
+    """Make the kernel kill this process when its parent, the process `parent`, is gone.
 
     The kernel counts the *thread* that started this process as its parent, so that thread must stay.
     """
@@ -57,34 +55,13 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def command_of(module: str, **settings: object) -> list[str]:
-    """The command of a process that calls `main(**settings)` of a module of ours, found as it is here.
-
-    Args:
-        module: its full name.
-        settings: what JSON can hold.
-    """
-    program = (
-        "import json, sys; sys.path[:], settings = json.loads(sys.argv[1]); "
-        f"from {module} import main; main(**settings)"
-    )
-    given = json.dumps([[str(folder) for folder in sys.path], settings])
-    return [sys.executable, "-P", "-c", program, given]
-
-
 def _prctl(option: int, value: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
-LAUNCHERS: Final = (
-    *("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted"),
-    *("mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "srun", "slurmstepd"),
-)
+LAUNCHERS: Final = (*OPEN_MPI, *MPICH, "srun", "slurmstepd")
 """The programs that start ranks, on the first host and on others, as the kernel names them."""
-
-DAEMONS: Final = ("prted", "orted", "hydra_pmi_proxy")
-"""Those of one job on other hosts than the first."""
 
 ANSWER_S: Final = 2.0
 """Time of a launcher to accept a connection before it is taken to be there, and busy."""
@@ -136,19 +113,12 @@ def refuse_ended_launcher(environ: Mapping[str, str]) -> None:
 
 
 def _called(process: psutil.Process) -> str:
-    """Return a process's name; the name of its program's file where only that is a launcher's.
-
-    Debian calls Open MPI's mpirun.openmpi, a link to orterun, so that MPICH can be installed beside it.
-    """
-    name = process.name()
-    if name not in LAUNCHERS:
-        try:
-            file = os.path.basename(os.readlink(f"/proc/{process.pid}/exe"))
-        except OSError:
-            return name  # Another user's process, or one that has ended.
+    """Return the name of the program's file if it is a launcher (Debian's are links), else of the process."""
+    with suppress(OSError):  # Another user's process, or one that has ended.
+        file = os.path.basename(os.readlink(f"/proc/{process.pid}/exe"))
         if file in LAUNCHERS:
             return file
-    return name
+    return process.name()
 
 
 def follow(processes: Sequence[int]) -> None:
@@ -183,20 +153,6 @@ def end_at_once() -> None:
         with suppress(psutil.Error):
             one.kill()
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_with_daemon() -> None:
-    """End what has started this rank on its host, and this rank at once.
-
-    A daemon of Open MPI's whose mpirun cannot be reached any more, but is there, would never end.
-    """
-    import psutil
-
-    with suppress(psutil.Error):
-        for process in psutil.Process().parents():
-            if _called(process) in DAEMONS:
-                process.terminate()  # It removes its files, then.
-    end_at_once()
 
 
 def mpi_segments() -> tuple[str, ...]:

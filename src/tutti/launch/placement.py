@@ -1,4 +1,4 @@
-"""The placement of ranks: hosts, threads, cores, and which of them are servers. Imports no torch by itself.
+"""The placement of ranks: hosts, threads, cores, and which of them are servers. Imports no torch.
 
 --hosts a:2,b:2 --servers 3        host a   worker  worker  server  server
                                    host b   worker  worker  server
@@ -13,20 +13,16 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 from tutti.errors import BadOption
-from tutti.free_memory import free_bytes
 from tutti.launch.allocation import find_allocation, in_words
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, is_task, mpi_place, started_by
 from tutti.launch.orphans import refuse_ended_launcher
 
-if TYPE_CHECKING:
-    from tutti.comm.base import Communicator
-
-RANK_BYTES: Final = 128 << 20
-"""A rank takes more than this for itself, whatever it trains: Python and torch alone do."""
+MOST_PER_CORE: Final = 32
+"""Limit on the ranks per core: the start of more may fill the memory and stop the machine."""
 
 SLURM: Final = "slurm"
 """What `--hosts` takes for all nodes of Slurm's allocation, with as many ranks as that has tasks."""
@@ -36,12 +32,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many ranks it gets.
-
-    Attributes:
-        name: its name in the network, or its IPv4 address.
-        ranks: the number of ranks that run there.
-    """
+    """A machine and how many ranks it gets."""
 
     name: str
     ranks: int
@@ -58,8 +49,8 @@ class Placement:
         warnings: sentences that the user should read before the run.
         hosts: the hosts to start workers on through mpirun; empty for this machine alone.
         launcher: who starts the ranks.
-        servers: the number of further ranks, which keep a parameter centre: each has one thread and no core
-            of its own, as it sleeps most of the time. They are the last ranks of their hosts.
+        servers: the number of further ranks, which keep a parameter centre: each has one thread and is not
+            bound, as it sleeps most of the time. They are the last ranks of the job.
         places: all hosts that were given, with all their places for workers; `hosts` are those of them that
             have workers now. The others stand by.
         away: hosts that were lost, or did not answer: only where the run would end without them is asked for
@@ -89,11 +80,9 @@ class Placement:
 
     @property
     def hosts_with_servers(self) -> tuple[Host, ...]:
-        """The hosts with all their ranks, servers included."""
-        more = servers_per_host(len(self.hosts), self.servers) if self.hosts else []
-        return tuple(
-            Host(host.name, host.ranks + count) for host, count in zip(self.hosts, more, strict=True)
-        )
+        """The hosts with all their ranks: the last one has the servers, too."""
+        *others, last = self.hosts
+        return (*others, Host(last.name, last.ranks + self.servers))
 
     def describe(self) -> str:
         """The placement in one line, such as "2 ranks x 1 thread, bound to cores 0-1"."""
@@ -119,27 +108,24 @@ def place_ranks(
     *,
     hosts: str | None = None,
     servers: int = 0,
-    memory_bytes: int | None = None,
 ) -> Placement:
     """Decide which ranks run where.
 
     Args:
         workers: the number of ranks that train, or "auto": one for each core that this process may use (with
-            `hosts`, as many as they have places for, of which fewer are taken in their order; under an MPI
-            launcher, all that it started but the servers).
+            `hosts`, the number of their places; under an MPI launcher, all ranks that it started but the
+            servers).
         threads: threads of each rank; by default the allowed cores of a host / its ranks, at least 1.
         cores: the cores that may be used; by default what the kernel allows this process.
         hosts: "a:4,b:4", the path of a host file, or "slurm" for the nodes of Slurm's allocation, to start
             the ranks with mpirun; their workers.
-        servers: the number of ranks for a parameter centre, besides the workers; spread over the hosts.
-        memory_bytes: what the ranks of this host may use; by default what is available now.
+        servers: the number of ranks for a parameter centre, besides the workers; on the last host.
 
     Returns:
         The placement.
 
     Raises:
-        BadOption: a number that cannot be used, that contradicts the hosts or the launcher, or that this
-            host has no memory for.
+        BadOption: a number that cannot be used, or that contradicts the hosts or the launcher.
         UserError: this process was started by a launcher that tutti cannot work under, or that has ended.
     """
     wanted = _wanted(workers)
@@ -156,31 +142,17 @@ def place_ranks(
         return _on_hosts(given_hosts(hosts), wanted, threads, servers)
     cores = cores or allowed_cores()
     count = wanted or cores.usable
-    if count + servers > cores.usable:
-        refuse_too_many(count + servers, memory_bytes)
+    refuse_too_many(count + servers, cores)
     placed = share_host(cores, count, threads)
-    return replace(placed, servers=servers, warnings=(*placed.warnings, *_of_slurm(count, cores)))
+    return replace(placed, servers=servers, warnings=(*placed.warnings, *_of_slurm()))
 
 
-def refuse_too_many(ranks: int, memory_bytes: int | None = None) -> None:
-    """Refuse more ranks than the memory has room for: their start alone would stop the machine.
-
-    Args:
-        ranks: how many are to be started on this host.
-        memory_bytes: what they may use; by default what this machine and its control groups have left.
-
-    Raises:
-        BadOption: they are too many.
-    """
-    free = free_bytes() if memory_bytes is None else memory_bytes
-    if free is None:
-        return
-    most = max(1, free // RANK_BYTES)
+def refuse_too_many(ranks: int, cores: Cores) -> None:
+    """Raise BadOption for a mistyped number of ranks."""
+    most = MOST_PER_CORE * cores.usable
     if ranks > most:
         raise BadOption(
-            f"{ranks:,} ranks need more than {ranks * RANK_BYTES / 2**30:.1f} GiB of memory before they "
-            f"train anything, but {free / 2**30:.1f} GiB are available; give at most {most:,}, better one "
-            "for each core"
+            f"{ranks:,} ranks are too many for {_count(cores.usable, 'core')}; give at most {most:,}"
         )
 
 
@@ -247,14 +219,7 @@ def _launched(
 
 
 def given_hosts(given: str) -> tuple[Host, ...]:
-    """The hosts of `--hosts`.
-
-    Args:
-        given: as in `read_hosts`, or "slurm" for the nodes of the allocation.
-
-    Raises:
-        BadOption: there is no allocation to take them from, or as in `read_hosts`.
-    """
+    """The hosts of `--hosts`."""
     if given == SLURM and not Path(given).is_file():
         allocation = find_allocation(os.environ)
         if allocation is None:
@@ -266,20 +231,15 @@ def given_hosts(given: str) -> tuple[Host, ...]:
     return read_hosts(given)
 
 
-def _of_slurm(ranks: int, cores: Cores) -> Iterator[str]:
-    """Yield what is unusual about ranks of this node in Slurm's allocation, and what to ask for."""
+def _of_slurm() -> Iterator[str]:
+    """Yield a warning if Slurm has allocated more nodes than this one."""
     allocation = find_allocation(os.environ)
-    if allocation is None or mpi_place(os.environ):
-        return
-    if ranks > cores.usable:
-        given = _count(cores.usable, "core")
-        yield f"Slurm has given this task {given}; ask for more by --cpus-per-task={ranks}"
-    if is_task(os.environ) or len(allocation.nodes) == 1:
-        return
-    yield (
-        f"Slurm has allocated {len(allocation.nodes)} nodes ({in_words(allocation.nodes)}), and this uses "
-        "one of them; for all, give --hosts slurm, or start it with: srun --mpi=pmix tutti ..."
-    )
+    alone = not (is_task(os.environ) or mpi_place(os.environ))
+    if alone and allocation is not None and len(allocation.nodes) > 1:
+        yield (
+            f"Slurm has allocated {len(allocation.nodes)} nodes ({in_words(allocation.nodes)}), and this "
+            "uses one of them; for all, give --hosts slurm, or start it with: srun --mpi=pmix tutti ..."
+        )
 
 
 def _on_hosts(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, servers: int) -> Placement:
@@ -296,7 +256,7 @@ def _on_hosts(hosts: tuple[Host, ...], wanted: int | None, threads: int | None, 
 
 
 def is_this_machine(name: str) -> bool:
-    """Tell whether a host's name, or its address, stands for this machine."""
+    """Return whether a host's name, or its address, stands for this machine."""
     own = socket.gethostname()
     if name in ("localhost", "127.0.0.1", own, own.split(".")[0]):
         return True
@@ -317,7 +277,7 @@ def own_addresses() -> tuple[str, ...]:
 
 
 def fill(places: Sequence[Host], workers: int) -> tuple[Host, ...]:
-    """The hosts with so many workers; one gets some when those before it are full."""
+    """Return the hosts with `workers` in all; a host gets some when the ones before it are full."""
     filled: list[Host] = []
     for host in places:
         taken = min(host.ranks, workers - sum(one.ranks for one in filled))
@@ -348,116 +308,36 @@ def _count(number: int, noun: str) -> str:
 
 
 def read_hosts(given: str) -> tuple[Host, ...]:
-    """The hosts that the option `--hosts` names.
+    """Read the option `--hosts`.
 
     Args:
         given: "a:4,b:4", or the path of a host file, whose lines read "a slots=4", "a:4" or "a"; a # begins a
             comment.
 
-    Returns:
-        The hosts in the order given.
-
     Raises:
         BadOption: there is no host in it, a name or number cannot be used, or a host is named twice.
     """
-    path = Path(given)
+    entries, path = given.split(","), Path(given)
     if path.is_file() or "/" in given:
-        entries = _lines_of(path)
-    else:
-        entries = [(f"--hosts '{given}'", entry.strip()) for entry in given.split(",")]
-    hosts = tuple(_host(where, entry) for where, entry in entries)
-    if not hosts:
-        raise BadOption(
-            f"the host file {path} names no host; write one on each line, such as 'node1 slots=4'"
-        )
-    names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
+        try:
+            lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
             raise BadOption(
-                f"--hosts names '{name}' {names.count(name)} times; name it once, with all its ranks"
-            )
+                f"cannot read the host file {path}: {error}; or give --hosts node1:4,node2:4"
+            ) from None
+        entries = [line for line in lines if line]
+    hosts = tuple(map(_host, entries))
+    names = [host.name for host in hosts]
+    if not names or len(set(names)) < len(names):
+        raise BadOption(f"--hosts '{given}' names no host, or one twice; name each once: node1:4,node2:4")
     return hosts
 
 
-def _lines_of(path: Path) -> list[tuple[str, str]]:
-    """(where it stands, the text) of each line of a host file that is not empty."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+def _host(entry: str) -> Host:
+    name, colon, number = re.sub(r"\s+slots\s*=\s*", ":", entry.strip()).partition(":")
+    ranks = number if colon else "1"
+    if not _HOST_NAME.fullmatch(name) or not ranks.isdecimal() or int(ranks) < 1:
         raise BadOption(
-            f"cannot read the host file {path}: {error}; give a file with a line such as 'node1 slots=4' "
-            "for each host, or --hosts node1:4,node2:4"
-        ) from None
-    texts = [(f"{path}, line {number}", line.split("#")[0].strip()) for number, line in enumerate(lines, 1)]
-    return [(where, text) for where, text in texts if text]
-
-
-def _host(where: str, entry: str) -> Host:
-    name, _, number = re.sub(r"\s+slots\s*=\s*", ":", entry).partition(":")
-    if not _HOST_NAME.fullmatch(name) or not (number or ":" not in entry):
-        raise BadOption(
-            f"{where}: '{entry}' is not a host; write a name and its number of ranks, such as node1:4"
+            f"'{entry}' of --hosts is not a host; write a name and its number of ranks, such as node1:4"
         )
-    if number and not (number.isdecimal() and int(number) >= 1):
-        raise BadOption(
-            f"{where}: '{name}' has '{number}' ranks; give a whole number of at least 1: {name}:4"
-        )
-    return Host(name, int(number or 1))
-
-
-def servers_per_host(hosts: int, servers: int) -> list[int]:
-    """Return the number of servers of each host, which get them in turn."""
-    return [servers // hosts + (host < servers % hosts) for host in range(hosts)]
-
-
-def choose_servers(homes: Sequence[int], servers: int) -> list[int]:
-    """Choose the ranks to be servers: the last ones of each host, the hosts taken in turn.
-
-    Args:
-        homes: for each rank a number that stands for its host.
-        servers: how many to choose; fewer than there are ranks.
-
-    Returns:
-        Their ranks in order. A host keeps a worker as long as another one has several ranks left; rank 0 is
-        always a worker.
-    """
-    left: dict[int, list[int]] = {}
-    for rank, home in enumerate(homes):
-        left.setdefault(home, []).append(rank)
-    chosen: list[int] = []
-    while len(chosen) < servers:
-        several = [ranks for ranks in left.values() if len(ranks) > 1]
-        for ranks in several or list(left.values())[:0:-1]:
-            if len(chosen) < servers:
-                chosen.append(ranks.pop())
-        left = {home: ranks for home, ranks in left.items() if ranks}
-    return sorted(chosen)
-
-
-def servers_among(comm: Communicator, servers: int) -> list[int]:
-    """Return which of all ranks of the job are the servers, if so many are (collective)."""
-    if not servers:
-        return []
-    leader = comm.node.broadcast_object(comm.rank)
-    return choose_servers(cast("list[int]", comm.all_gather_objects(leader)), servers)
-
-
-def split_off_servers(
-    comm: Communicator, servers: int, levels: int = 1, server_period: int | None = None
-) -> Communicator:
-    """Keep the last ranks of every host for the parameter centre (collective).
-
-    Args:
-        comm: all ranks of the job.
-        servers: how many of them are to be servers.
-        levels: of centres, as in `Servers`.
-        server_period: as in `Servers`; None: its default.
-
-    Returns:
-        The workers' communicator, or the servers' on a server; `comm` itself where there are no servers.
-    """
-    from tutti.comm.base import SERVER_PERIOD, keep_servers
-
-    if not servers:
-        return comm
-    return keep_servers(comm, servers_among(comm, servers), levels, server_period or SERVER_PERIOD)
+    return Host(name, int(ranks))

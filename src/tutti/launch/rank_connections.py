@@ -1,10 +1,10 @@
 """Connections between the launching process and the ranks that mpirun starts, on any host. Needs no torch.
 
     launching process ──┬── rank 0      ── RemoteJob, STOP, STACKS ──►
-                        ├── rank 1      ◄── its number, Started, Sign (each second), Stoppable, Report ──
+                        ├── rank 1      ◄── its number, Started, RankStatus, Stoppable, Report ──
                         └── rank 2
 
-A rank that ends closes its connection, whatever it ends by. A host without power or network closes none: so
+A rank that ends closes its connection, however it ends. A host without power or network closes none: so
 the kernels probe each other every second. (MPI's own launcher notices that after minutes, and may call it a
 success.)
 Both sides prove that they know the key of the run before anything is unpickled.
@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Final, cast
 
 from tutti.launch.exit_reports import Report
-from tutti.launch.hangs import Sign, print_stacks
+from tutti.launch.hangs import RankStatus, print_stacks
 from tutti.launch.placement import own_addresses
 from tutti.launch.stop_request import StopPage
 
@@ -36,8 +36,8 @@ QUICK_S: Final = 3
 PATIENT_S: Final = 30
 """The same where the run ends with it: a switch that restarts is silent for so long."""
 
-SIGN_S: Final = 1.0
-"""Time between two signs of a rank."""
+STATUS_S: Final = 1.0
+"""Time between two messages of a rank about its status."""
 
 STOP: Final = "stop"
 """Asks a rank to save and stop."""
@@ -77,24 +77,22 @@ class RemoteJob:
         entry: the function to run, as "package.module:function".
         payload: handed to it by rank 0; other ranks are sent none.
         threads: how many threads each worker may use; None: its share of its host's cores.
-        arguments: `sys.argv` of the launching process.
-        hosts: for each host the number of its workers, and of all its ranks.
+        path: `sys.path` of the launching process.
+        arguments: its `sys.argv`.
+        workers: the number of workers; the ranks after them are servers.
     """
 
     entry: str
     payload: bytes
     threads: int | None
+    path: list[str]
     arguments: list[str]
-    hosts: Sequence[tuple[int, int]]
+    workers: int
 
 
 @dataclass(frozen=True)
 class Started:
-    """MPI has started in a rank.
-
-    Attributes:
-        segments: the files in /dev/shm that MPI made for the rank, to be removed if the rank is killed.
-    """
+    """MPI has started in a rank, and made these files in /dev/shm."""
 
     segments: tuple[str, ...]
 
@@ -113,7 +111,7 @@ class RemoteRank:
     Attributes:
         rank: its number.
         connection: to it.
-        sign: its last sign; None: it has given none.
+        status: its last one; None: it has sent none.
         report: how it has ended, as it says itself.
         segments: the files in /dev/shm that MPI made for it.
         ended_at: when its connection ended, by the monotonic clock; None: it has not.
@@ -122,7 +120,7 @@ class RemoteRank:
 
     rank: int
     connection: Connection
-    sign: Sign | None = None
+    status: RankStatus | None = None
     report: Report | None = None
     segments: tuple[str, ...] = ()
     ended_at: float | None = None
@@ -130,18 +128,12 @@ class RemoteRank:
 
 
 class RankConnections:
-    """The launching process's side.
+    """The launching process's side."""
 
-    Args:
-        size: the number of ranks.
-        silence_s: the seconds of silence after which a host is lost.
-        job: of the ranks.
-        page: takes whether rank 0 looks for requests to stop; ranks that connect hear of a request.
-        elsewhere: some ranks are on other machines; else nothing listens to the network.
-    """
-
-    def __init__(self, size: int, silence_s: int, job: RemoteJob, page: StopPage, *, elsewhere: bool) -> None:
-        self._size, self._job, self._page = size, job, page
+    def __init__(
+        self, size: int, silence_s: int, given: RemoteJob, page: StopPage, *, elsewhere: bool
+    ) -> None:
+        self._size, self._job, self._page = size, given, page
         self._listener = socket.create_server(("" if elsewhere else "127.0.0.1", 0), backlog=max(128, size))
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -221,8 +213,8 @@ class RankConnections:
     def _take(self, one: RemoteRank, message: object) -> None:
         # The clocks of other hosts are not this one's: the time of arrival counts.
         now = time.monotonic()
-        if isinstance(message, Sign):
-            one.sign = replace(message, at=now)
+        if isinstance(message, RankStatus):
+            one.status = replace(message, at=now)
         elif isinstance(message, Report):
             one.report = replace(message, at=now)
         elif isinstance(message, Started):
@@ -236,16 +228,16 @@ class LauncherConnection:
 
     Attributes:
         job: of the ranks.
-        last_sign: returns the beat of this rank, and whether it waits for others; None: MPI has not started.
+        status: returns the word STEPS of this rank, and whether it waits; None: MPI has not started.
     """
 
-    def __init__(self, connection: Connection, job: RemoteJob) -> None:
-        self._connection, self.job = connection, job
+    def __init__(self, connection: Connection, received: RemoteJob) -> None:
+        self._connection, self.job = connection, received
         self._lock, self._leaves = threading.Lock(), False
-        self.last_sign: Callable[[], tuple[int, bool]] | None = None
+        self.status: Callable[[], tuple[int, bool]] | None = None
 
-    def send(self, message: Started | Stoppable | Sign) -> None:
-        """Send a message; that nobody is there any more is noticed by `watch`."""
+    def send(self, message: Started | Stoppable | RankStatus) -> None:
+        """Send a message; `watch` notices if the other side is gone."""
         with self._lock, suppress(OSError):
             self._connection.send(message)
 
@@ -256,26 +248,21 @@ class LauncherConnection:
             self._connection.send(report)
 
     def watch(self, page: StopPage, end: Callable[[], None]) -> None:
-        """Give signs and hear requests from now on, in a thread.
-
-        Args:
-            page: takes the request to stop.
-            end: called when the launching process is gone, or cannot be reached any more.
-        """
+        """Send the status and receive requests from now on, in a thread."""
         threading.Thread(target=self._watch, args=(page, end), name="tutti-launcher", daemon=True).start()
 
     def _watch(self, page: StopPage, end: Callable[[], None]) -> None:
         while True:
             try:
-                asked = self._connection.recv() if self._connection.poll(SIGN_S) else None
+                asked = self._connection.recv() if self._connection.poll(STATUS_S) else None
             except (EOFError, OSError):
                 break
             if asked == STOP:
                 page.request()
             elif asked == STACKS:
                 print_stacks()
-            elif self.last_sign is not None:
-                self.send(Sign(*self.last_sign()))
+            elif self.status is not None:
+                self.send(RankStatus(*self.status()))
         if not self._leaves:
             end()
 
@@ -305,7 +292,7 @@ def _limit_reading(connected: socket.socket, seconds: float) -> None:
 
 
 def _probe_often(connected: socket.socket, silence_s: int) -> None:
-    """Have the kernel probe the other side each second, and end the connection after a silence."""
+    """Make the kernel probe the other side each second, and end the connection after a silence."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, 1),

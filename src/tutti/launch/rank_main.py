@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import io
 import os
 import pickle
 import signal
@@ -13,23 +12,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tutti.launch import launcher
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import done, failure, without_launcher
-from tutti.launch.malloc import keep_memory
+from tutti.launch.runtime_settings import keep_memory
 from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.terminal import lasting_output, say_last
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
     from tutti.comm.base import Communicator
-
-
-MARK: Final = "TUTTI_JOB"
-"""The environment variable that marks a fork server, and all processes that its ranks start."""
 
 
 class RankSetting(NamedTuple):
@@ -38,27 +31,17 @@ class RankSetting(NamedTuple):
     Attributes:
         threads: how many threads torch may use.
         cores: the logical CPUs to run on.
-        prefix: print the rank before each line.
         channel: the descriptor of a connection to the process that starts it.
     """
 
     threads: int
     cores: tuple[int, ...]
-    prefix: bool = False
     channel: int | None = None
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Fork a rank: its place in the job. The descriptors are sent with it.
-
-    Attributes:
-        rank: this rank.
-        size: the number of ranks.
-        entry: the function to run, as "package.module:function".
-        block: the offset of the world's control block in the arena.
-        setting: of this rank.
-    """
+    """Fork a rank: its place in the job. The descriptors are sent with it."""
 
     rank: int
     size: int
@@ -68,17 +51,7 @@ class RankPlace:
 
 
 class Descriptors(NamedTuple):
-    """The open files that a rank gets.
-
-    Attributes:
-        arena: the host's shared memory.
-        job: the file with the pickled `RankJob`.
-        reports: the pipe for its report.
-        stop: the file of the `StopPage`.
-        output: what becomes its standard output.
-        errors: what becomes its standard error.
-        channel: a connection to the process that started it; None: it has none.
-    """
+    """The open files that a rank gets."""
 
     arena: int
     job: int
@@ -91,44 +64,13 @@ class Descriptors(NamedTuple):
 
 @dataclass(frozen=True)
 class RankJob:
-    """The job of all ranks, and the supervisor's circumstances.
-
-    Attributes:
-        payload: handed to the entry.
-        path: `sys.path` of the supervisor.
-        arguments: `sys.argv` of the supervisor.
-        folder: the working directory of the supervisor.
-        environment: of the supervisor.
-    """
+    """The job of all ranks, and the supervisor's circumstances."""
 
     payload: bytes
     path: list[str]
     arguments: list[str]
     folder: str
     environment: dict[str, str]
-
-
-class PrefixedFile(io.FileIO):
-    """A file that a rank prints to; a prefix is written before each line.
-
-    Args:
-        descriptor: of the file; it stays open.
-        prefix: such as "[rank 1] ".
-    """
-
-    def __init__(self, descriptor: int, prefix: bytes) -> None:
-        super().__init__(descriptor, "w", closefd=False)
-        self._prefix, self._line_begins = prefix, True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Write whole lines in one piece, as other ranks write to the same terminal."""
-        text = bytes(data)
-        lines = text.splitlines(keepends=True)  # A carriage return begins a line again.
-        rest = memoryview((self._prefix if self._line_begins else b"") + self._prefix.join(lines))
-        self._line_begins = text.endswith((b"\n", b"\r"))
-        while rest:
-            rest = rest[super().write(rest) or 0 :]
-        return len(text)
 
 
 _channel: Connection | None = None
@@ -157,7 +99,7 @@ def run(start: RankPlace, files: Descriptors) -> None:
             if os.getpid() != own:
                 raise
             report = failure(start.rank, error, without_launcher(error.__traceback__))
-        with suppress(BrokenPipeError):  # After another rank's failure nobody may be there to read this one.
+        with suppress(BrokenPipeError):  # After another rank's failure the reader may be gone.
             Connection(files.reports, readable=False).send(report)
         if report.failed:  # Be gone at once: the peers notice, the supervisor ends them.
             say_last("")
@@ -165,7 +107,7 @@ def run(start: RankPlace, files: Descriptors) -> None:
 
 
 def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
-    """Set up output, memory, cores, paths: all that needs no other rank."""
+    """Set up output, memory, cores and paths."""
     import numpy as np
 
     launcher.become_rank(start.rank, start.size)
@@ -182,11 +124,7 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
         # What a rank prints must be seen even if it is killed before its buffer is full.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
-    if start.setting.prefix:
-        for name, descriptor in (("stdout", 1), ("stderr", 2)):
-            file = io.BufferedWriter(PrefixedFile(descriptor, f"[rank {start.rank}] ".encode()))
-            setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
-    # Opened anew, as all ranks share the position of the descriptor.
+    # Opened again, as all ranks share the position of the descriptor.
     job: RankJob = pickle.loads(Path(f"/proc/self/fd/{files.job}").read_bytes())
     os.close(files.job)
     keep_memory()
@@ -196,10 +134,8 @@ def _set_up_process(start: RankPlace, files: Descriptors) -> RankJob:
     np.random.seed()
     os.chdir(job.folder)
     sys.path[:], sys.argv[:] = job.path, job.arguments
-    # What has started the ranks has a mark, which their children inherit.
-    kept = {name: os.environ[name] for name in (MARK,) if name in os.environ}
     os.environ.clear()
-    os.environ.update(job.environment, **kept)
+    os.environ.update(job.environment)
     leave_binding_to_tutti()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(start.setting.threads)
     return job
@@ -212,11 +148,9 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     from tutti.comm.shm.arena import Arena
     from tutti.comm.shm.communicator import HostCommunicator
     from tutti.comm.shm.layout import HostGroup
-    from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.world import adopt
 
     torch.set_num_threads(start.setting.threads)
-    CoreWatch(start.setting.threads, warns=start.rank == 0)
     comm = HostCommunicator(HostGroup(Arena.attach(arena), start.block, start.rank, range(start.size)))
     adopt(comm)
     return comm

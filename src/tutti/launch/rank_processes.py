@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import cast
 
 from tutti.comm.shm.arena import Arena
@@ -45,14 +43,14 @@ class RankProcess:
             return False
         return self.report is None
 
-    def end(self, returncode: int, starved: bool) -> None:
+    def end(self, returncode: int) -> None:
         """Record that the process has ended."""
         self.ended = True
         # It may have sent its report after the last read and before its end: read once more.
         self.receive()
         done = self.report is not None and not self.report.failed
         if self.report is None or (done and returncode != 0):
-            self.death = Death(self.rank, time.monotonic(), returncode, starved, done, self.hung)
+            self.death = Death(self.rank, time.monotonic(), returncode, done, self.hung)
 
 
 def start_ranks(
@@ -64,17 +62,7 @@ def start_ranks(
     stop: int,
     arena: Arena | None = None,
 ) -> list[RankProcess]:
-    """Have the ranks of a group forked, with an arena of their own.
-
-    Args:
-        stack: closes the pipes of their reports.
-        server: forks them.
-        entry: the function to run, as "package.module:function".
-        payload: handed to it.
-        settings: of each rank.
-        stop: the file of their `StopPage`.
-        arena: a new one, for those who look into it: their control block is its first allocation.
-    """
+    """Fork the ranks of a group, with a new arena."""
     if arena is None:
         with closing(Arena.create()) as made:
             return start_ranks(stack, server, entry, payload, settings, stop, made)
@@ -95,29 +83,13 @@ def start_ranks(
     return ranks
 
 
-def note_server_message(ranks: Sequence[RankProcess], server: RankGroup, kills_before: int) -> bool:
-    """Record which rank has ended; all have if the fork server is gone. Returns whether the server is there.
-
-    Args:
-        ranks: of the server.
-        server: has something to say.
-        kills_before: the `out_of_memory_kills` before the ranks began.
-    """
+def note_server_message(ranks: Sequence[RankProcess], server: RankGroup) -> bool:
+    """Record which rank has ended; all have if the fork server is gone. Return whether it is there."""
     message = server.next_message()
     if isinstance(message, RankEnded):
-        killed = message.returncode == -signal.SIGKILL
-        ranks[message.rank].end(message.returncode, killed and out_of_memory_kills() > kills_before)
+        ranks[message.rank].end(message.returncode)
     elif message is None:
         returncode = server.returncode()
         for one in ranks:
-            one.end(returncode, starved=out_of_memory_kills() > kills_before)
+            one.end(returncode)
     return message is not None
-
-
-def out_of_memory_kills() -> int:
-    """Return the number of processes that the kernel has killed for lack of memory since it started."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -4,17 +4,17 @@ end of the ranks                                     error
 ───────────────────────────────────────────────────  ─────────────────────────────────────────────
 a rank reports an exception                          that exception
 a rank makes no step for too long                    RankHung
-a connection ends without a report                   PeerLost, with the signal if mpirun names it
-a host is silent, or mpirun says that it is gone     HostLost
+a connection ends without a report                   PeerLost
+a host is silent, or starts no rank                  HostLost
 mpirun ends before all ranks have reported           LauncherLost
 """
 
 from __future__ import annotations
 
+import base64
 import enum
 import os
 import pickle
-import re
 import selectors
 import shlex
 import subprocess
@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, RankHung, TuttiError
-from tutti.launch.exit_reports import Death, cause, killed_by, output_closed
+from tutti.launch.exit_reports import Death, first_failure, killed_by, output_closed
 from tutti.launch.hangs import HangWatch
-from tutti.launch.malloc import TUNABLES, start_settings
-from tutti.launch.mpi_rank import START, MpiStart
+from tutti.launch.mpi_rank import START
 from tutti.launch.mpirun import (
     EXTRA_ARGUMENTS,
     command_line,
@@ -41,8 +40,9 @@ from tutti.launch.mpirun import (
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.launch.rank_connections import PATIENT_S, QUICK_S, STACKS, STOP, RankConnections, RemoteJob
 from tutti.launch.recovery import Recovery, Replaced
+from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.terminal import warn_on_stderr
 
 FIRST_S: Final = 60.0
@@ -52,23 +52,12 @@ LATE_S: Final = 120.0
 """Time of all ranks to begin, where the run goes on without a host that does not."""
 
 CAUSE_S: Final = 1.0
-"""Time of mpirun to say by what a rank ended."""
+"""Time after a loss in which other ranks may report its cause, or print their stacks."""
 
 SETTLE_S: Final = 3.0
 """Time of ranks to end after mpirun has, where their host can be reached."""
 
-FINISH_S: Final = 10.0
-"""Time of mpirun to exit once it says no more."""
-
 _LOOK_S: Final = 0.1
-_TAIL_BYTES: Final = 64 << 10
-
-_KILLED: Final = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
-_HOST_LOST: Final = re.compile(
-    r"lost communication with a remote daemon.*Remote daemon:.*? on node (\S+)"
-    r"|A daemon failed to report back.*Remote host: +(\S+)",
-    re.DOTALL,
-)
 
 
 class End(enum.Enum):
@@ -87,7 +76,6 @@ def run_on_hosts(
     payload: bytes,
     placement: Placement,
     *,
-    prefix: bool = False,
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
@@ -96,12 +84,11 @@ def run_on_hosts(
     Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
     """
     with ExitStack() as stack:
-        stopping = Stopping(stack.enter_context(SignalWatch())) if recovery is None else recovery.stopping
+        stopping = StopRequests(stack.enter_context(SignalWatch())) if recovery is None else recovery.stopping
         is_due = None if recovery is None else recovery.is_due
         for first_s in (FIRST_S, float("inf")):
             with RanksOnHosts(
                 *(entry, payload, placement),
-                prefix=prefix,
                 goes_on=recovery is not None,
                 hang_timeout_s=hang_timeout_s,
             ) as ranks:
@@ -115,16 +102,7 @@ def run_on_hosts(
 
 
 class RanksOnHosts:
-    """Ranks that mpirun starts; leaving the context ends them.
-
-    Args:
-        entry: the function that each calls.
-        payload: handed to it.
-        placement: of the ranks.
-        prefix: print whole lines of the ranks, each with its rank before it.
-        goes_on: others take over from lost ranks, so a host that is silent is soon taken for lost.
-        hang_timeout_s: the time in which each rank that trains has to make a step; None: any.
-    """
+    """Ranks that mpirun starts; leaving the context ends them."""
 
     def __init__(
         self,
@@ -132,19 +110,18 @@ class RanksOnHosts:
         payload: bytes,
         placement: Placement,
         *,
-        prefix: bool = False,
         goes_on: bool = False,
         hang_timeout_s: float | None = None,
     ) -> None:
         self._hosts, self._goes_on = placement.hosts_with_servers, goes_on
         self._host_of = [host.name for host in self._hosts for _ in range(host.ranks)]
         self._page = StopPage()
-        pairs = zip(placement.hosts, self._hosts, strict=True)
-        shape = [(workers.ranks, ranks.ranks) for workers, ranks in pairs]
         self._connections = RankConnections(
             placement.ranks,
             QUICK_S if goes_on else PATIENT_S,
-            RemoteJob(entry, payload, placement.threads, sys.argv, shape),
+            RemoteJob(
+                entry, payload, placement.threads, list(map(str, sys.path)), sys.argv, placement.workers
+            ),
             self._page,
             elsewhere=not all(is_this_machine(host.name) for host in self._hosts),
         )
@@ -152,30 +129,29 @@ class RanksOnHosts:
         self._hung: dict[int, str] = {}
         self._deadline: float | None = None
         self._end: End | None = None
-        self._said = bytearray()
         with ExitStack() as stack:
             stack.callback(self._connections.close)
             # Ranks end when they lose the connection, and mpirun with them: a SIGKILL leaves nothing behind.
-            self._process = self._launch(prefix)
+            self._process = self._launch()
             stack.callback(self._end_ranks)
             self._opened = stack.pop_all()
 
-    def _launch(self, prefix: bool) -> subprocess.Popen[bytes]:
+    def _launch(self) -> subprocess.Popen[bytes]:
         mpirun = find_mpirun()
+        started = start_settings(os.environ)
         environment = {
             **inherited(),
             **settings(mpirun, self._hosts, os.environ),
-            **start_settings(os.environ),
-            START: MpiStart(self._connections.address, [str(folder) for folder in sys.path]).encode(),
+            **started,
+            START: base64.urlsafe_b64encode(pickle.dumps(self._connections.address)).decode(),
         }
         exported = [
-            name for name in environment if name.startswith("TUTTI_") or name in ("PYTHONPATH", TUNABLES)
+            name for name in environment if name.startswith("TUTTI_") or name in ("PYTHONPATH", *started)
         ]
         extra = shlex.split(os.environ.get(EXTRA_ARGUMENTS, ""))
         return subprocess.Popen(
-            command_line(mpirun, self._hosts, exported, extra, prefix=prefix),
+            command_line(mpirun, self._hosts, exported, extra),
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
@@ -186,25 +162,20 @@ class RanksOnHosts:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def wait(self, stopping: Stopping, first_s: float, is_due: Callable[[], bool] | None) -> End:
-        """Wait until the ranks have ended, or are to be ended.
-
-        Args:
-            stopping: tells of signals.
-            first_s: the time in which one rank has to begin.
-            is_due: see `Recovery`.
-        """
-        stopping.pass_to(self._page, lambda: self._connections.send(STOP))
+    def wait(self, stopping: StopRequests, first_s: float, is_due: Callable[[], bool] | None) -> End:
+        """Wait until the ranks have ended, or are to be ended."""
+        self._page.on_request = lambda: self._connections.send(STOP)
+        stopping.pass_to(self._page)
         self._began = time.monotonic()
         with selectors.DefaultSelector() as selector, open(os.pidfd_open(self._process.pid)) as ended:
-            for one in (stopping, self._process.stderr, ended, self._connections):
-                selector.register(one, selectors.EVENT_READ)  # type: ignore[arg-type]
+            for one in (stopping, ended, self._connections):
+                selector.register(one, selectors.EVENT_READ)
             while self._end is None:
-                ready = [key.fileobj for key, _ in selector.select(_LOOK_S)]
+                selector.select(_LOOK_S)
                 self._connections.look()
                 if stopping.over():
                     self._end = End.SIGNAL
-                elif not self._copy_stderr(self._process.stderr in ready, ended in ready):
+                elif self._process.poll() is not None:
                     self._end = End.MPIRUN
                 elif is_due is not None and is_due():
                     self._end = End.REPLACED
@@ -213,17 +184,6 @@ class RanksOnHosts:
         if self._end is End.MPIRUN:
             self._connections.settle(SETTLE_S)
         return self._end
-
-    def _copy_stderr(self, ready: bool, ended: bool) -> bool:
-        """Copy what mpirun says, which may name the signal of a rank; returns whether it goes on."""
-        if not ready:  # Something that it has started may hold its stderr, and never end.
-            return not ended
-        assert self._process.stderr is not None
-        data = os.read(self._process.stderr.fileno(), 1 << 16).replace(b"\0", b"")
-        sys.stderr.write(data.decode(errors="replace"))
-        sys.stderr.flush()
-        self._said = (self._said + data)[-_TAIL_BYTES:]
-        return bool(data)
 
     def _look(self, now: float, first_s: float) -> End | None:
         """Return why the ranks are to be ended; None: they go on."""
@@ -237,20 +197,19 @@ class RanksOnHosts:
         if self._deadline is None and any(one.ended_at is not None and one.report is None for one in ranks):
             self._deadline = now + CAUSE_S
         if self._hangs is not None and self._deadline is None:
-            signs = {one.rank: one.sign for one in self._connections.left if one.sign is not None}
-            self._hung = self._hangs.look(signs, now)
+            found = {one.rank: one.status for one in self._connections.left if one.status is not None}
+            self._hung = self._hangs.look(found, now)
             if self._hung:  # They print their stacks until then.
                 self._connections.send(STACKS, self._hung)
                 self._deadline = now + CAUSE_S
-        if self._deadline is None or (now < self._deadline and not self._killed()):
+        if self._deadline is None or now < self._deadline:
             return None
         return End.HUNG if self._hung else End.LOST
 
     def _end_ranks(self) -> None:
-        # Ranks of all hosts end at once, whatever holds mpirun up.
+        # Ranks of all hosts end at once, even if mpirun hangs.
         self._connections.close()
-        patience_s = FINISH_S if self._end is End.MPIRUN else 0.0
-        end_mpirun(self._process, patience_s, at_once=self._end not in (End.MPIRUN, End.SIGNAL))
+        end_mpirun(self._process, at_once=self._end not in (End.MPIRUN, End.SIGNAL))
         for one in self._connections.ranks.values():
             for segment in one.segments:
                 if is_this_machine(self._host_of[one.rank]):
@@ -274,7 +233,7 @@ class RanksOnHosts:
     def _failure(self) -> TuttiError | None:
         ranks = self._connections.ranks
         reports = [one.report for one in ranks.values() if one.report is not None]
-        error, _ = cause(reports, self._first_death())
+        error, _ = first_failure(reports, self._first_death())
         if error is not None and not isinstance(error, PeerLost):
             return error
         returncode = self._process.returncode
@@ -283,18 +242,13 @@ class RanksOnHosts:
         return self._lost_host() or error or self._launcher_failure(len(reports), returncode)
 
     def _lost_host(self) -> HostLost | None:
-        """Return the hosts that are gone: silent ones, or one that mpirun names, or those without a rank."""
+        """Return the hosts that are gone: silent ones, or hosts without a rank."""
         ranks = self._connections.ranks
         # Where mpirun has ended, so have the ranks of all hosts that it reached.
         left = [one.rank for one in self._connections.left if one.report is None]
         silent = [one.rank for one in ranks.values() if one.silent] or left * (self._end is End.MPIRUN)
         if silent:
             return HostLost(self._hosts_of(silent), silent, "it cannot be reached any more")
-        found = _HOST_LOST.search(self._said.decode(errors="replace"))
-        if found is not None:  # mpirun's exit code is then 0.
-            host = found[1] or found[2]
-            own = [rank for rank, name in enumerate(self._host_of) if name == host]
-            return HostLost([host], own, "mpirun's daemon there has ended, or cannot be reached any more")
         missing = [rank for rank in range(len(self._host_of)) if rank not in ranks]
         if self._end is End.LOST and missing:
             why = f"no rank of it has begun within {LATE_S:g} s"
@@ -305,7 +259,7 @@ class RanksOnHosts:
         if returncode == 0 and reported == len(self._host_of):
             return None
         if output_closed():
-            return OutputClosed("nobody reads standard output any more")
+            return OutputClosed("the reader of standard output has gone")
         return LauncherLost(
             f"mpirun ended with exit code {returncode}; what it said stands above. "
             "Try the hosts with: mpirun --host HOST:1 hostname; and look for room with: df /tmp"
@@ -313,20 +267,12 @@ class RanksOnHosts:
 
     def _first_death(self) -> list[Death]:
         """Return the death that came first: others may be consequences of it."""
-        ended = [one for one in self._connections.ranks.values() if one.report is None and not one.silent]
-        ends = sorted((one.ended_at, one.rank) for one in ended if one.ended_at is not None)
-        killed = self._killed()
-        if not ends:
-            return [] if killed is None else [killed]
-        at, rank = ends[0]
-        if killed is not None and killed.rank == rank:
-            return [Death(rank, at, killed.returncode)]
-        return [Death(rank, at, None)]
-
-    def _killed(self) -> Death | None:
-        """Return the death by a signal that mpirun tells of."""
-        found = _KILLED.search(self._said.decode(errors="replace"))
-        return None if found is None else Death(int(found[1]), time.monotonic(), -int(found[2]))
+        deaths = [
+            Death(one.rank, one.ended_at, None)
+            for one in self._connections.ranks.values()
+            if one.ended_at is not None and one.report is None and not one.silent
+        ]
+        return sorted(deaths, key=lambda death: death.at)[:1]
 
     def _hosts_of(self, ranks: Iterable[int]) -> list[str]:
         return list(dict.fromkeys(self._host_of[rank] for rank in ranks))

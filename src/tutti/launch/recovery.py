@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 
 DUE_S: Final = 0.1
 """Time between two calls of `Recovery.is_due`."""
@@ -28,11 +28,7 @@ class Recovery:
     Attributes:
         stopping: receives the signals of all starts; the caller acts on the last one.
         is_due: called every `DUE_S`; returns whether the ranks are to be ended, by `Replaced`.
-        threads: for `fork_server`, so that each start gets the same one.
-        crowded: likewise.
     """
 
-    stopping: Stopping
+    stopping: StopRequests
     is_due: Callable[[], bool]
-    threads: int
-    crowded: bool

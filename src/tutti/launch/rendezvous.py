@@ -1,4 +1,4 @@
-"""The rendezvous of ranks that somebody else started, for torch.distributed and what builds on it.
+"""The rendezvous of ranks that another launcher started, for torch.distributed and what builds on it.
 
 These read a process's place from environment variables (`env://`). Where a launcher does not set them, they
 are set here:
@@ -28,7 +28,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm import memfd
@@ -42,7 +41,7 @@ LOOPBACK: Final = "127.0.0.1"
 _JOB_NAMES: Final = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_ID", "OMPI_MCA_ess_base_jobid")
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PORTS: Final = range(20_000, 32_000)
-"""Below those that systems give to whoever asks for any."""
+"""Below the ports that systems choose themselves."""
 
 CONNECT_S: Final = 2.0
 """Time of a rank to take the file."""
@@ -54,15 +53,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def find_first_rank(size: int, port: int) -> tuple[str, int] | None:
-    """Return an address of rank 0's host, and a port that is free there (collective).
-
-    Args:
-        size: how many ranks the launcher started.
-        port: on rank 0 one that is free here; of others it does not count.
-
-    Returns:
-        Address and port; None if the ranks cannot talk by MPI.
-    """
+    """Return an address of rank 0's host, and a port that is free there (collective)."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     from tutti.comm.mpi.library import from_all, world_place
@@ -88,18 +79,13 @@ def describe_mpi_rank(
     environ: MutableMapping[str, str] = os.environ,
     find: Callable[[int, int], tuple[str, int] | None] = find_first_rank,
 ) -> LaunchContext | None:
-    """Under mpirun or srun, set what torch needs and nobody has set; else do nothing.
+    """Under mpirun or srun, set what torch needs and is not set; else do nothing.
 
     Inside one host the port follows from the job's name, as the ranks need not talk. With several hosts the
-    address is that of the first in Slurm's list; under mpirun the ranks find it out together.
-
-    Args:
-        environ: what is read and set.
-        find: called on all ranks, with their number and, on rank 0, a free port; finds rank 0's address
-            and port.
+    address is the first in Slurm's list; under mpirun the ranks find it out together.
 
     Returns:
-        This process's place, where all was left to us; None where somebody has said where the ranks meet.
+        This process's place; None if the user has said where the ranks meet.
 
     Raises:
         UserError: its launcher has ended.
@@ -109,7 +95,7 @@ def describe_mpi_rank(
     try:
         place = mpi_place(environ)
     except UserError:
-        # Whoever starts something in parallel is told; an import is no place for it.
+        # A parallel start raises it; an import is no place for it.
         return None
     if place is None:
         return None
@@ -127,37 +113,21 @@ def describe_mpi_rank(
     return None if told else place
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """The rendezvous of the ranks of a job that is on one host.
+_store: tuple[int, int, dict[str, str]] | None = None
+"""The process (a fork of it is no rank), the store's file, and the variables that must not have changed."""
 
-    Attributes:
-        process: this one; a fork of it is no rank.
-        file: the descriptor of the store's file.
-        variables: what the environment said then; if it has changed since, the user wants another rendezvous.
-    """
-
-    process: int
-    file: int
-    variables: dict[str, str]
-
-
-_rendezvous: Rendezvous | None = None
 _until_exit: Final = ExitStack()
 atexit.register(_until_exit.close)
 
 
 def set_rendezvous_file(file: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Have this process, a rank as `environ` says, use the store in a file for its rendezvous."""
-    global _rendezvous
-    _rendezvous = Rendezvous(os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES})
+    """Make this process, a rank as `environ` says, use the store in a file for its rendezvous."""
+    global _store
+    _store = os.getpid(), file, {name: environ.get(name, "") for name in _VARIABLES}
 
 
 def rendezvous_file(timeout_s: float) -> int | None:
-    """Describe this rank to torch, if it is one and nobody has, and find the ranks' rendezvous (collective).
-
-    Args:
-        timeout_s: how long to wait for rank 0.
+    """Describe this rank to torch, and find the ranks' rendezvous (collective).
 
     Returns:
         The descriptor of the store's file; None: the rendezvous is where the environment says.
@@ -170,10 +140,11 @@ def rendezvous_file(timeout_s: float) -> int | None:
     place = describe_mpi_rank()
     if place is not None and place.local_size == place.size:
         set_rendezvous_file(shared_file(_job(os.environ), place.rank, place.size, timeout_s))
-    if _rendezvous is None or _rendezvous.process != os.getpid():
+    if _store is None:
         return None
-    changed = any(os.environ.get(name, "") != value for name, value in _rendezvous.variables.items())
-    return None if changed else _rendezvous.file
+    process, file, variables_then = _store
+    changed = any(os.environ.get(name, "") != value for name, value in variables_then.items())
+    return None if changed or process != os.getpid() else file
 
 
 def _job(environ: Mapping[str, str]) -> str:
@@ -199,20 +170,14 @@ def reserved_port(interface: str = "") -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-def shared_file(job: str, rank: int, size: int, timeout_s: float) -> int:
+def shared_file(job_name: str, rank: int, size: int, timeout_s: float) -> int:
     """Return a descriptor of the anonymous file that all ranks of a job on this host share (collective).
-
-    Args:
-        job: equal on all ranks of the job, and on no others of this user.
-        rank: this process's number among them.
-        size: their number.
-        timeout_s: how long to wait for rank 0.
 
     Raises:
         UserError: the socket's name is taken, or belongs to another user.
         PeerLost: rank 0 did not come.
     """
-    name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job}".encode()).hexdigest()
+    name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job_name}".encode()).hexdigest()
     if rank == 0:
         file = memfd.make("store")
         _offer(name, file, size - 1)

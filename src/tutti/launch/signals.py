@@ -1,4 +1,4 @@
-"""Signals that wake a `select`: SIGCHLD, and those that end a program, while there are ranks to end first."""
+"""Signals that wake a `select`: SIGCHLD, and the ones that end a program, while there are ranks to end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def can_be_taken(signum: int) -> bool:
-    """Tell whether we may handle a signal.
+    """Return whether we may handle a signal.
 
     One that is ignored (as SIGHUP is under nohup) stays ignored, and SIGUSR1 is the program's own if it has a
     handler for it.
@@ -30,11 +30,8 @@ class SignalWatch:
 
     Only the main thread can receive signals in Python: elsewhere this does nothing.
 
-    Args:
-        signals: which ones.
-
     Attributes:
-        waiting: those that came and are not acknowledged yet, each once, in their order.
+        waiting: the signals not acknowledged yet, each once, in their order.
         newest_s: when the newest of them came, by the monotonic clock.
     """
 
@@ -67,7 +64,7 @@ class SignalWatch:
 
     @property
     def received(self) -> int | None:
-        """The first of those that wait; None: there is none."""
+        """The first waiting signal; None: there is none."""
         return self.waiting[0] if self.waiting else None
 
     def fileno(self) -> int:
@@ -79,7 +76,7 @@ class SignalWatch:
         if self.waiting:
             os.read(self._reading, 1)
             # Last, so that no signal is noted without a byte. The same one needs none if it comes meanwhile:
-            # whoever acknowledges looks for what has happened afterwards.
+            # the caller looks for what has happened afterwards.
             self.waiting.pop(0)
 
 

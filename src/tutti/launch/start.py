@@ -1,4 +1,4 @@
-"""Running a function on the ranks of a placement, wherever they are. Imports no torch by itself."""
+"""Running a function on the ranks of a placement, wherever they are. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tutti.errors import UserError
 from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-from tutti.launch.world import end_mpi_job, join, refuse_stranger, warn_of_crowding
+from tutti.launch.world import end_mpi_job, join, refuse_stranger
 
 if TYPE_CHECKING:
     from tutti.launch.recovery import Recovery
@@ -27,7 +27,6 @@ def start(
     placement: Placement,
     *,
     announce: Callable[[str], None] | None = None,
-    prefix: bool = False,
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
@@ -41,7 +40,6 @@ def start(
         payload: handed to each rank.
         placement: of the ranks.
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
-        prefix: print whole lines of the ranks, each with its rank before it, where several are started.
         hang_timeout_s: the time in which each rank has to make a step; None: any.
         recovery: of a caller that goes on when a rank is lost, and acts on signals itself; None: a loss ends
             the job.
@@ -68,19 +66,12 @@ def start(
     if placement.hosts:
         from tutti.launch.ranks_on_hosts import run_on_hosts
 
-        return run_on_hosts(
-            *(entry, payload, placement),
-            prefix=prefix,
-            hang_timeout_s=hang_timeout_s,
-            recovery=recovery,
-        )
+        return run_on_hosts(entry, payload, placement, hang_timeout_s=hang_timeout_s, recovery=recovery)
     if placement.ranks == 1 and recovery is None:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise
 
-    return supervise(
-        entry, payload, placement, prefix=prefix, hang_timeout_s=hang_timeout_s, recovery=recovery
-    )
+    return supervise(entry, payload, placement, hang_timeout_s=hang_timeout_s, recovery=recovery)
 
 
 def _alone(entry: str, payload: bytes, placement: Placement) -> object:
@@ -88,18 +79,15 @@ def _alone(entry: str, payload: bytes, placement: Placement) -> object:
     import torch
 
     from tutti.comm.shm.communicator import HostCommunicator
-    from tutti.launch.busy_cores import CoreWatch
 
     with ONE_AT_A_TIME:
         before = torch.get_num_threads()
         torch.set_num_threads(placement.threads or before)
-        watch = CoreWatch(placement.threads or before, warns=True)
         comm = HostCommunicator.alone()
         try:
             return resolve_name(entry)(comm, payload)
         finally:
             comm.close()
-            watch.end()
             torch.set_num_threads(before)
 
 
@@ -116,7 +104,6 @@ def _in_mpi_job(
     comm = join(placement.threads)
     if announce is not None and comm.rank == 0:
         announce(replace(placement, threads=torch.get_num_threads()).describe())
-    warn_of_crowding(comm, placement.servers)
     try:
         return resolve_name(entry)(comm, payload)
     except BaseException as error:

@@ -1,9 +1,9 @@
 """Requests from outside to save and stop: SIGTERM, SIGUSR1 or the first Ctrl-C. Needs no torch.
 
 A rank looks for one between two steps, inside of a section that it has declared `stoppable`. Outside of it
-the first signal ends everything, so that nobody waits for data to be loaded.
+the first signal ends everything, instead of waiting for data to be loaded.
 
-    supervisor ──"save and stop"──► page ──► ranks        over hosts each process has a page of its own, and
+    supervisor ──"save and stop"──► page ──► ranks        over hosts each process has its own page, and
                ◄───"stoppable"───── page ◄── rank 0       the connections of the ranks carry both
 
 Ranks that tutti has not started itself (under a user's mpirun, under srun, or alone in this process) get the
@@ -42,16 +42,14 @@ _SECTION: Final = 1
 class StopPage:
     """Two bytes that say how far the stop of a job is; the supervisor and the ranks of its host share them.
 
-    Args:
-        file: the descriptor of the memory that they share, which may be closed afterwards; None: this
-            process is alone.
-
     Attributes:
-        tell: called when `stoppable` is set.
+        on_request: called when the ranks are asked to stop.
+        on_stoppable: called when `stoppable` is set.
     """
 
     def __init__(self, file: int | None = None) -> None:
-        self.tell: Callable[[bool], None] = lambda _: None
+        self.on_request: Callable[[], None] = lambda: None
+        self.on_stoppable: Callable[[bool], None] = lambda _: None
         self._bytes = bytearray(_BYTES) if file is None else mmap.mmap(file, _BYTES)
 
     @staticmethod
@@ -74,11 +72,12 @@ class StopPage:
     @stoppable.setter
     def stoppable(self, value: bool) -> None:
         self._bytes[_SECTION] = value
-        self.tell(value)
+        self.on_stoppable(value)
 
     def request(self) -> None:
         """Ask the ranks to save and stop."""
         self._bytes[_REQUEST] = 1
+        self.on_request()
 
     def withdraw(self) -> None:
         """Forget the request, of a section that is over."""
@@ -99,39 +98,26 @@ def _promise(signum: int) -> str:
     return f"saving, then stopping{again.get(signal.Signals(signum), '')}"
 
 
-class Stopping:
+class StopRequests:
     """The supervisor's side: decides for each signal whether it is a request or the end.
 
-    Args:
-        signals: those that have come.
-        page: that of the ranks; None: there are none yet.
-
     Attributes:
-        page: that of the ranks.
-        forward: called when the ranks are asked, for those that cannot see the page; None: all can.
+        page: the page of the ranks.
         ended_by: the signal by which everything is ended, or None.
     """
 
     def __init__(self, signals: SignalWatch, page: StopPage | None = None) -> None:
         self._signals, self.page = signals, page or StopPage()
-        self.forward: Callable[[], None] | None = None
         self._asked_by: int | None = None
         self._insisted_s = math.inf
         self.ended_by: int | None = None
 
-    def pass_to(self, page: StopPage, forward: Callable[[], None] | None) -> None:
-        """Ask other ranks from here on, which go on where those before them were: a request is for them.
-
-        Args:
-            page: theirs.
-            forward: called when they are asked.
-        """
+    def pass_to(self, page: StopPage) -> None:
+        """Ask other ranks from here on, which replace the ones before: an earlier request is for them."""
         page.stoppable = page.stoppable or self.page.stoppable
-        self.page, self.forward = page, forward
+        self.page = page
         if self._asked_by is not None:
             page.request()
-            if forward is not None:
-                forward()
 
     def fileno(self) -> int:
         """A descriptor that is readable once a signal has come."""
@@ -155,18 +141,16 @@ class Stopping:
             self._asked_by = signum
             say(_promise(signum))
         self.page.request()
-        if self.forward is not None:
-            self.forward()
         self._signals.acknowledge()
         return False
 
     def act(self) -> None:
-        """Do what the signals mean, now that the ranks are gone; nothing if they were no more than requests.
+        """Do what the signals mean, now that the ranks are gone; nothing if they were only requests.
 
         Raises:
             KeyboardInterrupt, SystemExit: as `act_on` does.
         """
-        # A request that comes now has nobody to be passed on to.
+        # A request that comes now has no rank to be passed on to.
         harmless = ASKING if self._is_repeat else (signal.SIGUSR1,)
         late = [signum for signum in self._signals.waiting if signum not in harmless]
         signum = self.ended_by or next(iter(late), None)
@@ -185,7 +169,7 @@ _before: dict[int, Any] = {}
 
 
 def stop_requested() -> bool:
-    """Tell whether this rank has been asked to save and stop; cheap enough for every step.
+    """Return whether this rank has been asked to save and stop; cheap enough for every step.
 
     Other ranks may learn of it at another step, or not at all: they have to agree.
     """
@@ -193,11 +177,7 @@ def stop_requested() -> bool:
 
 
 def be_supervised(page: StopPage) -> None:
-    """In a rank that tutti has started, leave it to the supervisor when a signal is the end.
-
-    Args:
-        page: that of the job.
-    """
+    """In a rank that tutti has started, leave it to the supervisor when a signal is the end."""
     global _page, _supervised
     _page, _supervised = page, True
     signal.signal(signal.SIGUSR1, _note)
@@ -242,7 +222,7 @@ def stoppable(*, goes_on: bool = False) -> Iterator[None]:
         if leads and not (lost and goes_on):
             _page.stoppable = False
         for signum, handler in _before.items():
-            # mpirun and srun send it to all ranks, of which some are a little behind.
+            # mpirun and srun send it to all ranks, some of them a little later.
             if signum != signal.SIGUSR1 or not started_by().given:
                 signal.signal(signum, handler)
         _before.clear()

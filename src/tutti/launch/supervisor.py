@@ -22,20 +22,19 @@ from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
 from tutti.errors import PeerLost, TuttiError
-from tutti.launch.exit_reports import cause
+from tutti.launch.exit_reports import first_failure
 from tutti.launch.fork_server_client import RankGroup, fork_server
-from tutti.launch.hangs import LOOK_S, HangWatch, HostSigns
+from tutti.launch.hangs import LOOK_S, HangWatch, HostStatus
 from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
     RankProcess,
     note_server_message,
-    out_of_memory_kills,
     start_ranks,
 )
 from tutti.launch.recovery import DUE_S, Recovery, Replaced
 from tutti.launch.signals import SignalWatch
-from tutti.launch.stop_request import StopPage, Stopping
+from tutti.launch.stop_request import StopPage, StopRequests
 
 CAUSE_S: Final = 1.0
 """The wait for the cause, after a rank has reported that it lost a peer."""
@@ -52,28 +51,26 @@ def supervise(
     payload: bytes,
     placement: Placement,
     *,
-    prefix: bool = False,
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
     """Run `entry` on the ranks of the placement, on this machine, as `tutti.launch.start.start` says."""
     with ExitStack() as watch:
         # It lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
-        stopping = Stopping(watch.enter_context(SignalWatch())) if recovery is None else recovery.stopping
+        stopping = StopRequests(watch.enter_context(SignalWatch())) if recovery is None else recovery.stopping
         stop = StopPage.make_file()
         page = StopPage(stop)
-        stopping.pass_to(page, None)
-        threads, crowded = placement.threads or 1, bool(placement.warnings)
-        if recovery is not None:
-            threads, crowded = recovery.threads, recovery.crowded
+        stopping.pass_to(page)
         with ExitStack() as stack:
             stack.callback(os.close, stop)
-            server = stack.enter_context(fork_server(threads, crowded))
-            settings = _settings(placement, prefix)
-            crew = stack.enter_context(closing(Crew(server, entry, payload, settings, stop, hang_timeout_s)))
-            end = crew.wait(stopping, None if recovery is None else recovery.is_due)
+            server = stack.enter_context(fork_server())
+            settings = _settings(placement)
+            supervisor = stack.enter_context(
+                closing(Supervisor(server, entry, payload, settings, stop, hang_timeout_s))
+            )
+            end = supervisor.wait(stopping, None if recovery is None else recovery.is_due)
             if recovery is not None and isinstance(end, PeerLost | Replaced):
-                server.clear(0.0)  # Others wait for the cores of those that are left.
+                server.clear(0.0)  # New ranks wait for the cores of the old ones.
     if recovery is None:
         stopping.act()
     if isinstance(end, Exception):
@@ -81,17 +78,8 @@ def supervise(
     return None if end is None else pickle.loads(end)
 
 
-class Crew:
-    """The ranks, from their start on.
-
-    Args:
-        server: forks them.
-        entry: the function that each calls, as "package.module:function".
-        payload: handed to the entry.
-        settings: of each rank.
-        stop: the file of their `StopPage`.
-        hang_timeout_s: the time in which each has to make a step; None: any.
-    """
+class Supervisor:
+    """The ranks, from their start on."""
 
     def __init__(
         self,
@@ -103,24 +91,19 @@ class Crew:
         hang_timeout_s: float | None = None,
     ) -> None:
         self._server = server
-        self._kills_before = out_of_memory_kills()
         self._deadline: float | None = None
         self._all_ended_at_once = False
         with ExitStack() as stack:
             arena = stack.enter_context(closing(Arena.create()))
             self._ranks = start_ranks(stack, server, entry, payload, settings, stop, arena)
-            self._signs = HostSigns(arena, len(self._ranks))
+            self._status = HostStatus(arena, len(self._ranks))
             self._hangs = None if hang_timeout_s is None else HangWatch(hang_timeout_s)
             self._opened = stack.pop_all()
 
     def wait(
-        self, stopping: Stopping, is_due: Callable[[], bool] | None = None
+        self, stopping: StopRequests, is_due: Callable[[], bool] | None = None
     ) -> bytes | TuttiError | Replaced | None:
         """Wait for the end of the work.
-
-        Args:
-            stopping: tells of signals.
-            is_due: see `Recovery`.
 
         Returns:
             The pickled result of rank 0, or the failure that came first; None: a signal ends the ranks.
@@ -155,7 +138,7 @@ class Crew:
         """Return how the work has ended; None: it goes on."""
         reports = [one.report for one in self._ranks if one.report]
         deaths = [one.death for one in self._ranks if one.death]
-        error, certain = cause(reports, deaths)
+        error, certain = first_failure(reports, deaths)
         if certain:
             if self._all_ended_at_once:
                 return PeerLost([], f"the process that forked all ranks ended: {deaths[0].why()}")
@@ -177,16 +160,16 @@ class Crew:
         if any(one.hung for one in self._ranks):
             return
         now = time.monotonic()
-        signs = self._signs.read([one.rank for one in self._ranks if not one.ended], now)
-        hung = watch.look(signs, now)
+        found = self._status.read([one.rank for one in self._ranks if not one.ended], now)
+        hung = watch.look(found, now)
         for rank, why in hung.items():
             self._ranks[rank].hung = why
         if hung:
-            self._signs.kill(hung)
+            self._status.kill(hung)
 
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)
-        there = note_server_message(self._ranks, self._server, self._kills_before)
+        there = note_server_message(self._ranks, self._server)
         self._all_ended_at_once = self._all_ended_at_once or (worked and not there)
 
 
@@ -195,7 +178,7 @@ def _receive(selector: selectors.BaseSelector, one: RankProcess) -> None:
         selector.unregister(one.pipe)
 
 
-def _settings(placement: Placement, prefix: bool) -> list[RankSetting]:
+def _settings(placement: Placement) -> list[RankSetting]:
     """The setting of each rank of a placement."""
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     settings = []
@@ -203,5 +186,5 @@ def _settings(placement: Placement, prefix: bool) -> list[RankSetting]:
         works = rank < placement.workers
         cores = placement.cores[rank] if placement.cores and works else allowed
         threads = (placement.threads or 1) if works else 1
-        settings.append(RankSetting(threads, cores, prefix))
+        settings.append(RankSetting(threads, cores))
     return settings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import sys
 import time
 import traceback
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from tutti.errors import PeerLost, TuttiError, says_all
 from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, started_by
-from tutti.launch.malloc import keep_memory
 from tutti.launch.mpi_library import Stranger, refuse_unloadable
 from tutti.launch.orphans import follow_launcher, mpi_segments, refuse_ended_launcher
-from tutti.terminal import say_last, warn_on_stderr
+from tutti.launch.runtime_settings import keep_memory
+from tutti.terminal import say_last
 
 if TYPE_CHECKING:
     from tutti.comm.base import Communicator
@@ -47,12 +46,6 @@ def join(threads: int | None = None) -> Communicator:
     the whole job, so that nothing hangs. Started by tutti, they are the ranks that it started. Otherwise
     this is a world of one.
 
-    Args:
-        threads: of torch, in a rank of an MPI job; None: this rank's share of the host's cores.
-
-    Returns:
-        The communicator. Each call returns the same.
-
     Raises:
         UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
     """
@@ -70,55 +63,26 @@ def _join_given(threads: int | None) -> Communicator:
     """The communicator of the ranks that the user's launcher has started."""
     import torch
 
-    from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.cores import allowed_cores, share_of
 
     _end_job_on_exceptions()
     refuse_stranger()
     keep_memory()
-    comm = _all_of_torchrun() if started_by().launcher is Launcher.TORCHRUN else _all_of_mpi()
+    context = started_by()
+    comm: Communicator
+    if context.launcher is Launcher.TORCHRUN:
+        from tutti.torch_backend.rendezvous import join_by_store
+
+        comm = join_by_store(context.rank, context.size)
+    else:
+        from tutti.comm.mpi.communicator import MpiCommunicator
+
+        comm = MpiCommunicator.world()
     _leave_at_exit(comm)
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     threads = threads or share_of(comm.node.rank, here)
     torch.set_num_threads(threads)
-    CoreWatch(threads, warns=comm.rank == 0)
     return comm
-
-
-def warn_of_crowding(comm: Communicator, servers: int = 0) -> None:
-    """Warn of a host whose cores the user's launcher has given too many threads (collective).
-
-    Args:
-        comm: all ranks that the launcher has started.
-        servers: how many of them are going to be servers, which sleep most of the time.
-    """
-    import torch
-
-    from tutti.launch.cores import allowed_cores, crowding
-    from tutti.launch.placement import servers_among
-
-    serves = comm.rank in servers_among(comm, servers)
-    found = comm.node.all_gather_objects(None if serves else (allowed_cores(), torch.get_num_threads()))
-    workers = [one for one in cast("list[tuple[Cores, int] | None]", found) if one is not None]
-    if not workers or comm.node.rank != 0:
-        return
-    text = crowding([cores for cores, _ in workers], max(threads for _, threads in workers))
-    if text:
-        more = " or let them use more, by srun --cpus-per-task=N" * (started_by().launcher is Launcher.SRUN)
-        warn_on_stderr(f"on {socket.gethostname()}, {text}; start fewer{more}")
-
-
-def _all_of_mpi() -> Communicator:
-    from tutti.comm.mpi.communicator import MpiCommunicator
-
-    return MpiCommunicator.world()
-
-
-def _all_of_torchrun() -> Communicator:
-    from tutti.torch_backend.rendezvous import join_by_store
-
-    context = started_by()
-    return join_by_store(context.rank, context.size)
 
 
 def refuse_stranger() -> None:
@@ -171,7 +135,7 @@ def _stranger(context: LaunchContext, seen: int) -> str:
 
 
 def _end_job_on_exceptions() -> None:
-    """Have an exception that nobody catches end all ranks of the job, so that none waits for this one."""
+    """Make an uncaught exception end all ranks of the job, so that none waits for this one."""
     own, usual = os.getpid(), sys.excepthook
 
     def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -184,7 +148,7 @@ def _end_job_on_exceptions() -> None:
 
 
 def _leave_at_exit(comm: Communicator) -> None:
-    """Have the other ranks told, when the program ends, that this one has left. MPI ends with all ranks."""
+    """Inform the other ranks, when the program ends, that this one has left. MPI ends with all ranks."""
     own = os.getpid()
 
     def leave() -> None:

@@ -202,7 +202,7 @@ class TeamPortion(Portion):
         if clip.norm is not None and not strategy.joint_norm:
             raise BadOption(
                 f"--clip-norm limits the gradient of the whole model, but strategy '{strategy.name}' would "
-                "limit that of each rank's portion; leave it out, or use --strategy sync"
+                "limit each rank's portion; leave it out, or use --strategy sync"
             )
         return strategy.worker(replica, self.ranks.data, optimizer, clip)
 

@@ -3,7 +3,7 @@
 data=2,tensor=2      team 0: ranks 0 1      team 1: ranks 2 3
                      the same portion: ranks 0 and 2, ranks 1 and 3
 
-A way to split a model is a class of options in `WAYS`, and a module of its name in this folder with
+A way to split a model is a name in `WAYS`, and a module of that name in this folder with
 
     portion(layout, comm, module, workload) -> Portion             this rank's portion (collective)
     need(layout, module, workload, state) -> MemoryNeed            of the rank that needs the most
@@ -12,7 +12,7 @@ A way to split a model is a class of options in `WAYS`, and a module of its name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,18 +27,33 @@ if TYPE_CHECKING:
     from tutti.model_parallel.memory import MemoryNeed
 
 DATA: Final = "data"
-"""The direction in which every team has samples of its own."""
+"""The direction in which every team has its own samples."""
+
+
+WAYS: Final[dict[str, list[str]]] = {
+    "pipeline": ["schedule", "microbatches"],
+    "sharded": [],
+    "tensor": [],
+}
+"""The names of the options of each way, by its name."""
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """The options of pipelines.
+class Layout:
+    """A division of the ranks into teams that hold one model each.
 
     Attributes:
-        schedule: one of `SCHEDULES`.
-        microbatches: into how many parts each team cuts its batch; by default twice the number of stages.
+        way: the name of one of `WAYS`.
+        team: ranks that hold one model together; they are neighbours.
+        data: the number of teams.
+        schedule: of a pipeline: one of `SCHEDULES`.
+        microbatches: of a pipeline: into how many parts each team cuts its batch; by default twice the number
+            of stages.
     """
 
+    way: str
+    team: int
+    data: int
     schedule: str = "1f1b"
     microbatches: int | None = None
 
@@ -48,36 +63,6 @@ class Pipeline:
         count = self.microbatches
         if count is not None and (type(count) is not int or count < 1):
             raise BadOption(f"--parallel.microbatches is {count!r}; give a whole number from 1")
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """The options of a way that has none."""
-
-
-WAYS: Final[dict[str, type[Pipeline | NoOptions]]] = {
-    "pipeline": Pipeline,
-    "sharded": NoOptions,
-    "tensor": NoOptions,
-}
-"""The options of each way, by its name."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A division of the ranks into teams, each of which holds one model.
-
-    Attributes:
-        way: the name of one of `WAYS`.
-        team: ranks that hold one model together; they are neighbours.
-        data: the number of teams.
-        options: those of the way.
-    """
-
-    way: str
-    team: int
-    data: int
-    options: Any
 
     @property
     def ranks(self) -> int:
@@ -118,7 +103,7 @@ def parse_layout(text: str, options: Mapping[str, Any], ranks: int) -> Layout:
         )
     if team < 2:
         raise BadOption(f"--parallel {text} on {ranks} rank leaves nothing to share; use -n 2 or more")
-    return Layout(way, team, data, WAYS[way](**options))
+    return Layout(way, team, data, **options)
 
 
 def ranks_of(text: str) -> int | None:
@@ -137,7 +122,7 @@ def options_of(text: str) -> list[str]:
     Raises:
         UnknownName, BadOption: it is no layout.
     """
-    return [field.name for field in fields(WAYS[_sizes(text)[0]])]
+    return WAYS[_sizes(text)[0]]
 
 
 def _sizes(text: str) -> tuple[str, int | None, int | None]:

@@ -71,7 +71,7 @@ def divide(layout: Layout, module: nn.Module, workload: Workload) -> StageDivisi
         BadModel: the model's forward cannot be traced, or there are fewer blocks than stages.
         BadOption: the microbatches do not fit the batch or the schedule.
     """
-    arithmetic, schedule = workload.arithmetic, layout.options.schedule
+    arithmetic, schedule = workload.arithmetic, layout.schedule
     if arithmetic.layout != "contiguous":
         raise BadOption(
             f"--layout {arithmetic.layout} does not go through a pipeline, whose stages send "
@@ -84,7 +84,7 @@ def divide(layout: Layout, module: nn.Module, workload: Workload) -> StageDivisi
             "--parallel sharded or tensor"
         )
     batch = workload.batch_size // layout.data
-    microbatches = check_microbatches(schedule, layout.options.microbatches, layout.team, batch)
+    microbatches = check_microbatches(schedule, layout.microbatches, layout.team, batch)
     inputs = cast("Tensor", workload.batch(-(-batch // microbatches))[0])
     blocks, shapes = stages_of(module, inputs, arithmetic, layout.team)
     return StageDivision(schedule, microbatches, [Stage(one, arithmetic) for one in blocks], shapes)
@@ -153,7 +153,7 @@ class PipelinePortion(TeamPortion):
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:
-        # Not views: these would be sent with all that they are views of.
+        # Not views: these would be sent with their whole storage.
         values = taken(self.module, of)
         own = {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
         found: dict[str, Any] = {}

@@ -81,7 +81,7 @@ class MicrobatchPasses:
             inputs: a multiple of `microbatches` samples; used by the first stage.
             targets: used by the last stage.
             microbatches: how many.
-            weight: what each microbatch's loss counts for; gradients are added to those that are there.
+            weight: of each microbatch's loss; gradients accumulate.
 
         Returns:
             On the rank with the last stage the weighted sum of the microbatches' losses, the sum of their
@@ -104,7 +104,7 @@ class MicrobatchPasses:
         return sum(loss.item() for loss in losses), self._denominator, outputs.detach()
 
     def done(self) -> dict[str, float]:
-        """End a step: add up what it took; returns its seconds forward, and those that this rank waited."""
+        """End a step; return its seconds of forward passes and of waiting."""
         total = monotonic() - self._began
         spent = dict.fromkeys(KINDS, 0.0)
         for span in self._latest:

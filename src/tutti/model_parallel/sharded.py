@@ -4,9 +4,8 @@
     rank 1   gather 1, forward 1, drop 1 │ gather 2, forward 2, drop 2 │ ... │ gather 2, backward 2 │ ...
                                                                          the sum of gradients, in slices
 
-Every rank has samples of its own, as with `sync`. Of weights, gradients and optimizer state it holds its
-slice alone; a layer's weights are gathered for its forward and its backward pass, and dropped again. That is
-PyTorch's FSDP2.
+Every rank has its own samples, as with `sync`, and one slice of weights, gradients and optimizer state. A
+layer's weights are gathered for its forward and its backward pass, and dropped again: PyTorch's FSDP2.
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.3;
 Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -35,7 +34,7 @@ from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, held, on_meta, peak_of_step
 from tutti.optim.clipping import clip_gradients
-from tutti.optim.runs import is_elementwise
+from tutti.optim.sliced_optimizer import is_elementwise
 from tutti.optim.state import held_by
 from tutti.replica import Gradients, Replica, local
 from tutti.state import Saved, State
@@ -94,7 +93,7 @@ class ShardedPortion(TeamPortion):
 
 
 class ShardedWorker(Worker):
-    """The worker of parameters of which every rank of a team has a slice."""
+    """The worker of a rank with a slice of every parameter."""
 
     def __init__(
         self, module: nn.Module, data: Communicator, optimizer: Optimizer, clip: Clip, gradients: Gradients
@@ -128,7 +127,7 @@ class ShardedWorker(Worker):
 
     @torch.no_grad()
     def _divide_state(self) -> None:
-        """Have this rank's part of an optimizer's state divided as the parameters are."""
+        """Divide this rank's part of an optimizer's state as the parameters are."""
         for parameter in self._names:
             own, kept = local(parameter.detach()), self._optimizer.state.get(parameter, {})
             for key, value in kept.items():
@@ -185,7 +184,7 @@ class OwnSlices:
 
     @torch.no_grad()
     def __enter__(self) -> None:
-        """Have the optimizer move the parts by the gradients of the parameters."""
+        """Make the optimizer move the parts by the gradients of the parameters."""
         for parameter, part in self.moved.items():
             # FSDP puts a part into other memory when the model is called for the first time.
             part.data = local(parameter)
@@ -201,7 +200,7 @@ class OwnSlices:
 
 
 def units(module: nn.Module) -> list[nn.Module]:
-    """Return the parts of a module that are gathered one by one: each layer by itself, the module last.
+    """Return the parts of a module that are gathered one by one: each layer, and the module last.
 
     Layers that share a parameter are left to the module.
     """

@@ -51,7 +51,7 @@ class GraphBlock:
         nodes: the operations, in order.
         before: makes the input.
         last: makes the output.
-        work: arithmetic operations of a forward pass, with those that the bytes of its results are worth.
+        work: arithmetic operations of a forward pass, and `OPERATIONS_PER_BYTE` for the bytes of its results.
         made: the bytes of its results.
     """
 
@@ -155,7 +155,7 @@ def balance(work: Sequence[float], nbytes: Sequence[int], count: int) -> list[sl
     Args:
         work: of each block.
         nbytes: that each block needs.
-        count: the number of stages, at most as many as blocks.
+        count: the number of stages, not above that of the blocks.
 
     Returns:
         The blocks of each stage, at least one.
@@ -236,7 +236,7 @@ class _TracedRun(Interpreter):
     Attributes:
         edges: by operation what it makes, on the meta device, if the first dimension is the samples.
         made: the bytes that each makes.
-        work: arithmetic operations, with those that the bytes are worth.
+        work: arithmetic operations, and `OPERATIONS_PER_BYTE` for the bytes.
     """
 
     def __init__(self, module: nn.Module, graph: Graph, samples: int, arithmetic: Arithmetic) -> None:
@@ -272,7 +272,7 @@ def _tried(module: nn.Module, graph: Graph, inputs: Tensor, arithmetic: Arithmet
 
 
 def _joined(blocks: list[GraphBlock]) -> list[GraphBlock]:
-    """The blocks, those that share a parameter or a module made one, together with all between them."""
+    """Join blocks that share a parameter or a module, with the blocks between them."""
     seen: dict[Tensor, int] = {}
     joined: list[GraphBlock] = []
     for block in blocks:
@@ -314,7 +314,7 @@ def _graph_of(module: nn.Module) -> Graph:
 def _refusal(module: nn.Module, why: str) -> str:
     return (
         f"the model is a {type(module).__name__}, which cannot be cut into a pipeline "
-        f"({why}). Put what depends on values or shapes into a module of its own, write the model as an "
+        f"({why}). Put what depends on values or shapes into another module, write the model as an "
         "nn.Sequential, or use --parallel sharded"
     )
 

@@ -18,21 +18,22 @@ parallelism in dense layers); Shoeybi et al. 2019, "Megatron-LM", section 3 (the
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import modules
 from typing_extensions import override
 
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, cut
 from tutti.errors import BadModel
 from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, Workload, taken, values_of
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, held, of_teams, on_meta, peak_of_step
-from tutti.model_parallel.shares import Cut, enter, gather
 
 SPLIT: Final[dict[type[nn.Module], int]] = {nn.Linear: -1, nn.Conv2d: -3}
 """The layers that can be cut, and which dimension of their outputs the cut runs through."""
@@ -45,6 +46,82 @@ REPLICATED: Final = (
     nn.PReLU,
 )
 """Layers with few weights, which every rank has whole."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cut of one dimension of a tensor over the ranks of a team.
+
+    On the meta device nothing is exchanged.
+
+    Attributes:
+        team: the ranks.
+        widths: the length of each rank's part; the parts follow one another.
+        dim: the dimension.
+    """
+
+    team: Communicator
+    widths: tuple[int, ...]
+    dim: int
+
+    @classmethod
+    def of(cls, length: int, team: Communicator, dim: int) -> Cut:
+        """Cut `length` into parts that differ by one at most."""
+        return cls(team, tuple(part.stop - part.start for part in cut(length, team.size)), dim)
+
+    def own(self, whole: Tensor) -> Tensor:
+        """The part of this rank, a view."""
+        rank = self.team.rank
+        return whole.narrow(self.dim, sum(self.widths[:rank]), self.widths[rank])
+
+    def gather(self, own: Tensor) -> Tensor:
+        """The whole of all ranks' parts (collective)."""
+        shape = list(own.shape)
+        shape[self.dim] = max(
+            self.widths
+        )  # where the communicator cuts, all parts are as long as the longest
+        rows = own.new_empty(len(self.widths), *shape)
+        parts = [row.narrow(self.dim, 0, width) for row, width in zip(rows, self.widths, strict=True)]
+        parts[self.team.rank].copy_(own)
+        if not rows.is_meta:
+            self.team.all_gather(rows.view(-1))
+        return torch.cat(parts, self.dim)
+
+
+class _Gather(Function):
+    """The whole of the ranks' parts; of its gradient, which is the same on all ranks, the own channels."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, cut: Cut) -> Tensor:
+        ctx.cut = cut
+        return cut.gather(own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.cut.own(gradients[0]), None
+
+
+class _Enter(Function):
+    """The identity on a tensor that every rank has whole; backward adds up its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, team: Communicator) -> Tensor:
+        ctx.team = team
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        # Short floats are added in fp32.
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        total = gradient.to(wide, copy=True).contiguous()
+        if not total.is_meta:
+            ctx.team.all_reduce(total.view(-1))
+        return total.to(gradient.dtype), None
+
+
+_gather = cast("Callable[[Tensor, Cut], Tensor]", _Gather.apply)
+_enter = cast("Callable[[Tensor, Communicator], Tensor]", _Enter.apply)
 
 
 class TensorPortion(TeamPortion):
@@ -106,7 +183,7 @@ class _CutForward:
         self._outputs = replace(outputs, dim=SPLIT[type(layer)])
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return gather(self._compute(enter(inputs, self._outputs.team)), self._outputs)
+        return _gather(self._compute(_enter(inputs, self._outputs.team)), self._outputs)
 
 
 def _refuse_uncut(name: str, layer: nn.Module, ranks: int) -> None:

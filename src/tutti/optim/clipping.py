@@ -54,7 +54,7 @@ def clip_gradients(gradients: Gradients, norm: float | None, value: float | None
 
 
 def scale_there(gradients: Sequence[Tensor], most: float) -> Tensor:
-    """Return the factor of clipping as a scalar on the gradients' device, so that nobody waits for a GPU."""
+    """Return the factor of clipping as a scalar on the gradients' device, without waiting for a GPU."""
     norms = [two_norm(gradient) for gradient in gradients]
     scale: Tensor = most / (torch.linalg.vector_norm(torch.stack(norms)) + STEADY)
     return scale.clamp(max=1.0)

@@ -21,7 +21,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     },
     **Registry[type[Optimizer]]("tutti.optim.optimizers", "optimizer"),
 }
-"""Every optimizer of `torch.optim` by lower-case name, those that cannot be used included, and ours."""
+"""Every optimizer of `torch.optim` and ours by lower-case name, also those without use here."""
 
 
 def build(

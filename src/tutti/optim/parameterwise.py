@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 
 class ParameterWise(Optimizer):
-    """An optimizer that treats each parameter by itself, as a whole."""
+    """An optimizer that treats each parameter independently, as a whole."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -33,8 +33,5 @@ class ParameterWise(Optimizer):
 
 
 def is_parameterwise(optimizer: Optimizer) -> bool:
-    """Tell whether the optimizer is known to treat each parameter by itself.
-
-    Those of torch and our own do. Any other may use what all parameters have together, such as their norm.
-    """
+    """Return whether the optimizer treats each parameter independently, as those of torch and ours do."""
     return type(optimizer) in vars(optim).values() or isinstance(optimizer, ParameterWise)

@@ -12,10 +12,10 @@ section 5.1 (stage 1: the optimizer's state is partitioned).
     shard    ├──────────────────────────── rank 0 ────────────────────────┤   all others: the whole model
 
 An elementwise optimizer computes each new weight from that weight's own gradient and state alone, and its
-parameters may be cut anywhere. The other optimizers of torch
-may use a parameter's shape, but treat each parameter by itself. An optimizer of somebody else's may use what
-all parameters have together, such as a norm: one rank of a host steps the user's own object.
-Parameters that have got no gradient in an update are left as they are, with their state.
+parameters may be cut anywhere. The other optimizers of torch may use a parameter's shape, but treat each
+parameter independently. Any other optimizer may use what all parameters have together, such as a norm: one
+rank of a host steps the user's own object. Parameters without a gradient in an update are left as they are,
+with their state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
 from tutti.optim.parameterwise import is_parameterwise
-from tutti.optim.runs import (
+from tutti.optim.sliced_optimizer import (
     COUNTERS,
     GroupOptimizer,
     ParameterSlice,
@@ -37,7 +37,7 @@ from tutti.optim.runs import (
 )
 from tutti.optim.state import held_by
 from tutti.replica import ALIGNMENT, NONE_MISSING, Flat, Missing, Replica
-from tutti.state import Held
+from tutti.state import LocalState
 
 UNUSABLE: dict[type[Optimizer], str] = {
     optim.LBFGS: "calls the model several times for one update",
@@ -59,13 +59,9 @@ def check_usable(optimizer: type[Optimizer]) -> None:
 
 
 def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False) -> list[slice]:
-    """Cut a flat vector into `parts` consecutive slices of about equal length that `optimizer` can work on.
+    """Cut a vector into `parts` consecutive slices of about equal length that `optimizer` can work on.
 
-    Args:
-        flat: the vector.
-        parts: how many slices; some are empty when there is little to cut.
-        optimizer: decides whether parameters may be cut, and whether they may be parted.
-        whole: no parameter may be cut, whatever the optimizer.
+    Some are empty when there is little to cut. With `whole` no parameter is cut.
     """
     if not is_parameterwise(optimizer):
         everything = len(flat.weights)
@@ -102,7 +98,7 @@ class ShardedOptimizer:
 
     Attributes:
         pieces: stretches of the vectors.
-        joint: whether these are moved by `step` alone, all at once; else each can be stepped by itself.
+        joint: whether `step` moves all pieces at once; otherwise each can be stepped alone.
 
     Raises:
         BadOption: the optimizer cannot be used like this.
@@ -139,11 +135,7 @@ class ShardedOptimizer:
         )
 
     def step(self, missing: Missing | None = None) -> None:
-        """Move the weights of all slices, but for parameters without a gradient.
-
-        Args:
-            missing: these parameters; None: those without one in this replica.
-        """
+        """Move the weights of all slices, but for `missing` parameters; None: without a gradient here."""
         self.begin()
         missing = self._replica.gradients.missing() if missing is None else missing
         if self.joint:
@@ -153,7 +145,7 @@ class ShardedOptimizer:
             piece.step(missing)
 
     def step_itself(self, missing: Missing) -> None:
-        """Have the user's own optimizer move the model, but for parameters that have no gradient."""
+        """Step the user's own optimizer, but for parameters that have no gradient."""
         own = [(p, p.grad) for flat in self._replica.flats for p in flat.parameters]
         for parameter, view in own:
             # An alias: what the optimizer writes into a gradient counts as none that autograd has added.
@@ -164,18 +156,18 @@ class ShardedOptimizer:
             for parameter, view in own:
                 parameter.grad = view
 
-    def state(self) -> Held:
+    def state(self) -> LocalState:
         """Return the optimizer's state for the slices, by parameter."""
         names = self._replica.names
-        held = held_by(self._optimizer, names) if self.joint else Held()
+        held = held_by(self._optimizer, names) if self.joint else LocalState()
         for piece in self.pieces:
             for run in piece.runs:
                 run.add_state(held, names)
         return held
 
-    def counters(self) -> Held:
+    def counters(self) -> LocalState:
         """Return what the optimizer counts for the parameters of the slices."""
-        return Held([one for one in self.state().pieces if one.name.rpartition("/")[2] in COUNTERS])
+        return LocalState([one for one in self.state().pieces if one.name.rpartition("/")[2] in COUNTERS])
 
     def begin(self) -> None:
         """Announce an update; the pieces may be stepped one by one after it."""
@@ -184,9 +176,6 @@ class ShardedOptimizer:
 
 class FlatPiece:
     """A part of one flat vector; small enough for a core's cache where the optimizer's calls are cheap.
-
-    Args:
-        joint: whether the pieces are moved jointly, so that this one needs no optimizers.
 
     Attributes:
         flat: the vector.
@@ -256,17 +245,17 @@ def _slices(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[Pa
 
 
 def check_hooks(optimizer: Optimizer) -> None:
-    """Refuse, by `BadOption`, step hooks, which nobody would call."""
+    """Refuse, by `BadOption`, step hooks, which would not be called."""
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     if any(getattr(optimizer, name, None) for name in hooks):
         raise BadOption(
             f"the optimizer {type(optimizer).__name__} has step hooks, which would not be called, as a step "
-            "for slices of the weights takes the place of its own; do that work in the training loop instead"
+            "for slices of the weights replaces it; do that work in the training loop instead"
         )
 
 
 def check_parameters(optimizer: Optimizer, replica: Replica) -> None:
-    """Refuse, by `BadModel`, parameters that are no part of the model: nobody would move them."""
+    """Refuse, by `BadModel`, parameters that are no part of the model: they would not move."""
     known = {id(parameter) for flat in replica.flats for parameter in flat.parameters}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

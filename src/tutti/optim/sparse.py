@@ -1,7 +1,7 @@
 """The user's optimizer on the rows of embedding tables that a batch has touched.
 
 An `nn.Embedding(sparse=True)` has a gradient for the rows that were looked up. Moving only these costs what
-the batch has, not what the table has, and leaves all other rows to whoever else may write them.
+the batch has, not what the table has, and leaves all other rows to other workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.optim.state import add_whole
-from tutti.state import Held
+from tutti.state import LocalState
 
 BY_ROWS: Final[dict[type[Optimizer], type[Optimizer]]] = {
     optim.SGD: optim.SGD,
@@ -40,7 +40,7 @@ def sparse_tables(module: nn.Module) -> list[nn.Parameter]:
 
 
 class RowOptimizer:
-    """An optimizer of the touched rows of embedding tables, with a state of its own.
+    """An optimizer of the touched rows of embedding tables, with its own state.
 
     State that the user's optimizer has already is carried over. SGD and Adagrad do what they do to a dense
     gradient. Adam is torch's `SparseAdam`: the moments of a row change only when the row is touched.
@@ -63,9 +63,9 @@ class RowOptimizer:
                 self._groups.append((number, mine, _by_rows(optimizer, group, mine)))
         self._tables = list(tables)
 
-    def state(self, names: Mapping[nn.Parameter, str]) -> Held:
+    def state(self, names: Mapping[nn.Parameter, str]) -> LocalState:
         """Return what is kept for the tables, by their names."""
-        held = Held()
+        held = LocalState()
         for _, tables, optimizer in self._groups:
             for table in tables:
                 add_whole(held, names[table], optimizer.state.get(table, {}))
@@ -83,7 +83,7 @@ class RowOptimizer:
             theirs, own = self._optimizer.param_groups[number], optimizer.param_groups[0]
             own.update({name: theirs[name] for name in own if name in theirs and name not in _KEPT})
             if any(table.grad is not None for table in tables):
-                # torch warns of its own optimizers' sparse tensors unless told what to do about them.
+                # Otherwise torch warns of sparse tensors that its optimizers make.
                 with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
                     optimizer.step()
         for table in self._tables:

@@ -1,6 +1,6 @@
 """An optimizer's state by the names of the model's parameters, as it is written into checkpoints.
 
-optimizer/0.weight/exp_avg       a tensor in the parameter's shape, of which each rank may have a piece
+optimizer/0.weight/exp_avg       a tensor in the parameter's shape; each rank may have a piece
 optimizer/0.weight/step          a counter of the parameter, or a tensor of another shape: whole
 optimizer//calls                 an entry of `optimizer.state` under a name, as optimizers of users have them
 """
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadCheckpoint
 from tutti.optim.parameterwise import is_parameterwise
-from tutti.state import Held, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
+from tutti.state import LocalState, Named, Saved, TensorPiece, Values, name_of, order_of, whole_piece
 
 PREFIX: Final = "optimizer"
 """The first word of the names."""
@@ -26,14 +26,9 @@ _UNNAMED: Final = "/"
 """No name of a parameter."""
 
 
-def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
-    """Return the `state` of an optimizer that is stepped itself.
-
-    Args:
-        optimizer: as the user has made it.
-        names: of those parameters of the model whose state is returned.
-    """
-    held = Held()
+def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> LocalState:
+    """Return the `state` of an optimizer that is stepped itself, for the parameters that have names."""
+    held = LocalState()
     state: Mapping[Any, Any] = optimizer.state
     for key, value in state.items():
         if isinstance(key, nn.Parameter):
@@ -44,14 +39,8 @@ def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Held:
     return held
 
 
-def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
-    """Add what an optimizer keeps for a whole parameter.
-
-    Args:
-        held: gets it.
-        name: of the parameter.
-        kept: `optimizer.state[parameter]`.
-    """
+def add_whole(held: LocalState, name: str, kept: Mapping[str, Any]) -> None:
+    """Add what an optimizer keeps for a whole parameter of this name."""
     for key, value in kept.items():
         if isinstance(value, Tensor):
             held.pieces.append(whole_piece(name_of(PREFIX, name, key), value))
@@ -60,22 +49,16 @@ def add_whole(held: Held, name: str, kept: Mapping[str, Any]) -> None:
 
 
 def add_slice(
-    held: Held,
+    held: LocalState,
     name: str,
     parameter: nn.Parameter,
     elements: slice,
     kept: Mapping[str, Any],
     counters: Iterable[str],
 ) -> None:
-    """Add what an elementwise optimizer keeps for some elements of a parameter.
+    """Add what an elementwise optimizer keeps for some elements of a parameter, in the order of memory.
 
-    Args:
-        held: gets it.
-        name: of the parameter.
-        parameter: the model's own.
-        elements: which of its elements, in the order of memory.
-        kept: the optimizer's state for them; its tensors may be longer.
-        counters: the keys of `kept` that are kept once for a parameter.
+    The tensors in `kept` may be longer; those under `counters` are of the whole parameter.
     """
     for key, value in kept.items():
         full = name_of(PREFIX, name, key)
@@ -111,16 +94,10 @@ def load(
     options: list[Values],
     copy: bool = False,
 ) -> None:
-    """Give an optimizer the state of another one, and the options of its param groups.
+    """Give an optimizer the saved state of another one, and the options of its param groups.
 
-    Args:
-        optimizer: new, over parameters of the model.
-        names: of these parameters.
-        saved: has the state, as `add_whole` and `add_slice` have added it. What a rank held alone comes
-            before what all held.
-        options: of the other's param groups, as `options_of` has returned them.
-        copy: the optimizer gets tensors of its own in any case. Otherwise only one that is not known to treat
-            each parameter by itself, as it is stepped; what others have is carried over into slices.
+    With `copy`, and if it may combine parameters, the optimizer is stepped itself and gets its own tensors;
+    otherwise the state is cut into slices later.
 
     Raises:
         BadCheckpoint: the param groups are others.
@@ -147,7 +124,7 @@ def load(
 
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:
-    """Return what an optimizer keeps for each parameter, by its name; the last that has it counts."""
+    """Return what an optimizer keeps for each parameter, by its name; later ones take precedence."""
     found: dict[str, dict[str, Any]] = {}
     for one in held:
         for full, value in [*one.numbers.items(), *one.tensors.items()]:

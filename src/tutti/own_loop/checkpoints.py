@@ -1,4 +1,4 @@
-"""Checkpoints of a loop of the user's own: all that its ranks must know to go on with the next batch."""
+"""Checkpoints of a user's own loop: what its ranks must know to go on with the next batch."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Checkpoints:
         return [one for one in self._loop.open if one.trained]
 
     def _state(self, values: Mapping[str, Any], reports: list[RankReport]) -> State:
-        """Return all that must be known to go on from here (collective)."""
+        """Return what must be known to go on from here (collective)."""
         comm = self._loop.comm
         alike = [k for k, check in reports[0].random.items() if all(r.random[k] == check for r in reports)]
         iterations = list[Values]()
@@ -288,7 +288,7 @@ class Checkpoints:
             warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}")
 
     def _load_random(self, saved: Saved) -> None:
-        """Restore random numbers; of another number of ranks only those that were the same on all."""
+        """Restore random numbers; on another number of ranks only what was the same on all."""
         if saved.own is not None:
             load_random_state(saved.own["random"])
         elif self._loop.comm.rank == 0:
@@ -317,7 +317,7 @@ def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:
             )
         if isinstance(thing, DataLoader):
             raise BadOption(
-                f"'{name}' of tutti.checkpoints() is a loader; tutti.shard() goes on with it by itself: "
+                f"'{name}' of tutti.checkpoints() is a loader, which tutti.shard() goes on with anyway: "
                 "leave it out"
             )
         if isinstance(thing, Optimizer):
@@ -343,6 +343,6 @@ def _plain(value: Any) -> Any:
 
 
 def _part(saved: Saved, number: int) -> Saved:
-    """State of one optimizer, and of the model of which it is the first."""
+    """State of one optimizer, and of its model if it is the first one of that."""
     own = None if saved.own is None else saved.own["steppers"][number]
     return Saved(found_under(str(number), saved.joint), None, saved.shared["steppers"][number], own)

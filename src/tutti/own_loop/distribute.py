@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from tutti import strategies
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption, refuse_other
-from tutti.launch.launcher import started_by
-from tutti.launch.world import join, warn_of_crowding
+from tutti.launch.world import join
 from tutti.optim.state import in_form_of, options_of
 from tutti.own_loop.checkpoints import Checkpoints, check_objects
 from tutti.own_loop.loop import Number, like, plain
@@ -67,8 +66,8 @@ def distribute(
         The same two objects.
 
     Raises:
-        BadOption: an argument is no model or optimizer, the optimizer is that of another model, or the
-            reduction is another than that of the model before.
+        BadOption: an argument is no model or optimizer, the optimizer belongs to another model, or the
+            reduction differs from the last model's.
         BadModel: the model cannot be laid out, or differs between the ranks.
     """
     refuse_other(model, nn.Module, "model", "nn.Linear(2, 1)")
@@ -134,7 +133,7 @@ def _backward(tensors: Any, grad_tensors: Any = None, *arguments: Any, **named: 
 
 
 def _weighted(root: Any, grad: torch.Tensor | None, share: float) -> torch.Tensor | None:
-    """The gradient of a root, weighted; torch refuses that of several elements if there is none."""
+    """The gradient of a root, weighted; torch refuses a root of several elements without one."""
     if grad is not None:
         return grad * share
     return torch.full_like(root, share) if isinstance(root, torch.Tensor) and root.numel() == 1 else None
@@ -282,7 +281,7 @@ class shard:
     count.
 
     Args:
-        batches: a `DataLoader` (only this rank's samples are read; the order is that of rank 0's sampler), or
+        batches: a `DataLoader` (only this rank's samples are read; in the order of rank 0's sampler), or
             any iterable, also a loader of an `IterableDataset` or of a subclass with another `__iter__`,
             that yields the same batches on every rank: tensors or arrays, or tuples, lists and dicts of them.
             A list or tuple of numbers or words, one for each sample, is cut as well.
@@ -311,8 +310,5 @@ def _current() -> OwnLoop:
     """The loop of this process, which joins the others at its first use."""
     global _loop
     if _loop is None:
-        comm = join()
-        if started_by().given:
-            warn_of_crowding(comm)
-        _loop = OwnLoop(comm)
+        _loop = OwnLoop(join())
     return _loop

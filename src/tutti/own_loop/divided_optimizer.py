@@ -1,4 +1,4 @@
-"""The user's optimizer on weights of which every rank of a host has a copy: each rank moves a part for all.
+"""The user's optimizer on weights that every rank of a host has: each rank moves a part for all.
 
     copy of rank 0   ├── moved here ───┼◀── written by rank 1 ─┤
     copy of rank 1   ├◀─ by rank 0 ────┼──── moved here ───────┤
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ from torch.optim import optimizer as torch_optimizer
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
-from tutti.optim.runs import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sharded import FlatPiece, announce, groups_of
+from tutti.optim.sliced_optimizer import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sparse import sparse_tables
 from tutti.replica import (
     ALIGNMENT,
@@ -90,7 +90,7 @@ class DividedOptimizer:
         } - {id(table) for table in tables}
         self._runs: list[tuple[int, GroupOptimizer]] = []
         self._group_of: dict[nn.Parameter, int] = {}
-        # At the last division: the parameters by groups, and those that were not trained.
+        # At the last division: the parameters by groups, and the frozen ones.
         self._listed: list[list[int]] = []
         self._frozen: list[nn.Parameter] = []
         self._moved: list[Slot] = []
@@ -114,7 +114,7 @@ class DividedOptimizer:
             native: its own step.
         """
         groups = self._optimizer.param_groups
-        # What looks on is to see the program's parameters, and all that the step has made of them.
+        # Hooks are to see the program's parameters, all of them moved.
         if self._is_watched(native):
             return False
         # With `foreach`, and with a scale, torch changes the gradients in a step, which are everyone's.
@@ -139,11 +139,12 @@ class DividedOptimizer:
                 "the optimizer's state was changed in place, and the ranks have it in one memory; give the "
                 "optimizer new tensors (state[p] = ...), or use optimizer.load_state_dict()"
             )
-        now: dict[Any, dict[str, Any]] = self._optimizer.state
-        return sum(map(bool, now.values())) != len(self._state) or any(
-            len(now.get(key, ())) != len(kept) or any(now[key].get(name) is not kept[name] for name in kept)
-            for key, kept in self._state.items()
-        )
+        # Dictionaries compare by identity first: where nothing has changed, no number is looked at.
+        now = {key: kept for key, kept in self._optimizer.state.items() if kept}
+        try:
+            return now != self._state
+        except RuntimeError:  # the truth of a tensor that is another one
+            return True
 
     def release(self) -> None:
         """Give the optimizer a state in its own memory, as its own step is used from now on."""

@@ -22,7 +22,7 @@ from tutti.own_loop.sums import is_sum
 Number = TypeVar("Number", float, Tensor)
 
 JUDGED: Final = 3
-"""The number of losses of a kind of which it is looked at whether they are sums."""
+"""The number of losses of a kind that are examined: whether they are sums."""
 
 
 class SampleCounts(NamedTuple):
@@ -141,7 +141,7 @@ class LoopBatches:
             roots: the last nodes of its graph.
 
         Raises:
-            BadOption: it may be of batches of which a rank has different shares, or its loss is a sum.
+            BadOption: it may be of batches that ranks share differently, or its loss is a sum.
         """
         if self.comm.size == 1:
             return 1.0
@@ -149,7 +149,7 @@ class LoopBatches:
         own, whole = self.counts
         if self.reduction is None and self.counts is not self._before_all and own:
             self._refuse_sums(roots, own)
-        # Gradients are averaged over the ranks, so that of a share n_i / n counts size * n_i / n.
+        # Gradients are averaged over the ranks: with a share of n_i / n one counts size * n_i / n.
         if self.reduction == "sum":
             return float(self.comm.size if own else 0)
         return self.comm.size * own / whole if whole else 0.0
@@ -196,14 +196,14 @@ class LoopBatches:
             self.counts = around.counts
 
     def whole_loss(self, loss: Number, batches: Sequence[SampleCounts]) -> Number:
-        """The loss over all ranks, of those that their closures return (collective).
+        """The loss over all ranks, given what their closures return (collective).
 
         Args:
             loss: this rank's.
-            batches: those that the closure has dealt; none: it is of the batch that is trained on.
+            batches: dealt in the closure; none: the loss is of the current batch.
 
         Raises:
-            BadOption: it is of several batches, and a rank's share of one is not that of another.
+            BadOption: it is of several batches that ranks share differently.
         """
         size, batches = self.comm.size, batches or [self.counts]
         table = torch.zeros(size, 2, dtype=torch.float64)

@@ -90,7 +90,7 @@ class Meetings:
         Args:
             purpose: the reason for this meeting.
             *details: at most `DETAILS` integers for the others.
-            touched: numbers of the parameters of which this rank brings gradients.
+            touched: numbers of the parameters whose gradients this rank brings.
 
         Returns:
             Every rank's details or touched parameters, (ranks, words); None if all are this rank's.

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class IterationStart:
-    """The state of all that a sampler may draw from, as the first batch of an iteration is asked for.
+    """The state of everything that a sampler may draw from, before the first batch of an iteration.
 
     Attributes:
         length: the number of samples of the data set; -1: unknown.
@@ -52,12 +52,12 @@ class IterationStart:
     def begin(
         self, batches: Iterable[T], generators: Sequence[torch.Generator] = (), samplers: Sequence[Any] = ()
     ) -> Iterator[T]:
-        """Begin the iteration over `batches`, or go on with it behind those that are left out.
+        """Begin the iteration over `batches`, or go on with it behind the first ones.
 
         Args:
             batches: of all ranks.
-            generators: those that they are drawn from.
-            samplers: those that they are drawn by, if checkpoints have their states.
+            generators: that the samplers draw from.
+            samplers: those whose states checkpoints have.
         """
         random, states = random_state(), [deepcopy(state_of(one, "sampler")) for one in samplers]
         if not self.random:

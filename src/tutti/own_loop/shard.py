@@ -116,7 +116,7 @@ class ShardSampler:
                 own = batch[cut(len(batch), comm.size)[comm.rank]]
                 self.counts.append(SampleCounts(len(own), len(batch)))
                 yield own or batch[:1]
-            # To find out once more that there are no more would be to wait for ranks that train on the last.
+            # Asking once more would make this rank wait for others that still train on the last batch.
             if len(shared) < ahead:
                 return
 

@@ -20,7 +20,7 @@ from tutti.own_loop.divided_optimizer import DividedOptimizer
 from tutti.own_loop.loop import LoopBatches
 from tutti.own_loop.meetings import Purpose
 from tutti.replica import Replica
-from tutti.state import Held, Saved, Values
+from tutti.state import LocalState, Saved, Values
 
 Closure = Callable[[], Tensor]
 """Computes the loss and its gradients once more, as torch's optimizers may be given it."""
@@ -131,7 +131,7 @@ class Stepper:
                     "do the same: a scheduler that is given a loss needs scheduler.step(tutti.mean(loss))"
                 )
 
-    def state(self) -> Held:
+    def state(self) -> LocalState:
         """Return this rank's part of the optimizer's state."""
         comm, names = self._loop.comm, names_in(self.replica.module)
         # State that belongs to no parameter is the same on all ranks.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tutti.optim.sharded import equal_slices
 from tutti.replica import Flat, copy_all
-from tutti.state import Held, Named, Saved, State
+from tutti.state import LocalState, Named, Saved, State
 
 Vectors: TypeAlias = Sequence[Tensor]
 """One vector for each of `Replica.flats`, of the same lengths and dtypes."""
@@ -122,9 +122,9 @@ class Rule(ABC):
         """Apply the next message by these settings, those of its sender."""
         return
 
-    def state(self, slot: int) -> Held:
+    def state(self, slot: int) -> LocalState:
         """Return what is kept for a slot besides the weights, by parameter, while nobody moves it."""
-        return Held()
+        return LocalState()
 
     def load_state(self, held: Named) -> None:
         """Go on from what `state` returned for all slots; by one of those who share memory."""
@@ -199,10 +199,6 @@ class Centre(ABC):
 
         Every worker finds the same weights: those after all messages that any of them has brought before.
         """
-
-    @abstractmethod
-    def overwrite(self, weights: Vectors) -> None:
-        """Go on from other weights, the same for every worker (collective); all have read them by then."""
 
     @abstractmethod
     def tick(self, slack: int, into: Vectors) -> Receipt:

@@ -29,7 +29,7 @@ from tutti.parameter_server.protocol import (
     send_held,
 )
 from tutti.replica import Flat
-from tutti.state import Held, Saved, State, whole_piece
+from tutti.state import LocalState, Saved, State, whole_piece
 
 _OF_MODEL: Final = "weights/"
 """The first word of what a checkpoint has of the model itself."""
@@ -53,21 +53,17 @@ class ServedCentre(Centre):
         self._answer = torch.zeros(3, dtype=torch.float64)
         self._version, self._seen_at = 0, comm.clock()
         # Another worker's message may be faster than these weights: it waits for the servers to be ready.
-        self._put([flat.weights for flat in flats])
+        if comm.rank == 0:
+            for server, slot in zip(self._servers, self._slots, strict=True):
+                self._ask(server, Request.BEGIN, comm.hosts)
+                send_all(self._comm, slot.views([flat.weights for flat in flats]), server, BODY)
+            self._take(None)
         comm.barrier()
 
     @property
     @override
     def version(self) -> int:
         return self._version
-
-    def _put(self, weights: Vectors) -> None:
-        """Overwrite the servers' weights with those of worker 0."""
-        if self._workers.rank == 0:
-            for server, slot in zip(self._servers, self._slots, strict=True):
-                self._ask(server, Request.OVERWRITE, self._workers.hosts)
-                send_all(self._comm, slot.views(weights), server, BODY)
-            self._take(None)
 
     def _ask(self, server: int, request: Request, detail: float = 0) -> int:
         message = header(request, detail, self._rule.settings())
@@ -136,14 +132,6 @@ class ServedCentre(Centre):
         self._take(into)
         self._workers.barrier()
 
-    @override
-    @torch.no_grad()
-    def overwrite(self, weights: Vectors) -> None:
-        self._flush()
-        self._put(weights)
-        self._seen_at = self._comm.clock()
-        self._workers.barrier()
-
     def _flush(self) -> None:
         """Wait until the servers have served all that any worker has asked for."""
         self._ask_all(Request.READ)
@@ -182,7 +170,7 @@ class ServedCentre(Centre):
             kept = [whole_piece(name, one) for name, one in tensors if not name.startswith(_OF_MODEL)]
             for server in self._servers:
                 self._ask(server, Request.RESTORE)
-                send_held(self._comm, Held(kept, dict(saved.joint.numbers)), server)
+                send_held(self._comm, LocalState(kept, dict(saved.joint.numbers)), server)
             self._take(None)
         self._workers.barrier()
 

@@ -104,19 +104,10 @@ class LevelledCentre(Centre):
         if self._comm.node.rank == 0:
             self._exchange_above()
         self._above.read(into)
-        self._set_host(into)
-
-    @override
-    @torch.no_grad()
-    def overwrite(self, weights: Vectors) -> None:
-        self._above.overwrite(weights)
-        self._set_host(weights)
-
-    def _set_host(self, weights: Vectors) -> None:
         if self._comm.node.rank == 0:
-            copy_all(self._known, weights)
+            copy_all(self._known, into)
             self._exchanges.zero_()
-        self._host.overwrite(weights)
+        self._host.overwrite(into)
 
     @override
     def tick(self, slack: int, into: Vectors) -> Receipt:

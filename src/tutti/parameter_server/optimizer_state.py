@@ -18,21 +18,12 @@ from tutti.replica import ALIGNMENT
 
 @dataclass(frozen=True)
 class StateEntry:
-    """A value that an optimizer keeps for one parameter.
-
-    Attributes:
-        parameter: the parameter's number among the optimizer's.
-        name: what the optimizer calls it.
-        shape: the tensor's; () for a number.
-        dtype: the tensor's, or float64.
-        kind: Tensor, or the type of a number.
-    """
+    """A tensor that an optimizer keeps for one parameter, which is given by its number."""
 
     parameter: int
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    kind: type
 
     @property
     def length(self) -> int:
@@ -41,16 +32,16 @@ class StateEntry:
 
 
 class SharedState:
-    """The state of an optimizer that several processes step in turn. Whoever steps holds a lock.
+    """The state of an optimizer that several processes step in turn, each behind the slot's lock.
 
-    Until somebody has stepped a parameter there is no state of it: the optimizer makes it then, and its maker
-    copies it here. Afterwards each process's optimizer has the shared tensors themselves; its numbers are set
-    before each step and brought back after it, and so are tensors that were put in the place of shared ones.
+    A parameter has no state before its first step: the process that makes it copies the state here, and from
+    then on the optimizers of all processes have the shared tensors themselves. A tensor that takes the place
+    of a shared one is copied into it after the step.
 
     Args:
         parameters: those that the optimizer may keep something for.
-        presence: for each cell whether there is a value, in one byte; zeros at first.
-        cells: the entries and where they lie.
+        presence: for each entry whether there is a value, in one byte; zeros at first.
+        entries: the entries, and the memory of each.
     """
 
     def __init__(
@@ -58,11 +49,13 @@ class SharedState:
         optimizer: Optimizer,
         parameters: Sequence[nn.Parameter],
         presence: Tensor,
-        cells: list[tuple[StateEntry, Tensor]],
+        entries: list[tuple[StateEntry, Tensor]],
     ) -> None:
-        self._optimizer, self._parameters, self._cells = optimizer, parameters, cells
-        self._presence, self._known = presence.numpy().data, bytes(len(cells))
-        self._number = {(entry.parameter, entry.name): n for n, (entry, _) in enumerate(cells)}
+        self._optimizer, self._parameters = optimizer, parameters
+        self._presence, self._known = presence.numpy().data, bytes(len(entries))
+        self._entries = {
+            (entry.parameter, entry.name): (number, cell) for number, (entry, cell) in enumerate(entries)
+        }
 
     def step(self, move: Callable[[], object]) -> None:
         """Call `move`, which steps the optimizer, on the state that all share."""
@@ -71,46 +64,35 @@ class SharedState:
         self.leave()
 
     def take(self) -> None:
-        """Give the optimizer what others have left."""
-        now = bytes(self._presence)
-        for (entry, cell), here, known in zip(self._cells, now, self._known, strict=True):
-            if here and not (known and entry.kind is Tensor):
-                value = cell if entry.kind is Tensor else entry.kind(cell.item())
-                self._optimizer.state[self._parameters[entry.parameter]][entry.name] = value
-        self._known = now
+        """Give the optimizer the tensors that other processes have made."""
+        present = bytes(self._presence)
+        if present == self._known:
+            return
+        for (parameter, name), (number, cell) in self._entries.items():
+            if present[number]:
+                self._optimizer.state[self._parameters[parameter]][name] = cell
+        self._known = present
 
     def leave(self) -> None:
-        """Bring back what the optimizer has now.
+        """Copy the tensors that the optimizer has made.
 
         Raises:
-            BadOption: it is something else than `describe` found.
+            BadOption: they are others than `describe` found.
         """
         for number, parameter in enumerate(self._parameters):
             kept = self._optimizer.state.get(parameter, {})
             for name, value in kept.items():
-                at = self._number.get((number, name))
-                if value is None and (at is None or not self._presence[at]):
+                at, cell = self._entries.get((number, name), (0, None))
+                if value is None or value is cell:
                     continue
-                entry, cell = self._cells[at] if at is not None else (None, None)
-                if value is not cell:
-                    kept[name] = self._bring(name, value, entry, cell)
-                if at is not None:
-                    self._presence[at] = 1
+                if cell is None or (cell.shape, cell.dtype) != (value.shape, value.dtype):
+                    raise BadOption(
+                        f"optimizer {type(self._optimizer).__name__} keeps '{name}' otherwise than after its "
+                        "first step, which the workers cannot share; set its options before the first step"
+                    )
+                kept[name] = cell.copy_(value)
+                self._presence[at] = 1
         self._known = bytes(self._presence)
-
-    def _bring(self, name: str, value: object, entry: StateEntry | None, cell: Tensor | None) -> object:
-        """Copy a value into its cell; returns what the optimizer is to have."""
-        if entry is not None and cell is not None:
-            if isinstance(value, Tensor):
-                if (entry.kind, entry.shape, entry.dtype) == (Tensor, tuple(value.shape), value.dtype):
-                    return cell.copy_(value)
-            elif type(value) is entry.kind:
-                cell.fill_(float(value))  # type: ignore[arg-type]
-                return value
-        raise BadOption(
-            f"optimizer {type(self._optimizer).__name__} keeps '{name}' otherwise than after its first step, "
-            "which the workers cannot share; set its options before the first step"
-        )
 
 
 def describe(
@@ -118,24 +100,18 @@ def describe(
 ) -> list[StateEntry]:
     """List the entries that an optimizer keeps; `move` steps it to see them. Refuse what cannot be shared."""
     move()
-    return [
-        _entry(type(optimizer), number, name, value)
-        for number, parameter in enumerate(parameters)
-        for name, value in optimizer.state.get(parameter, {}).items()
-        if value is not None
-    ]
-
-
-def _entry(optimizer: type, number: int, name: str, value: object) -> StateEntry:
-    if isinstance(value, Tensor):
-        return StateEntry(number, name, tuple(value.shape), value.dtype, Tensor)
-    if isinstance(value, bool | int | float):
-        return StateEntry(number, name, (), torch.float64, type(value))
-    raise BadOption(
-        f"optimizer {optimizer.__name__} keeps '{name}' of type {type(value).__name__} for each parameter, "
-        "which the workers cannot share; only tensors and numbers can be. Let each worker run it by itself: "
-        "'--strategy downpour --strategy.side worker'"
-    )
+    found = []
+    for number, parameter in enumerate(parameters):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found.append(StateEntry(number, name, tuple(value.shape), value.dtype))
+            elif value is not None:
+                raise BadOption(
+                    f"optimizer {type(optimizer).__name__} keeps '{name}' of type {type(value).__name__} for "
+                    "each parameter, and the workers can share only tensors; let each worker run it: "
+                    "'--strategy downpour --strategy.side worker'"
+                )
+    return found
 
 
 def allocate_states(

@@ -2,8 +2,8 @@
 
     worker                                   server
       │ request: what, a detail, settings ─────▶ │   REQUEST
-      │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (push, exchange,
-      │                                          │                                   overwrite)
+      │ its slice of each vector ──────────────▶ │   BODY + number of the vector     (begin, push,
+      │                                          │                                   exchange)
       │ its slice of the weights at which that   │
       │ was computed, if the rule compares ────▶ │   likewise                        (push, exchange)
       │ what the rule has kept ────────────────▶ │   STATE                           (restore)
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.state import Held
+from tutti.state import LocalState
 
 REQUEST: Final = 1 << 21
 ANSWER: Final = REQUEST + 1
@@ -47,7 +47,7 @@ class Request(IntEnum):
     LEAVE = 5
     REJOIN = 6
     CLOSE = 7
-    OVERWRITE = 8
+    BEGIN = 8
     STATE = 9
     RESTORE = 10
 
@@ -72,19 +72,19 @@ def receive_all(comm: Communicator, vectors: Sequence[Tensor], source: int, tag:
             comm.recv(vector, source, tag + number)
 
 
-def send_held(comm: Communicator, held: Held, to: int) -> None:
+def send_held(comm: Communicator, held: LocalState, to: int) -> None:
     """Send what belongs to parameters."""
     # Copies: a view would be pickled with all that it is a view of.
     pieces = [replace(piece, values=piece.values.clone()) for piece in held.pieces]
-    message = torch.frombuffer(bytearray(pickle.dumps(Held(pieces, held.numbers))), dtype=torch.uint8)
+    message = torch.frombuffer(bytearray(pickle.dumps(LocalState(pieces, held.numbers))), dtype=torch.uint8)
     comm.send(torch.tensor([len(message)]), to, STATE)
     comm.send(message, to, STATE)
 
 
-def receive_held(comm: Communicator, source: int) -> Held:
+def receive_held(comm: Communicator, source: int) -> LocalState:
     """Receive what `send_held` sends."""
     length = torch.zeros(1, dtype=torch.int64)
     comm.recv(length, source, STATE)
     message = torch.zeros(int(length), dtype=torch.uint8)
     comm.recv(message, source, STATE)
-    return cast("Held", pickle.loads(message.numpy().data))
+    return cast("LocalState", pickle.loads(message.numpy().data))

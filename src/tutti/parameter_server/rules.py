@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,18 +18,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.parameterwise import is_parameterwise
-from tutti.optim.runs import GroupOptimizer
 from tutti.optim.sharded import PIECE, FlatPiece, check_hooks, check_parameters, check_usable, own_slices
+from tutti.optim.sliced_optimizer import GroupOptimizer
 from tutti.optim.state import by_name
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors, slots_of
 from tutti.parameter_server.optimizer_state import SharedState, allocate_states, describe
-from tutti.parameter_server.staleness import Remedy
 from tutti.replica import NONE_MISSING, Flat, Missing, Replica, copy_all
-from tutti.state import Held, Named
+from tutti.state import LocalState, Named, fill, pieces_of
 
 
 class AddRule(Rule):
@@ -143,7 +141,9 @@ class OptimizerRule(Rule):
         replica: the model that its parameters belong to.
         messages: the vectors that the messages are in; others are copied there. By default, vectors that all
             who apply the rule share.
-        remedy: what is done to a stale gradient before, or to the learning rate for it.
+        damped: whether the learning rate is divided by the staleness: Zhang, Gupta, Lian, Liu 2016,
+            "Staleness-aware Async-SGD for Distributed Deep Learning", arXiv:1511.05950, section 3.2.
+        compensation: how a stale gradient is corrected; None: not.
         keep: whether a message may be applied again.
 
     Attributes:
@@ -151,7 +151,7 @@ class OptimizerRule(Rule):
         parameters: those of the model.
 
     Raises:
-        BadOption: the optimizer cannot be shared, or has no learning rate for `remedy` to scale.
+        BadOption: the optimizer cannot be shared, or has no learning rate to be `damped`.
         BadModel: it moves a parameter that is not part of the model.
     """
 
@@ -160,20 +160,24 @@ class OptimizerRule(Rule):
         optimizer: Optimizer,
         replica: Replica,
         messages: Vectors | None = None,
-        remedy: Remedy | None = None,
+        damped: bool = False,
+        compensation: Compensation | None = None,
         keep: bool = False,
     ) -> None:
         check_usable(type(optimizer))
         check_parameters(optimizer, replica)
-        _check_shareable(optimizer)
         check_hooks(optimizer)
-        if remedy is not None and remedy.scales:
+        _check_shareable(optimizer)
+        if damped:
             _check_rates(optimizer)
         self._optimizer, self._flats = optimizer, replica.flats
-        self._messages, self._remedy, self.remembers = messages, remedy, keep
-        self.compares = remedy is not None and remedy.compares
+        self._messages, self._damped, self._compensation = messages, damped, compensation
+        self.remembers, self.compares = keep, compensation is not None
         self._hyperparameters = Hyperparameters(optimizer)
         self._views: dict[int, tuple[Tensor, ...]] = {}
+        # Of the adaptive compensation: running means of the gradients' squares.
+        self._means: Vectors = ()
+        self._slots: dict[int, Slot] = {}
         self._runs: dict[int, list[tuple[GroupOptimizer, SharedState]]] = {}
         self.missing: Missing = NONE_MISSING
         self._names = replica.names
@@ -195,9 +199,10 @@ class OptimizerRule(Rule):
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
         if self._messages is None:
             self._messages = [allocate(len(vector), vector.dtype) for vector in centre]
+        self._slots = {slot.number: slot for slot in slots}
         self._views = {slot.number: slot.views(self._messages) for slot in slots}
-        if self._remedy is not None:
-            self._remedy.open(centre, slots, allocate)
+        if self._compensation is not None and self._compensation.decay is not None:
+            self._means = [allocate(len(vector), vector.dtype) for vector in centre]
         # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
@@ -221,18 +226,17 @@ class OptimizerRule(Rule):
 
     @override
     def apply(self, push: Push) -> Outcome:
-        if self._remedy is not None:
-            self._remedy.apply(push)
+        if self._compensation is not None:
+            assert push.then is not None
+            means = self._slots[push.slot].views(self._means) if self._means else None
+            self._compensation.correct(push.message, push.centre, push.then, means)
         for own, other in zip(self._views[push.slot], push.message, strict=True):
             if own.data_ptr() != other.data_ptr():
                 own.copy_(other)
-        with _scaled(self._optimizer, self._remedy.rate(push) if self._remedy is not None else 1.0):
-            self._step(push.slot)
+        with _scaled(self._optimizer, 1.0 / max(1, push.staleness) if self._damped else 1.0):
+            for run, state in self._runs[push.slot]:
+                state.step(partial(run.step, self.missing))
         return Outcome.APPLIED
-
-    def _step(self, slot: int) -> None:
-        for run, state in self._runs.get(slot, ()):
-            state.step(partial(run.step, self.missing))
 
     @override
     def settings(self) -> list[float]:
@@ -246,19 +250,20 @@ class OptimizerRule(Rule):
         self._hyperparameters.write(settings[len(self.parameters) :])
 
     @override
-    def state(self, slot: int) -> Held:
-        held = Held()
-        for run, shared in self._runs.get(slot, ()):
+    def state(self, slot: int) -> LocalState:
+        held = LocalState()
+        for run, shared in self._runs[slot]:
             shared.take()
             run.add_state(held, self._names)
-        if self._remedy is not None:
-            held.add(self._remedy.state(slot, self._flats))
+        for flat, mean, place in zip(self._flats, self._means, self._slots[slot].places, strict=False):
+            held.pieces += pieces_of(SQUARES, flat, mean, place)
         return held
 
     @override
     def load_state(self, held: Named) -> None:
-        if self._remedy is not None:
-            self._remedy.load_state(held, self._flats)
+        for slot in self._slots.values():
+            for flat, mean, place in zip(self._flats, self._means, slot.places, strict=False):
+                fill(held.tensors, SQUARES, flat, mean, place)
         kept = by_name([held])
         for run, shared in (pair for pairs in self._runs.values() for pair in pairs):
             run.load({p: kept[name] for p, name in self._names.items() if name in kept})
@@ -267,6 +272,44 @@ class OptimizerRule(Rule):
     @override
     def above(self, hosts: int) -> Rule:
         return AddRule()
+
+
+SQUARES: Final = "mean_squares"
+"""The first word of the names of the compensation's running means, in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """Delay compensation: gradients corrected by the loss's curvature along the way of the weights.
+
+        g = g + lambda * g * g * (w_now - w_then)             (all products elementwise)
+
+    With a decay the strength is smaller where gradients are large:
+
+        s = m s + (1 - m) g * g                               zero at first
+        g = g + lambda / sqrt(s + 1e-7) * g * g * (w_now - w_then)
+
+    Source: Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation",
+    arXiv:1609.08326, equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian;
+    section 5 (DC-ASGD-a).
+
+    Attributes:
+        strength: lambda.
+        decay: m; None: the strength is the same everywhere.
+    """
+
+    strength: float
+    decay: float | None = None
+
+    def correct(self, gradients: Vectors, now: Vectors, then: Vectors, means: Vectors | None) -> None:
+        """Correct gradients in place; `means` is s, which is updated in place."""
+        squares = [gradient * gradient for gradient in gradients]
+        if means is not None and self.decay is not None:
+            for mean, square in zip(means, squares, strict=True):
+                mean.lerp_(square, 1 - self.decay)
+                square.div_((mean + 1e-7).sqrt_())
+        for gradient, square, here, there in zip(gradients, squares, now, then, strict=True):
+            gradient.addcmul_(square, here - there, value=self.strength)
 
 
 @contextmanager
@@ -340,13 +383,12 @@ class Rounds(OptimizerRule):
         quorum: float = 1.0,
         norm: float | None = None,
         value: float | None = None,
-        comm: Communicator | None = None,
+        rank: int = 0,
     ) -> None:
         super().__init__(optimizer, replica)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
         self.share = self.weight = 1 / workers
-        self.rank = 0 if comm is None else comm.rank
-        self.round = 0
+        self.rank, self.round = rank, 0
         # For each slot, of each worker: its message.
         self._boxes: dict[int, list[tuple[Tensor, ...]]] = {}
         # Likewise: whether it has come, its share, its weight. Last: closed rounds.

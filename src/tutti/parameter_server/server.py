@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tutti.comm.base import Communicator, Servers
-from tutti.parameter_server.base import Outcome, Push, Rule, Slot
+from tutti.parameter_server.base import Outcome, Push, Rule
 from tutti.parameter_server.protocol import (
     ANSWER,
     BODY,
@@ -65,7 +65,6 @@ class Server:
         self._header = torch.zeros(2 + len(settings), dtype=torch.float64)
         self._version = 0
         self._waiting: list[int] = []
-        self._slot: Slot | None = None
 
     @torch.no_grad()
     def run(self) -> None:
@@ -91,8 +90,8 @@ class Server:
             self._answer(worker, self._version - client.seen)
         elif request is Request.READ:
             self._send(worker, self._own if detail else ())
-        elif request is Request.OVERWRITE:
-            self._overwrite(worker, hosts=detail)
+        elif request is Request.BEGIN:
+            self._begin(worker, hosts=detail)
         elif request is Request.STATE:
             send_held(self._comm, self._rule.state(self._number), worker)
         elif request is Request.RESTORE:
@@ -108,21 +107,12 @@ class Server:
             assert request is Request.REJOIN
             client.steps = 0
 
-    def _overwrite(self, worker: int, hosts: int) -> None:
-        """Take over a worker's weights; all others have the same."""
-        if self._slot is None:
-            self._open(hosts)
-        receive_all(self._comm, self._own, worker, BODY)
-        for client in self._clients.values():
-            client.seen = self._version
-        self._send(worker, ())
-
-    def _open(self, hosts: int) -> None:
-        """Lay out the slot as the workers do."""
+    def _begin(self, worker: int, hosts: int) -> None:
+        """Lay out the slot as the workers do, with the weights of one of them."""
         if self._levels > 1:
             self._rule = self._rule.above(hosts)
         slot = self._rule.cut(self._flats, self._count)[self._number]
-        self._slot, self._own = slot, slot.views(self._weights)
+        self._own = slot.views(self._weights)
         self._rule.open(self._weights, [slot], lambda length, dtype: torch.zeros(length, dtype=dtype))
         self._message = tuple(map(torch.zeros_like, self._own))
         self._reply = tuple(map(torch.zeros_like, self._own))
@@ -130,6 +120,8 @@ class Server:
         if self._rule.remembers:
             for client in self._clients.values():
                 client.last = tuple(map(torch.zeros_like, self._own))
+        receive_all(self._comm, self._own, worker, BODY)
+        self._send(worker, ())
 
     def _apply(self, worker: int, wants_answer: bool, again: bool, settings: list[float]) -> None:
         client = self._clients[worker]

@@ -25,7 +25,7 @@ from tutti.comm.base import Communicator
 from tutti.parameter_server.base import Centre, Outcome, Push, Receipt, Rule, Slot, Vectors
 from tutti.parameter_server.ssp_clock import SharedSteps
 from tutti.replica import Flat, copy_all
-from tutti.state import Held, Saved, State
+from tutti.state import LocalState, Saved, State
 
 SMALLEST_SLOT = 1 << 19
 """Elements of a slot, at the least: locking and calling cost little beside the work on so many."""
@@ -179,9 +179,9 @@ class SharedCentre(Centre):
         copy_all(into, self.weights)
         self._comm.barrier()
 
-    @override
     @torch.no_grad()
     def overwrite(self, weights: Vectors) -> None:
+        """Go on from other weights, the same for every worker (collective)."""
         self._comm.barrier()
         if self._comm.rank == 0:
             copy_all(self.weights, weights)
@@ -230,9 +230,9 @@ class SharedCentre(Centre):
         """Return what the rule keeps, each rank for some slots."""
         return State(self.held(self.slots[self._comm.rank :: self._comm.size]))
 
-    def held(self, slots: Sequence[Slot]) -> Held:
+    def held(self, slots: Sequence[Slot]) -> LocalState:
         """Return what the rule keeps for some slots."""
-        held = Held()
+        held = LocalState()
         for slot in slots:
             held.add(self._rule.state(slot.number))
         return held

@@ -37,7 +37,6 @@ from typing import Final
 
 from tutti.errors import BadCheckpoint
 from tutti.records.json_lines import Json, Record, decode
-from tutti.records.untrusted import printable
 
 FOLDER: Final = "checkpoints"
 LATEST: Final = "latest"
@@ -306,7 +305,7 @@ def _first_good(paths: Iterable[Path]) -> tuple[FoundCheckpoint | None, list[str
 
 def _compare(path: Path, entry: FileEntry) -> None:
     """Compare a file with what the manifest says of it."""
-    name = printable(path.name)
+    name = path.name
     try:
         with open(path, "rb") as file:
             found = FileEntry(

@@ -18,7 +18,6 @@ from tutti.errors import BadOption, BadRunFolder
 from tutti.records.files import refusing
 from tutti.records.json_lines import Record, read_record, to_json
 from tutti.records.run_folder import RunFolder
-from tutti.records.untrusted import printable
 
 FILE: Final = "comparison.json"
 
@@ -44,13 +43,9 @@ class Combination(Record):
     Attributes:
         name: for people, such as "sync, 2 workers".
         folder: of its runs, inside the comparison's.
-        strategy: how it trains.
-        workers: how many ranks train.
-        threads: of each of them.
         scaling: one of `SCALINGS`, or `APART`.
         options: the fields of the run's configuration in which it differs from the others.
         sweep: those of them that were crossed in: only runs with equal ones are compared.
-        device: what each of them computes on.
         parallel: how its ranks hold one model together, such as "data=2,tensor=2"; None: each has all of it.
     """
 
@@ -90,8 +85,6 @@ class Comparison(Record):
     """A comparison: its task and the ways to train that it compares.
 
     Attributes:
-        model: its name.
-        data: the data set's name.
         repeats: how often each combination is run, with seeds that count up.
         target: the accuracy on the validation part that a run is timed to; None: to none.
         combinations: in the order of the table.
@@ -132,12 +125,7 @@ class ComparisonFolder:
 
     def read(self) -> Comparison:
         """Read the comparison."""
-        found = read_record(self.path / FILE, Comparison)
-        for name in (one.folder for one in found.combinations):
-            # An empty name, or one of dots, is the folder itself or the one around it.
-            if Path(name).name != name or not name.strip("."):
-                raise BadRunFolder(f"{self.path / FILE} names the folder '{printable(name)}' outside its own")
-        return found
+        return read_record(self.path / FILE, Comparison)
 
     def run(self, combination: Combination, repeat: int) -> RunFolder:
         """Return the run folder of a repeat."""
@@ -158,10 +146,10 @@ class ComparisonFolder:
             path.write_text(f"{error}\n", encoding="utf-8")
 
     def error(self, combination: Combination, repeat: int) -> str | None:
-        """Read the error of a repeat, as text that is safe to print; None if it has not failed."""
+        """Read the error of a repeat; None if it has not failed."""
         path = self._error(combination, repeat)
         try:
-            return printable(path.read_bytes().decode(errors="replace"), lines=True).strip()
+            return path.read_bytes().decode(errors="replace").strip()
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -25,15 +25,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True)
 class Combination(Record):
-    """The way from the values of candidates to those of their ensemble.
-
-    A value is a probability, or an amount.
-
-    Attributes:
-        method: by which it was found.
-        candidates: their names.
-        weights: of each; they add up to 1.
-    """
+    """The weights of candidates' values, which add up to 1, and the method that found them."""
 
     method: str
     candidates: tuple[str, ...]
@@ -42,13 +34,7 @@ class Combination(Record):
 
 @dataclass(frozen=True)
 class Member(Record):
-    """A trained network of an ensemble.
-
-    Attributes:
-        candidate: the name of the candidate that it is of; several may be of one.
-        config: the configuration that it was trained with, as JSON values.
-        data: the data that it was trained on, as it saw them.
-    """
+    """A trained network of an ensemble, of a candidate that several may be of."""
 
     candidate: str
     config: Json
@@ -57,14 +43,7 @@ class Member(Record):
 
 @dataclass(frozen=True)
 class EnsembleRecord(Record):
-    """An ensemble, all but its weights.
-
-    Attributes:
-        kind: of the values: "classes", "flags" or "amounts".
-        combination: of the values of candidates, each the mean of its members' values.
-        members: in the order of their weights.
-        version: of the file.
-    """
+    """An ensemble without its weights: its kind ("classes", "flags", "amounts") and members in order."""
 
     kind: str
     combination: Combination

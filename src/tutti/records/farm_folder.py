@@ -5,7 +5,7 @@
     data.npz              the data, where they were given as arrays
     block                 the ranks of each job, in all launches: results depend on it
     threads               how many each rank has, in all launches: results depend on it in their last bits
-    launches/, claims     who works on it, on which job, and what happens: `tutti.records.launches`
+    launches/             who works on it, and what happens: `tutti.records.launches`
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
     jobs/NAME/log.txt     what the job has printed
     jobs/NAME/error.txt   why it has failed: the traceback
@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -33,11 +32,11 @@ from tutti.records.json_lines import (
     JsonLinesFile,
     Record,
     parse_record,
-    read_lines,
+    read_all,
     read_record,
     to_json,
 )
-from tutti.records.launches import EVENTS, USAGE, Launch, all_launches
+from tutti.records.launches import EVENTS, JOBS, USAGE, Launch, all_launches
 from tutti.records.run_folder import ERROR, RunFolder
 
 FARM: Final = "farm.json"
@@ -45,7 +44,6 @@ SPLITS: Final = "splits.npz"
 DATA: Final = "data.npz"
 BLOCK: Final = "block"
 THREADS: Final = "threads"
-JOBS: Final = "jobs"
 
 VERSION: Final = 1
 """The version of the files of a farm that this program writes."""
@@ -65,13 +63,9 @@ class JobState(Enum):
 
 @dataclass(frozen=True)
 class FarmPlan(Record):
-    """The plan of a farm, complete: who resumes it must have the same.
+    """The kind of study, such as "cv", and what it was asked; a farm that is resumed must have the same.
 
-    Attributes:
-        kind: of the study, such as "cv".
-        question: what the study was asked, as JSON values.
-        jobs: the configuration of each job that is known from the beginning, by name.
-        version: of the files.
+    `jobs` has the configuration of each job that is known from the beginning.
     """
 
     kind: str
@@ -82,17 +76,14 @@ class FarmPlan(Record):
 
 @dataclass(frozen=True)
 class FarmEvent(Record):
-    """The beginning or the end of a job on a block.
+    """The beginning or the end of a job on a block of a launch: each launch numbers its own.
 
     Attributes:
-        time: when, in seconds since the epoch.
+        time: in seconds since 1970.
         event: "began" or "ended".
-        job: its name.
-        block: the number of the block.
         state: of a job that has ended, a `JobState`.
         seconds: how long the block has worked on it.
         why: it has stopped or failed.
-        launch: whose block it is: each launch numbers its own.
     """
 
     time: float
@@ -250,29 +241,11 @@ class FarmFolder:
             (self.job(name) / ERROR).unlink()
 
     def events(self) -> JsonLinesFile[FarmEvent]:
-        """Read the events of all launches, in the order of time; none if there are none yet.
-
-        Each launch numbers its blocks from 0; here those that work at the same time have different numbers.
-        """
-        found = [read_lines(path, FarmEvent) for path in self._of_launches(EVENTS) if path.is_file()]
-        records = sorted((record for lines in found for record in lines.records), key=lambda one: one.time)
-        return JsonLinesFile(self._renumbered(records), [text for lines in found for text in lines.damage])
-
-    def _renumbered(self, events: list[FarmEvent]) -> list[FarmEvent]:
-        ended = {(event.launch, event.job) for event in events if event.event == "ended"}
-        alive = {folder.name for folder in all_launches(self.path) if is_locked(folder)}
-        working, found = dict[tuple[str, int], int](), list[FarmEvent]()
-        for event in events:
-            block = event.launch, event.block
-            if event.event == "ended":
-                number = working.pop(block, event.block)
-            else:
-                taken = set(working.values())
-                number = next(one for one in count(event.block) if one not in taken)
-                # A launch that was killed has noted no end.
-                if event.launch in alive or (event.launch, event.job) in ended:
-                    working[block] = number
-            found.append(replace(event, block=number))
+        """Read the events of all launches, in the order of time, with blocks numbered over all of them."""
+        found, numbers = read_all(self._of_launches(EVENTS), FarmEvent), dict[tuple[str, int], int]()
+        for at, event in enumerate(found.records):
+            number = numbers.setdefault((event.launch, event.block), len(numbers))
+            found.records[at] = replace(event, block=number)
         return found
 
     def _of_launches(self, file: str) -> list[Path]:

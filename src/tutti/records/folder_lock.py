@@ -1,4 +1,4 @@
-"""The lock on a run folder: one job at a time writes it. Needs neither torch nor MPI."""
+"""Locks on folders: one job at a time writes a run folder. Needs neither torch nor MPI."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ _open: set[int] = set()
 
 @dataclass(frozen=True)
 class FolderOwner(Record):
-    """The process that has the lock on a run folder."""
+    """The process that has the lock on a folder."""
 
     process: int
     host: str
 
 
+class FolderInUse(BadRunFolder):
+    """Another job has the lock on a folder."""
+
+
 class FolderLock:
-    """The lock on a run folder, which one job has at a time; taken here, and released as a context manager.
+    """The lock on a folder, which one job has at a time; taken here, and released as a context manager.
 
     The kernel releases it when the process ends, however it does. On NFS that is the server's, so that it
     holds between hosts.
@@ -41,28 +45,29 @@ class FolderLock:
     Args:
         folder: the folder, which exists.
         patience_s: how long to wait for processes of the same job that were killed to be gone.
+        name: of the file that is locked.
 
     Attributes:
         problem: why the file system has no locks; None: it has.
 
     Raises:
-        BadRunFolder: another job has it; or the file of the lock cannot be written.
+        FolderInUse: another job has it.
+        BadRunFolder: the file of the lock cannot be written.
     """
 
-    def __init__(self, folder: Path, patience_s: float = 0.0) -> None:
+    def __init__(self, folder: Path, patience_s: float = 0.0, name: str = LOCK) -> None:
         self.problem: str | None = None
-        self._path, until = folder, time.monotonic() + patience_s
-        with refusing(folder / LOCK):
-            # As long as it is open no other folder gets its number.
-            self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._file = open_lock_file(folder / LOCK)
+        until = time.monotonic() + patience_s
+        with refusing(folder / name):
+            self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        _open.add(self._file)
         try:
             while not self._take():
                 if time.monotonic() >= until:
                     raise _held(self._file, folder)
                 time.sleep(_PROBE_S)
         except BaseException:
-            self.__exit__()
+            self.release()
             raise
         owner = to_json(FolderOwner(os.getpid(), socket.gethostname())).encode()
         os.ftruncate(self._file, 0)
@@ -72,57 +77,27 @@ class FolderLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        close_lock_file(self._file)
-        os.close(self._folder)
+        self.release()
 
-    @property
-    def lost(self) -> bool:
-        """True if the folder at this path is gone, or another one by now."""
-        try:
-            return not os.path.samestat(os.stat(self._path), os.fstat(self._folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return True
+    def release(self) -> None:
+        """Give the lock back."""
+        _open.discard(self._file)
+        os.close(self._file)
 
     def _take(self) -> bool:
         try:
-            return lock_byte(self._file)
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _REQUEST)
+        except (BlockingIOError, PermissionError):
+            return False
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:
                 raise
             self.problem = error.strerror
-            return True
+        return True
 
 
-def open_lock_file(path: Path) -> int:
-    """Open a file to lock bytes of it; it is made if there is none."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    _open.add(file)
-    return file
-
-
-def close_lock_file(file: int) -> None:
-    """Give back all locks on a file, and close it."""
-    _open.discard(file)
-    os.close(file)
-
-
-def lock_byte(file: int, at: int = 0) -> bool:
-    """Lock a byte of a file; return False if somebody else has it. It need not be there."""
-    try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK, at))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
-
-
-def unlock_byte(file: int, at: int) -> None:
-    """Give the lock on a byte back."""
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, at))
-
-
-def _request(kind: int, at: int = 0) -> bytes:
-    # struct flock of 64-bit Linux.
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, at, 1, 0)
+# struct flock of 64-bit Linux: the first byte of the file, which need not be there.
+_REQUEST: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 
 
 def _leave_locks_to_parent() -> None:
@@ -135,14 +110,14 @@ def _leave_locks_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
-def refuse_locked(folder: Path) -> None:
-    """Raise BadRunFolder if a job writes the folder; nothing is changed."""
+def refuse_locked(folder: Path, name: str = LOCK) -> None:
+    """Raise FolderInUse if a job has the lock on a folder; nothing is changed."""
     try:
-        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        (kind,) = struct.unpack_from("h", fcntl.fcntl(file, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK)))
+        (kind,) = struct.unpack_from("h", fcntl.fcntl(file, fcntl.F_OFD_GETLK, _REQUEST))
         if kind != fcntl.F_UNLCK:
             raise _held(file, folder)
     except OSError as error:
@@ -156,18 +131,18 @@ def is_locked(folder: Path) -> bool:
     """Return whether a job writes the folder."""
     try:
         refuse_locked(folder)
-    except BadRunFolder:
+    except FolderInUse:
         return True
     return False
 
 
-def _held(file: int, folder: Path) -> BadRunFolder:
+def _held(file: int, folder: Path) -> FolderInUse:
     try:
         owner = parse_record(os.pread(file, _OWNER_BYTES, 0), FolderOwner)
         who = f"process {owner.process} on host {owner.host}"
     except ValueError:
         who = "another job"  # which is about to write who it is
-    return BadRunFolder(
+    return FolderInUse(
         f"run folder {folder} is being written by {who}; wait until that has ended, or name another folder "
         "with --out"
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tutti.errors import BadRunFolder
-from tutti.records.untrusted import parse_json
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -85,7 +86,7 @@ def decode(kind: type[T], values: object) -> T:
 def parse_record(text: bytes | str, kind: type[T]) -> T:
     """Parse a JSON text by `decode`."""
     try:
-        return decode(kind, parse_json(text))
+        return decode(kind, json.loads(text))
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -118,9 +119,11 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
 
 
 def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
-    """Read a file of JSON lines; lines that cannot be read are left out and reported in `damage`."""
+    """Read a file of JSON lines, if it is there; lines that cannot be read are reported in `damage`."""
     try:
         lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        lines = []
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
     found: JsonLinesFile[T] = JsonLinesFile([], [])
@@ -133,6 +136,13 @@ def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
             what = "is cut off" if number == len(lines) else f"is no record ({error})"
             found.damage.append(f"line {number} of {path} {what}; it was left out")
     return found
+
+
+def read_all(paths: Iterable[Path], kind: type[T]) -> JsonLinesFile[T]:
+    """Read several files of JSON lines, in the order of the records' `time`."""
+    found = [read_lines(path, kind) for path in paths]
+    records = sorted((record for lines in found for record in lines.records), key=attrgetter("time"))
+    return JsonLinesFile(records, [sentence for lines in found for sentence in lines.damage])
 
 
 def last_record(path: Path, kind: type[T]) -> T | None:

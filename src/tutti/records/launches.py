@@ -4,7 +4,7 @@
     launches/ID/.lock          locked as long as it lives
     launches/ID/events.jsonl   its own, so that no two hosts append to one file
     launches/ID/usage.jsonl    likewise
-    claims                     an empty file; who has a job has locked the byte that belongs to its name
+    jobs/NAME/.claim           locked by the launch that has the job
 
 The kernel, or the server of a shared file system, gives the locks of a launch back when it ends, however it
 does.
@@ -18,23 +18,17 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from tutti.errors import BadRunFolder
 from tutti.records.files import refusing, replace_file
-from tutti.records.folder_lock import (
-    FolderLock,
-    close_lock_file,
-    is_locked,
-    lock_byte,
-    open_lock_file,
-    unlock_byte,
-)
+from tutti.records.folder_lock import FolderInUse, FolderLock, is_locked
 from tutti.records.json_lines import Record, append_line, read_record, to_json
 
 LAUNCHES: Final = "launches"
-CLAIMS: Final = "claims"
+JOBS: Final = "jobs"
+CLAIM: Final = ".claim"
 LAUNCH: Final = "launch.json"
 EVENTS: Final = "events.jsonl"
 USAGE: Final = "usage.jsonl"
@@ -42,13 +36,7 @@ USAGE: Final = "usage.jsonl"
 
 @dataclass(frozen=True)
 class LaunchRecord(Record):
-    """A launch.
-
-    Attributes:
-        process: its number on its host.
-        host: the name of that.
-        cores: the logical CPUs that it may use.
-    """
+    """The process of a launch, and the logical CPUs that it may use."""
 
     process: int
     host: str
@@ -81,11 +69,10 @@ class Launch:
         self._farm, self._folder = farm, farm / LAUNCHES / self.name
         self.events, self.usage = self._folder / EVENTS, self._folder / USAGE
         self._record = LaunchRecord(os.getpid(), socket.gethostname(), tuple(sorted(os.sched_getaffinity(0))))
-        self._claimed: set[str] = set()
+        self._claims: dict[str, FolderLock] = {}
         with refusing(self._folder):
             self._folder.mkdir(parents=True)
             self._lock = FolderLock(self._folder)
-            self._claims = open_lock_file(farm / CLAIMS)
             replace_file(self._folder / LAUNCH, to_json(self._record).encode() + b"\n", flush=False)
             # By the clock of the file system, as errors of jobs have their times.
             self._began = os.stat(self._folder / LAUNCH).st_mtime_ns
@@ -94,23 +81,33 @@ class Launch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.__exit__()
-        close_lock_file(self._claims)
+        self._lock.release()
+        for claim in self._claims.values():
+            claim.release()
 
     def claim(self, job: str) -> bool:
-        """Take a job, which is this launch's alone until it ends; False: another one has it."""
-        if job in self._claimed:
+        """Take a job, which is this launch's alone until it is released; False: another launch has it."""
+        if job in self._claims:
             return True
-        with refusing(self._farm / CLAIMS):
-            found = lock_byte(self._claims, _byte_of(job))
-        if found:
-            self._claimed.add(job)
-        return found
+        folder = self._farm / JOBS / job
+        with refusing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            claim = FolderLock(folder, name=CLAIM)
+        except FolderInUse:
+            return False
+        if claim.problem is not None:
+            claim.release()
+            raise BadRunFolder(
+                f"the file system of {self._farm} has no locks ({claim.problem}); name another folder "
+                "with --out"
+            )
+        self._claims[job] = claim
+        return True
 
     def release(self, job: str) -> None:
         """Leave a job to others."""
-        unlock_byte(self._claims, _byte_of(job))
-        self._claimed.discard(job)
+        self._claims.pop(job).release()
 
     def shares_cores(self) -> bool:
         """Return whether another launch works on the farm with cores of this one."""
@@ -134,7 +131,3 @@ class Launch:
         # Nothing is derived from it but figures, so it is not flushed to the disk.
         with refusing(self.events):
             append_line(self.events, event, flush=False)
-
-
-def _byte_of(job: str) -> int:
-    return int.from_bytes(blake2b(job.encode(), digest_size=7).digest(), "big")

@@ -18,15 +18,7 @@ SCHEDULES: Final = ("gpipe", "1f1b")
 
 @dataclass(frozen=True)
 class PipelineSpan:
-    """The work of a stage on one microbatch.
-
-    Attributes:
-        rank: the rank that did it, numbered in the team: that of the stage.
-        kind: one of `KINDS`.
-        microbatch: the number of the microbatch.
-        start: seconds since the first span of the step began.
-        stop: likewise, of its end.
-    """
+    """The work of a rank's stage on one microbatch; times are seconds since the step's first span began."""
 
     rank: int
     kind: str

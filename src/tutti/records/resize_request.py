@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tutti.errors import BadRunFolder, no_room
+from tutti.errors import BadRunFolder, with_remedy
 from tutti.records.files import make_file, replace_file
 from tutti.records.json_lines import Record, parse_record, to_json
 
@@ -28,15 +28,7 @@ _READ_S: Final = 2.0
 
 @dataclass(frozen=True)
 class ResizeRequest(Record):
-    """The content of the file.
-
-    Attributes:
-        workers: the number that is asked for.
-        token: tells this request from all others.
-        answer: a sentence; None: there is none yet.
-        agreed: the run has that number of workers.
-        warnings: sentences about them.
-    """
+    """The content of the file: the number of workers, a token of this request, and the run's answer."""
 
     workers: int
     token: str
@@ -56,7 +48,7 @@ def request_workers(folder: Path, workers: int) -> ResizeRequest | None:
             path.unlink()
         return request if make_file(path, to_json(request).encode()) else None
     except OSError as error:
-        if full := no_room(error, path):
+        if full := with_remedy(error):
             raise full from error
         raise BadRunFolder(
             f"cannot write {path}, by which a run is asked: {error.strerror}; ask as the user who has "

@@ -63,24 +63,16 @@ class Evaluation(Record):
         return [row[k] / sum(row) if sum(row) else None for k, row in enumerate(self.confusion or [])]
 
     def class_precision(self) -> list[float | None]:
-        """The share of right ones among the predictions of each class, in [0, 1].
-
-        Returns:
-            As `class_accuracy`; None for a class that is never predicted.
-        """
-        return [row[k] / found if found else None for k, (row, found) in enumerate(self._rows_and_found())]
+        """The share of right ones among the predictions of each class; None for one never predicted."""
+        rows = self.confusion or []
+        found = [sum(row[k] for row in rows) for k in range(len(rows))]
+        return [row[k] / found[k] if found[k] else None for k, row in enumerate(rows)]
 
     def class_f1(self) -> list[float | None]:
         """The F1 score of each class; None for one that is neither there nor predicted."""
-        return [
-            2 * row[k] / (sum(row) + found) if sum(row) + found else None
-            for k, (row, found) in enumerate(self._rows_and_found())
-        ]
-
-    def _rows_and_found(self) -> list[tuple[list[int], int]]:
-        """The row of each class, and how many samples were taken for it."""
         rows = self.confusion or []
-        return [(row, sum(other[k] for other in rows)) for k, row in enumerate(rows)]
+        both = [sum(row) + sum(other[k] for other in rows) for k, row in enumerate(rows)]
+        return [2 * row[k] / both[k] if both[k] else None for k, row in enumerate(rows)]
 
 
 @dataclass(frozen=True)
@@ -232,6 +224,7 @@ class RunStart(Record):
         batch_size: `TrainConfig.batch_size` from there on; None: it is not known.
         lr: `TrainConfig.lr` from there on; None: it is not known.
         why: the run went on with other ranks by itself, in words; empty: it did not.
+        pace: the name of its strategy's `tutti.strategies.base.Pace`, in lower case.
     """
 
     time: str
@@ -241,6 +234,7 @@ class RunStart(Record):
     batch_size: int | None = None
     lr: float | None = None
     why: str = ""
+    pace: str = ""
 
 
 def counting(starts: Sequence[RunStart]) -> list[RunStart]:

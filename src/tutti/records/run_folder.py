@@ -12,7 +12,7 @@
     checkpoints/          the states that the run can go on from: `tutti.records.checkpoints`
     tensorboard/          event files, with --log tensorboard
     mlflow.txt            the number of the run in MLflow, with --log mlflow
-    trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`; or trace.json.gz
+    trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`
     trace-2.json          that of the run after it was resumed
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
@@ -21,6 +21,7 @@
     log.txt               what the run has printed, where it is a job of a farm
     error.txt             why it has failed, likewise
     .lock                 locked while a job writes the folder: `tutti.records.folder_lock`
+    .claim                locked while a launch of a farm has the job
 
 Files that are not appended to are written under another name and renamed: they are whole or not there. Needs
 neither torch nor MPI.
@@ -29,7 +30,6 @@ neither torch nor MPI.
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import re
@@ -37,16 +37,17 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Final, TypeVar
 
 from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import present
-from tutti.records.files import flush_file_system, refusing, replace_file, unfinished_file
-from tutti.records.folder_lock import LOCK, FolderLock, is_locked, refuse_locked
+from tutti.records.files import refusing, replace_file
+from tutti.records.folder_lock import LOCK, is_locked, refuse_locked
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import (
     Json,
@@ -54,7 +55,7 @@ from tutti.records.json_lines import (
     Record,
     append_line,
     last_record,
-    parse_record,
+    read_all,
     read_lines,
     read_record,
     to_json,
@@ -76,10 +77,6 @@ RANKS: Final = "ranks"
 TRACE: Final = "trace.json"
 STARTS: Final = "starts.jsonl"
 MLFLOW: Final = "mlflow.txt"
-
-LARGE: Final = 100_000
-"""The number of events above which a trace is compressed."""
-
 
 RUNS: Final = Path("runs")
 """The folder of run folders without a path of their own."""
@@ -157,6 +154,9 @@ RECORDS: Final[dict[type[Record], str]] = {
 }
 """The files that hold one record each."""
 
+LINES: Final[dict[type[Record], str]] = {EpochRecord: HISTORY, RunStart: STARTS}
+"""The files that hold one record a line."""
+
 LOG: Final = "log.txt"
 ERROR: Final = "error.txt"
 
@@ -171,17 +171,9 @@ class RunFolder:
     """A run folder. Made by `create` and `open`.
 
     Every method raises `BadRunFolder` for a file that cannot be read or written.
-
-    Attributes:
-        path: of the folder.
-        lock: that of the job that writes it; None: whoever has it does not hold the job's lock.
-        together: its files are flushed to the disk with those of other runs, by `finish_together`, and not
-            each when it is written; until then the run does not count as finished.
     """
 
     path: Path
-    lock: FolderLock | None = field(default=None, compare=False)
-    together: bool = field(default=False, compare=False)
 
     @classmethod
     def create(cls, path: str | Path | None, model: str, data: str, needed_bytes: int = 0) -> RunFolder:
@@ -205,7 +197,7 @@ class RunFolder:
 
     @classmethod
     def take(cls, path: str | Path) -> RunFolder:
-        """Begin a new run in a folder that whoever has many has made, and knows to be its own."""
+        """Begin a new run in a folder that is known to be free."""
         folder = cls(Path(path))
         with refusing(folder.path):
             (folder.path / RANKS).mkdir(parents=True, exist_ok=True)
@@ -245,10 +237,7 @@ class RunFolder:
 
     def write(self, record: Record) -> None:
         """Write the run's record of a kind in `RECORDS`."""
-        name = RECORDS[type(record)]
-        # The summary is what makes a run finished: it gets its name when all else is on the disk.
-        last = self.together and isinstance(record, Summary)
-        self._write_json(unfinished_file(Path(name)).name if last else name, record)
+        self._write_json(RECORDS[type(record)], record)
 
     def read(self, kind: type[R]) -> R:
         """Read the run's record of a kind in `RECORDS`."""
@@ -258,33 +247,20 @@ class RunFolder:
         """Read the run's record of a kind in `RECORDS`; None if it has left none."""
         return self.read(kind) if self.has(RECORDS[kind]) else None
 
-    def append(self, record: EpochRecord) -> None:
-        """Add an epoch to the history."""
-        self.refuse_lost()
-        with refusing(self.path / HISTORY):
-            append_line(self.path / HISTORY, record, flush=not self.together)
+    def append(self, record: Record, flush: bool = True) -> None:
+        """Add a record of a kind in `LINES`; it need not survive a power cut unless it is flushed."""
+        path = self.path / LINES[type(record)]
+        with refusing(path):
+            append_line(path, record, flush=flush)
 
-    def keep_epochs(self, records: Sequence[EpochRecord]) -> None:
-        """Have the history be that of these epochs alone, behind which the run goes on."""
-        self.refuse_lost()
-        if records:
-            self._write(HISTORY, _lines(records))
-        else:
-            (self.path / HISTORY).unlink(missing_ok=True)
+    def lines(self, kind: type[R]) -> JsonLinesFile[R]:
+        """Read the records of a kind in `LINES`; none if there are none yet."""
+        return read_lines(self.path / LINES[kind], kind)
 
-    def history(self) -> JsonLinesFile[EpochRecord]:
-        """Read the epochs so far."""
-        return read_lines(self.path / HISTORY, EpochRecord)
-
-    def note_start(self, start: RunStart, flush: bool = True) -> None:
-        """Add a start of the run to those before; it need not survive a power cut unless it is flushed."""
-        with refusing(self.path / STARTS):
-            append_line(self.path / STARTS, start, flush=flush and not self.together)
-
-    def starts(self) -> JsonLinesFile[RunStart]:
-        """Read all starts of the run; none if it has left none."""
-        path = self.path / STARTS
-        return read_lines(path, RunStart) if path.is_file() else JsonLinesFile([], [])
+    def keep(self, kind: type[R], records: Sequence[R]) -> None:
+        """Replace the records of a kind in `LINES` by those of them from which the run goes on."""
+        lines = "".join(f"{to_json(one)}\n" for one in records)
+        self._write(LINES[kind], lines.encode(errors="backslashreplace"))
 
     def write_heartbeat(self, beat: Heartbeat) -> None:
         """Replace the rank's last heartbeat: readers see the one or the other, and both whole."""
@@ -293,16 +269,7 @@ class RunFolder:
 
     def heartbeats(self) -> JsonLinesFile[Heartbeat]:
         """Read the newest heartbeat of each rank that has left one, sorted by rank."""
-        found: JsonLinesFile[Heartbeat] = JsonLinesFile([], [])
-        for path in (self.path / RANKS).glob("[0-9]*.json"):
-            try:
-                found.records.append(parse_record(path.read_bytes(), Heartbeat))
-            except FileNotFoundError:  # it was removed meanwhile, as by a run that goes on
-                continue
-            except OSError as error:
-                found.damage.append(f"{path} cannot be read ({error.strerror}); it was left out")
-            except ValueError as error:
-                found.damage.append(f"{path} is no heartbeat ({error}); it was left out")
+        found = read_all((self.path / RANKS).glob("[0-9]*.json"), Heartbeat)
         found.records.sort(key=lambda beat: beat.rank)
         return found
 
@@ -317,9 +284,7 @@ class RunFolder:
 
     def usage(self) -> JsonLinesFile[UsageRecord]:
         """Read the samples of all hosts, in the order of time; none if a run has left none."""
-        found = [read_lines(path, UsageRecord) for path in self.usage_files()]
-        records = sorted((record for lines in found for record in lines.records), key=lambda one: one.time)
-        return JsonLinesFile(records, [sentence for lines in found for sentence in lines.damage])
+        return read_all(self.usage_files(), UsageRecord)
 
     def last_usage(self) -> list[UsageRecord]:
         """Read the newest sample of each host, as far as there are any that can be read."""
@@ -330,18 +295,10 @@ class RunFolder:
         return [record for record in found if record is not None]
 
     def write_trace(self, lanes: Sequence[Lane], whole: bool = True) -> Path:
-        """Write the time-line beside those of earlier starts, compressed if large; return the file."""
-        picture = chrome_trace(lanes, whole)
-        text = json.dumps(picture, separators=(",", ":")).encode()
-        name = self._unused_trace()
-        if len(picture["traceEvents"]) <= LARGE:
-            return self._write(name, text)
-        return self._write(f"{name}.gz", gzip.compress(text, compresslevel=6))
-
-    def _unused_trace(self) -> str:
-        stem, _, kind = TRACE.partition(".")
-        names = (TRACE, *(f"{stem}-{number}.{kind}" for number in range(2, 1_000_000)))
-        return next(name for name in names if not (self.has(name) or self.has(f"{name}.gz")))
+        """Write the time-line beside those of earlier starts; return the file."""
+        names = chain([TRACE], (f"trace-{number}.json" for number in count(2)))
+        name = next(name for name in names if not self.has(name))
+        return self._write(name, json.dumps(chrome_trace(lanes, whole), separators=(",", ":")).encode())
 
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""
@@ -357,7 +314,7 @@ class RunFolder:
         return self.path / WEIGHTS
 
     def has(self, name: str) -> bool:
-        """Tell whether the run has left a file, such as `CONFIG`."""
+        """Return whether the run has left a file, such as `CONFIG`."""
         return (self.path / name).exists()
 
     @property
@@ -373,41 +330,28 @@ class RunFolder:
     @property
     def unfinished(self) -> str:
         """A clause about how far a run has come that is not finished."""
-        epochs = len(self.history().records) if self.has(HISTORY) else 0
+        epochs = len(self.lines(EpochRecord).records)
         doing = "is being trained" if is_locked(self.path) else "was interrupted"
         kept = "a" if self.resumable else "no"
         return f"the run {self.path} {doing}, with {epochs} complete epochs and {kept} checkpoint"
 
     @property
     def next_step(self) -> str:
-        """The advice to whoever wants more of a run that is not finished."""
+        """The advice for a run that is not finished."""
         if is_locked(self.path):
             return f"wait until it is finished ('tutti watch {self.path}' shows how it is)"
         if self.resumable:
             return f"finish it: tutti train --resume {self.path}"
         return f"train it again, with --checkpoint 1m or the like: tutti train --config {self.path} --out ..."
 
-    def refuse_lost(self) -> None:
-        """Raise BadRunFolder if the folder is not the one that was locked any more."""
-        if self.lock is not None and self.lock.lost:
-            raise BadRunFolder(
-                f"cannot write {self.path}: it was removed or renamed while the run went on; name a folder "
-                "that stays with --out"
-            )
-
     def _write_json(self, name: str, values: object) -> None:
         self._write(name, to_json_lines(values).encode())
 
     def _write(self, name: str, content: bytes) -> Path:
-        self.refuse_lost()
         path = self.path / name
         with refusing(path):
-            replace_file(path, content, flush=not self.together)
+            replace_file(path, content)
         return path
-
-
-def _lines(records: Sequence[Record]) -> bytes:
-    return "".join(f"{to_json(one)}\n" for one in records).encode(errors="backslashreplace")
 
 
 def refuse_no_folder(path: Path) -> None:
@@ -465,14 +409,3 @@ def _make_unused(path: Path) -> Path:
             candidate.mkdir()
             return candidate
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-
-def finish_together(folders: Sequence[Path]) -> None:
-    """Flush all files of some runs to the disk, and have those count as finished that came to their end."""
-    for folder in {os.stat(folder).st_dev: folder for folder in folders}.values():
-        with refusing(folder):
-            flush_file_system(folder)
-    for folder in folders:
-        summary = folder / RECORDS[Summary]
-        with refusing(summary), suppress(FileNotFoundError):
-            os.replace(unfinished_file(summary), summary)

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 _JOINERS: Final = "\u200c\u200d"
 """Invisible letters that join or part their neighbours, in several scripts."""
-
-
-def parse_json(text: bytes | str) -> object:
-    """Parse a JSON text, whose strings `printable` makes safe."""
-    try:
-        return _shown(json.loads(text))
-    except RecursionError:
-        raise ValueError("it has too many levels") from None
 
 
 def printable(text: str, lines: bool = False) -> str:
@@ -25,13 +16,3 @@ def printable(text: str, lines: bool = False) -> str:
     return "".join(
         one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text
     )
-
-
-def _shown(value: object) -> object:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_shown(item) for item in value]
-    if isinstance(value, dict):
-        return {printable(name): _shown(item) for name, item in value.items()}
-    return value

@@ -11,7 +11,7 @@ from typing import Any
 
 from tutti.errors import BadRunFolder
 from tutti.records.run import STAGES, EpochRecord, RunStart, Summary, counting, ranks_in_turn
-from tutti.records.run_folder import CONFIG, HISTORY, RunFolder, TrainedOn
+from tutti.records.run_folder import CONFIG, RunFolder, TrainedOn
 from tutti.records.texts import best_text, early_text, resumed_text
 from tutti.records.usage import UsageRecord
 from tutti.reports.advice import stages_by_rank
@@ -38,12 +38,12 @@ class Run:
             BadRunFolder: it has no records, or holds something else under the name of one of its files.
         """
         folder = RunFolder(path)
-        if folder.has(CONFIG) and not folder.has(HISTORY):
+        history, starts = folder.lines(EpochRecord), folder.lines(RunStart)
+        if folder.has(CONFIG) and not history.records:
             raise BadRunFolder(f"{folder.unfinished}, so there is nothing to report yet; {folder.next_step}")
-        history = folder.history()
         if not history.records:
             raise BadRunFolder(f"{path} has no records of a run; give the folder that 'tutti train' wrote")
-        usage, data, starts = folder.usage(), folder.find(TrainedOn), folder.starts()
+        usage, data = folder.usage(), folder.find(TrainedOn)
         return cls(
             path=path,
             history=tuple(history.records),
@@ -54,6 +54,11 @@ class Run:
             usage=tuple(usage.records),
             starts=tuple(starts.records),
         )
+
+    @property
+    def pace(self) -> str:
+        """The pace of its strategy, as `RunStart` has it; empty: it is not known."""
+        return self.starts[-1].pace if self.starts else ""
 
     @property
     def finished(self) -> bool:

@@ -25,7 +25,6 @@ from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
-from tutti.replica import refuse_overlaps
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
 from tutti.run.config import Options, TrainConfig
@@ -203,8 +202,6 @@ def train(
     watchers = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     given["callbacks"] = watchers or None
     given["data"] = without_loaders(data, options, quiet)
-    if isinstance(model, nn.Module):
-        refuse_overlaps(model)  # the copies that the ranks get would not show it
     job, outcome = _job(given, options, quiet, None if resume is None else str(resume))
     if outcome is None:
         with lasting_output():

@@ -103,6 +103,12 @@ def _options_of_ways() -> str:
     return f"{of_ways}. Schedules are {', '.join(SCHEDULES)}"
 
 
+def _options_of_losses() -> str:
+    options = {name: ", ".join(_LOSSES.options(name)) for name in _LOSSES}
+    of_losses = "; ".join(f"of {name} {names}" for name, names in options.items() if names)
+    return f"options of the loss: {of_losses}; or arguments of a function or class"
+
+
 def _numbers_of_augment() -> str:
     return ", ".join(f"{name}: {', '.join(_AUGMENTATIONS.options(name))}" for name in _AUGMENTATIONS)
 
@@ -122,38 +128,26 @@ class TrainConfig:
         {}, lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
     )
     weights: str | None = option(
-        None,
-        "begin with these weights in place of the model's first ones: a run folder, a checkpoint, or what "
-        "else 'tutti export' reads; the optimizer is new",
+        None, "weights to begin with: a run folder, a checkpoint, or a file that 'tutti export' reads"
     )
     data: str = option(
         "digits",
-        lambda: (
-            f"built-in data set ({', '.join(DATA_SETS)}), path ({', '.join(_FORMATS)}), "
-            "package.module:factory or file.py:factory"
-        ),
+        f"built-in data set ({', '.join(DATA_SETS)}), path ({', '.join(_FORMATS)}), package.module:factory "
+        "or file.py:factory",
     )
     data_options: Options = option({}, "arguments of the data's factory")
     augment: str | None = option(
         None,
-        lambda: (
-            f"random changes of the training samples, comma-separated: {', '.join(_AUGMENTATIONS)}, "
-            "file.py:function or package.module:function"
-        ),
+        f"random changes of the training samples, comma-separated: {', '.join(_AUGMENTATIONS)}, "
+        "file.py:function or package.module:function",
     )
     augment_options: Options = option({}, lambda: f"the number that belongs to one: {_numbers_of_augment()}")
-    validation: float = option(
-        0.1, "share of the training samples kept for validation, 0 to below 1", least=0
-    )
+    validation: float = option(0.1, "share of the training samples kept for validation, below 1", least=0)
     split: str | None = option(
-        None,
-        "train on one of the splits in a file, FILE:NUMBER, such as splits.npz:0; what it holds out is the "
-        "validation part, and there is no test part",
+        None, "one of the splits in a file, such as splits.npz:0; what it holds out is the validation part"
     )
     predictions: bool = option(
-        False,
-        "write what the final weights give for each sample of the validation part to predictions.npz in the "
-        "run folder",
+        False, "write the outputs for each sample of the validation part to predictions.npz in the run folder"
     )
     validate: str = option(
         "pause",
@@ -183,47 +177,28 @@ class TrainConfig:
     )
     servers: int = option(
         0,
-        "ranks beside the workers that keep the parameter centre, for strategies that have one; on "
-        "several hosts these need at least 1",
+        "ranks beside the workers that keep the parameter centre, if there is one",
         least=0,
         most=MOST_RANKS,
     )
-    levels: int = option(
-        1,
-        "2: a parameter centre on each host, which exchanges with the servers'; 1: only the servers'",
-        least=1,
-        most=2,
-    )
+    levels: int = option(1, "2: each host has a parameter centre beside the servers'", least=1, most=2)
     server_period: int | None = option(
-        None,
-        "with --levels 2: how many times the workers of a host exchange with its centre before that centre "
-        "exchanges with the servers; by default 10",
-        least=1,
+        None, "exchanges of a host's centre with its workers before one with the servers; 10", least=1
     )
     balance: str = option(
         "none",
-        "when workers differ in speed: split each batch by speed, where all make one update together; or "
-        "hand out batches to workers that ask (queue), where these do not wait for each other",
+        "for workers of unequal speed: split each batch by speed, or let them take batches from a queue",
         ("none", "speed", "queue"),
     )
     threads: int | None = option(
-        None,
-        "threads of each rank; by default the allowed cores / the ranks of the host",
-        least=1,
-        most=MOST_RANKS,
+        None, "threads of each rank; by default the allowed cores / the ranks", least=1, most=MOST_RANKS
     )
     epochs: int | None = option(
         None, "passes over the training samples; 20 when neither epochs nor steps is given", least=1
     )
-    steps: int | None = option(
-        None,
-        "weight updates (of each worker), instead of epochs; evaluations see all samples of their part",
-        least=1,
-    )
+    steps: int | None = option(None, "weight updates (of each worker), instead of epochs", least=1)
     monitor: str | None = option(
-        None,
-        "figure that decides which epoch is the best, and when to end early: val_loss, val_accuracy, "
-        "train_loss and so on; by default val_loss",
+        None, "figure that decides which epoch is the best: val_loss, the default, train_accuracy and so on"
     )
     patience: int | None = option(
         None, "end after this number of epochs in a row without a better --monitor", least=1
@@ -232,19 +207,12 @@ class TrainConfig:
         None, "end when --monitor is at least as good, such as 0.97 with --monitor val_accuracy"
     )
     restore_best: bool = option(False, "end with the weights of the best epoch, by --monitor")
-    time_limit: str | None = option(
-        None, "save and stop when so much time is over, such as 3h50m; --resume goes on with the run"
-    )
+    time_limit: str | None = option(None, "save and stop after this time, such as 3h50m; see --resume")
     batch_size: int = option(
-        32,
-        "samples behind one weight update: over all workers where they make updates together, else of one",
-        least=1,
+        32, "samples behind one weight update, over all workers that make it together", least=1
     )
     accumulate: int = option(
-        1,
-        "compute each worker's part of an update in this number of passes, and add up their "
-        "gradients: memory for a part of the batch, and the same training",
-        least=1,
+        1, "passes in which a worker computes its part of an update, which takes less memory", least=1
     )
     optimizer: str = option("adam", "any optimizer of torch.optim by name, such as sgd, adam, adamw")
     optimizer_options: Options = option(
@@ -253,97 +221,69 @@ class TrainConfig:
     lr: float | None = option(None, "learning rate; by default the optimizer's own")
     schedule: str | None = option(
         None,
-        "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update, or plateau, "
-        "which follows the validation loss each epoch; warmup_cosine, cosine, warm and linear last as "
-        "long as the run",
+        "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update; plateau, "
+        "stepped each epoch; or warmup_cosine, cosine, warm or linear, which last as long as the run",
     )
     schedule_options: Options = option({}, "arguments of the scheduler")
     sampling: str | None = option(
         None,
-        "draw the samples of an epoch with replacement: balanced, each class equally often, or by weights in "
-        "an NPY file, one for each training sample; by default each sample is there once",
+        "draw samples with replacement: balanced, each class equally often, or by weights in an NPY file",
     )
     loss: str = option(
-        "auto",
-        lambda: (
-            f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
-        ),
+        "auto", f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
     )
-    loss_options: Options = option(
-        {},
-        lambda: (
-            "options of the loss: "
-            + "; ".join(
-                f"of {name} {', '.join(names)}" for name in _LOSSES if (names := _LOSSES.options(name))
-            )
-            + "; or arguments of a function or class"
-        ),
-    )
+    loss_options: Options = option({}, _options_of_losses)
     class_weights: str | None = option(
         None,
-        "weights of the classes in the loss, or of labels of 0 and of 1: balanced, by the counts of the "
-        "training samples, or w0,w1,...",
+        "weights of the classes in the loss: balanced, by their counts in the training part, or w0,w1,...",
     )
     metrics: str = option(
         "auto",
-        lambda: (
-            f"comma-separated: {', '.join(_METRICS)}, topK for any K, file.py:function or "
-            "package.module:function, also of sklearn.metrics; auto follows the loss"
-        ),
+        f"comma-separated: {', '.join(_METRICS)}, topK for any K, file.py:function or "
+        "package.module:function, also of sklearn.metrics; auto follows the loss",
     )
     clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
     clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
     precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16", "fp16", "fp64"))
     layout: str = option(
         "contiguous",
-        "memory format of 4-d tensors; batch_last: convolutions and pooling by kernels that your C compiler "
-        "makes, for small models with one thread on each rank",
+        "memory format of 4-d tensors; batch_last: fast kernels for small models, made by your C compiler",
         ("contiguous", "channels_last", "batch_last"),
     )
     device: str = option("cpu", "where to compute; cuda is for one worker", ("cpu", "cuda"))
     cuda_graph: str = option(
         "auto",
-        "record forward and backward on a GPU once, and replay them: auto for models made of torch's own "
-        "layers, on for any whose Python code does the same in each step; the data must fit on the GPU",
+        "record a step on a GPU once, and replay it: auto for models of torch's own layers, on for any",
         ("auto", "on", "off"),
     )
-    seed: int = option(
-        0, "decides the initial weights, the validation part and the order of the samples", least=0
-    )
+    seed: int = option(0, "decides the first weights, the validation part and the order of samples", least=0)
     checkpoint: str = option(
         AUTO,
-        "how often the run folder gets a checkpoint, and at the end once more: 10m, '500 steps', '1 epoch'; "
-        "auto: every 10m, of shorter runs none; or off: only when the run is asked to stop",
+        "how often the run folder gets a checkpoint, and at the end: 10m, '500 steps', '1 epoch'; auto: "
+        "every 10m; off: only when the run is asked to stop",
     )
     keep: int = option(3, "how many of the newest checkpoints stay, and the best one beside them", least=1)
     on_failure: str = option(
         "stop",
-        "when a rank is lost, as it was killed or has crashed: end the run (stop), or go on from a copy of "
-        "the state in memory, with new ranks (respawn) or with one fewer (shrink)",
+        "when a rank is lost: end the run (stop), or go on from a copy of the state in memory, with new "
+        "ranks (respawn) or with one fewer (shrink)",
         ("stop", "respawn", "shrink"),
     )
     hang_timeout: str = option(
-        "60s",
-        "a rank that makes no step for so long and waits for no other is lost: its stacks are printed, and "
-        "it is killed; ten times its longest step if that is longer; outside of steps one that does nothing "
-        "at all for ten times as long; or off",
+        "60s", "a rank that makes no step for this time, and waits for no other, is lost; or off"
     )
     skip_nonfinite: int = option(
         0,
-        "skip up to this number of updates in a row whose gradient or loss is NaN or inf, and name the rank; "
-        "0: no gradient is looked at, and such a loss ends the run",
+        "skip up to this number of updates in a row with NaN or inf in a gradient; 0: not looked at",
         least=0,
     )
     callbacks: str | None = option(
-        None,
-        "objects or classes of yours that look on and may end the run, tutti.Callback: file.py:NAME or "
-        "package.module:NAME, comma-separated",
+        None, "callbacks of yours, comma-separated: file.py:NAME or package.module:NAME (tutti.Callback)"
     )
     log: str = option(
         "none",
         lambda: (
-            "where the figures of every epoch go, besides history.jsonl and history.csv in the run "
-            f"folder; comma-separated: {', '.join(optional_loggers())}"
+            f"where the figures of every epoch go besides; comma-separated: {', '.join(optional_loggers())}"
         ),
     )
     out: str | None = option(None, "run folder to write; by default runs/DATE-MODEL-DATA")

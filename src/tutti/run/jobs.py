@@ -57,7 +57,7 @@ class Job(Recipe):
 
     quiet: bool = field(default=False, kw_only=True)  # print nothing
 
-    def placement(self, memory_bytes: int | None = None) -> Placement:
+    def placement(self) -> Placement:
         """The ranks to start."""
         config = self.config
         workers, free = config.workers, config.workers == "auto" and config.hosts is None
@@ -66,9 +66,7 @@ class Job(Recipe):
             workers = str(asked) if free and asked is not None else workers
         elif free and (config.device == "cuda" or config.strategy == "solo"):
             workers = "1"
-        placement = place_ranks(
-            workers, config.threads, hosts=config.hosts, servers=config.servers, memory_bytes=memory_bytes
-        )
+        placement = place_ranks(workers, config.threads, hosts=config.hosts, servers=config.servers)
         if config.parallel is not None:
             layout_of(config, placement.workers)
             return placement

@@ -12,7 +12,7 @@ from typing import cast
 
 from tutti.comm.base import Communicator
 from tutti.comm.clock_offset import compare_clocks
-from tutti.comm.traced import traced
+from tutti.comm.traced import TracedCommunicator
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.records.trace import ClockReading, Lane, Trace
@@ -72,7 +72,7 @@ class Recording:
         self.comm = comm
         if self.trace is not None:
             self._read_clock()
-            self.comm = traced(comm, self.trace)
+            self.comm = TracedCommunicator(comm, self.trace)
 
     def save(self, folder: str | None) -> list[str]:
         """Write what all ranks have recorded (collective); returns lines about it on the rank that wrote."""

@@ -4,13 +4,11 @@ end of the ranks                          the next ranks
 ────────────────────────────────────────  ─────────────────────────────────────────────
 a rank or a host was lost                 as many, or fewer (--on-failure shrink)
 a copy was taken for a resize             the number that was asked for
-those failed before their first copy      the number before the resize, which is refused
 anything else                             none
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +20,7 @@ from tutti.checkpoint.memory_files import StateMemory
 from tutti.errors import BadOption, BadRunFolder, HostLost, LauncherLost, PeerLost, TuttiError, UserError
 from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
 from tutti.run.train_job import TrainJob
@@ -41,7 +39,6 @@ class _Resize:
     job: TrainJob  # of the new ranks
     placement: Placement  # theirs
     copies: int  # taken before; the next one ends the phase
-    before: tuple[TrainJob, Placement] | None = None  # the old ranks, once the new ones have begun
 
     def answer(self, text: str, *, agreed: bool) -> None:
         """Answer the request."""
@@ -55,7 +52,9 @@ class _Resize:
 class RecoveryPolicy:
     """Decides which ranks train; `job` and `placement` are those of now."""
 
-    def __init__(self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: Stopping) -> None:
+    def __init__(
+        self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: StopRequests
+    ) -> None:
         self.job, self.placement = job, placement
         self._memory, self._stopping = memory, stopping
         self._losses, self._step = 0, -1
@@ -63,9 +62,6 @@ class RecoveryPolicy:
 
     def go_on_after(self, end: TuttiError) -> None:
         """Choose the ranks that go on after others have ended with an error."""
-        if self._resize is not None and self._resize.before is not None:
-            self._go_back(self._resize, *self._resize.before, end)
-            return
         # Without a copy mpirun has started nothing, and cannot start anything here.
         if not isinstance(end, PeerLost) or (isinstance(end, LauncherLost) and not self._memory.place.whole):
             raise end
@@ -93,14 +89,12 @@ class RecoveryPolicy:
         """Choose the ranks that were asked for."""
         resize = self._resize
         assert resize is not None, "they were asked for"
-        before = self.job, self.placement
+        old = self.placement.workers
+        self._cancel_resize()
         self._change_to(resize.job, resize.placement, f"{ranks_text(resize.request.workers)} were asked for")
-        self._resize = replace(resize, copies=self._memory.place.copies_taken, before=before)
-
-    def finish(self) -> None:
-        """Note that the ranks have trained to the end."""
-        if self._resize is not None and self._resize.before is not None:
-            self._agree(self._resize, self._resize.before[1])
+        text = f"going on with {ranks_text(resize.placement.workers)} instead of {old}"
+        say_on_stderr(f"{text}, as was asked")
+        resize.answer(text, agreed=True)
 
     def _count(self, lost: PeerLost) -> None:
         """Count a loss."""
@@ -126,7 +120,12 @@ class RecoveryPolicy:
 
     def _of(self, workers: int) -> tuple[TrainJob, Placement]:
         """Return the job and placement of another number of workers."""
-        before = self.placement
+        before, config = self.placement, self.job.config
+        if config.strategy in ("auto", "sync") and workers > config.batch_size:
+            raise BadOption(
+                f"a batch of {config.batch_size} samples cannot be split over {workers} workers; ask for "
+                "fewer"
+            )
         if before.hosts:
             room = sum(host.ranks for host in before.places)
             if workers > room:
@@ -136,9 +135,8 @@ class RecoveryPolicy:
                 )
             placement = replace(before, workers=workers, hosts=fill(before.places, workers))
             return self._on_hosts(placement), placement
-        job = replace(self.job, config=self.job.config.changed({"workers": str(workers)}))
-        # Lost ranks may still hold their memory, and fewer need less.
-        return job, job.placement(memory_bytes=sys.maxsize if workers < before.workers else None)
+        job = replace(self.job, config=config.changed({"workers": str(workers)}))
+        return job, job.placement()
 
     def _on_hosts(self, placement: Placement) -> TrainJob:
         """Return the job of other ranks on hosts; it names the hosts that are left, for a later resume."""
@@ -161,10 +159,6 @@ class RecoveryPolicy:
 
     def _look(self) -> bool:
         resize, place = self._resize, self._memory.place
-        if resize is not None and resize.before is not None:
-            if place.copies_taken > resize.copies:
-                self._agree(resize, resize.before[1])
-            return False
         folder = place.folder
         request = None if folder is None or self._stopping.page.requested else read_request(folder)
         if folder is None or request is None or request.answer is not None:
@@ -191,21 +185,6 @@ class RecoveryPolicy:
             warn_on_stderr(text)
         self._resize = replace(resize, job=job, placement=placement)
         self._memory.want_copy(True)
-
-    def _agree(self, resize: _Resize, old: Placement) -> None:
-        """Report that the new ranks train."""
-        self._cancel_resize()
-        text = f"going on with {ranks_text(resize.placement.workers)} instead of {old.workers}"
-        say_on_stderr(f"{text}, as was asked")
-        resize.answer(text, agreed=True)
-
-    def _go_back(self, resize: _Resize, job: TrainJob, placement: Placement, why: TuttiError) -> None:
-        """Choose the ranks from before a resize, as the new ones cannot train."""
-        workers = ranks_text(placement.workers)
-        self._refuse(
-            resize, f"the new ranks cannot train, and the run goes on with {workers} as before: {why}"
-        )
-        self._change_to(job, placement, f"{ranks_text(resize.placement.workers)} could not train")
 
     def _refuse(self, resize: _Resize, text: str) -> None:
         self._cancel_resize()
@@ -246,7 +225,7 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
     def room() -> int:
         return first.ranks + sum(host.ranks for host in others if host.name in there)
 
-    wanted = placement.workers - _lost_workers(placement, lost.ranks) * shrinks
+    wanted = placement.workers - sum(rank < placement.workers for rank in lost.ranks) * shrinks
     there = set(answers([host.name for host in others if host.name not in suspects], PROBE_S))
     if room() < wanted:
         silent = [host.name for host in others if host.name not in there]
@@ -264,12 +243,3 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
         ) from lost
     away = tuple(host for host in others if host.name not in there)
     return replace(placement, workers=workers, hosts=fill(left, workers), places=left, away=away)
-
-
-def _lost_workers(placement: Placement, ranks: Sequence[int]) -> int:
-    """Return how many of the lost ranks were workers."""
-    first, count = 0, 0
-    for host, with_servers in zip(placement.hosts, placement.hosts_with_servers, strict=True):
-        count += len(set(range(first, first + host.ranks)) & set(ranks))
-        first += with_servers.ranks
-    return count

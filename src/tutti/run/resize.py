@@ -38,7 +38,7 @@ def resize(run: str | Path, workers: int) -> str:
         workers: that are to train, at least 1.
 
     Returns:
-        What the run has said, once the new ranks train, or as it has that number already.
+        What the run has said, once the new ranks start, or as it has that number already.
 
     Raises:
         BadOption: there cannot be that many, or the run keeps no copies to go on from.

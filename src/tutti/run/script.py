@@ -31,8 +31,6 @@ def run_program(
     workers: str,
     threads: int | None,
     hosts: str | None,
-    *,
-    prefix: bool = True,  # print whole lines of several ranks, each after its rank
 ) -> int:
     """Run a Python file on every rank of this machine, or of several hosts.
 
@@ -48,7 +46,7 @@ def run_program(
         raise BadOption(f"there is no program {program}; give the path of a Python file")
     payload = json.dumps([str(path.resolve()), arguments]).encode()
     placement = place_ranks(workers, threads, hosts=hosts)
-    found = start("tutti.run.script:work", payload, placement, announce=_announce, prefix=prefix)
+    found = start("tutti.run.script:work", payload, placement, announce=_announce)
     return cast("int | None", found) or 0
 
 

@@ -15,7 +15,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.recovery import Recovery, Replaced
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
-from tutti.launch.stop_request import Stopping
+from tutti.launch.stop_request import StopRequests
 from tutti.load_object import find_file
 from tutti.models import names_file
 from tutti.records import checkpoints
@@ -70,21 +70,21 @@ def announce(line: str) -> None:
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
     """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0."""
     with SignalWatch() as signals:
-        stopping = Stopping(signals)
+        stopping = StopRequests(signals)
         result = _survive(job, placement, announce, stopping)
     stopping.act()
     return result
 
 
 def _survive(
-    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: Stopping
+    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: StopRequests
 ) -> object:
     """Do the same; returns None once a signal has ended everything."""
     with ExitStack() as stack:
         memory = stack.enter_context(closing(StateMemory()))
         stack.enter_context(_last_copy_kept(job, memory.place))
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
-        recovery = Recovery(stopping, policy.is_due, placement.threads or 1, bool(placement.warnings))
+        recovery = Recovery(stopping, policy.is_due)
         while not stopping.ended_by:
             try:
                 result = start(
@@ -100,7 +100,6 @@ def _survive(
             except TuttiError as end:
                 policy.go_on_after(end)
             else:
-                policy.finish()
                 return result
             announce = None
     return None

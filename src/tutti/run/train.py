@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from tutti.checkpoint.in_memory import kept_in
 from tutti.checkpoint.reading import Checkpoint
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
 from tutti.data.streaming.part import StreamedPart
@@ -25,7 +25,6 @@ from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
 from tutti.launch.launcher import started_by
-from tutti.launch.placement import split_off_servers
 from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.folder_lock import FolderLock
@@ -97,15 +96,15 @@ class Pulse(Progress):
 
     @override
     def doing(self, what: str, step: int | None = None) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
     @override
     def end(self) -> None:
-        self._peers.beat(None)
+        self._peers.publish_steps(None)
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -116,7 +115,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
-        context = replace(context, follower=Pulse(comm), on_step=comm.peers.beat)
+        context = replace(context, follower=Pulse(comm), on_step=comm.peers.publish_steps)
     return train(comm, job, context)
 
 
@@ -138,7 +137,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     with seeded(config.seed):
         strategy = check_recipe(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
-        team = split_off_servers(recording.comm, config.servers, config.levels, config.server_period)
+        team = keep_servers(recording.comm, config.servers, config.levels, config.server_period)
         # All ranks, the workers first, with the numbers that they have among the workers.
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
@@ -258,6 +257,7 @@ class FittedRun:
                 self._config,
                 history,
                 None,
+                self._pace,
                 None if folder is None else str(folder.path),
                 data.shape,
                 outputs_for(data),
@@ -273,7 +273,7 @@ class FittedRun:
             if folder is not None:
                 if pipeline is not None:
                     folder.write(pipeline)
-                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.starts().records))
+                summary = replace(summary, ranks_in_turn=ranks_in_turn(folder.lines(RunStart).records))
                 folder.write(summary)
                 book.finish(summary)
         outcome = replace(outcome, summary=summary)
@@ -289,6 +289,10 @@ class FittedRun:
     def _config(self) -> TrainConfig:
         # A run that repeats this one writes another folder.
         return replace(self.parts.config, out=None)
+
+    @property
+    def _pace(self) -> str:
+        return self.parts.strategy.pace.name.lower()
 
     def _trainer(
         self,
@@ -389,7 +393,6 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         job.memory.note_folder(folder.path.absolute())
     # Lost ranks may not be gone yet, though they no longer write.
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:
-        folder = replace(folder, lock=lock, together=not context.alone)
         if lock.problem is not None:
             warn_on_stderr(
                 f"the file system of {folder.path} has no locks ({lock.problem}); see to it that no other "
@@ -402,7 +405,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         folder.write_config(config.as_json())
         of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
         folder.write(trained_on(task.dataset, of_classes))
-        folder.note_start(run.start, flush=not job.takeover)
+        folder.append(replace(run.start, pace=run._pace), flush=not job.takeover)
         yield folder
 
 

@@ -12,7 +12,7 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
-from tutti.records.run import EpochRecord, Summary
+from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.shapes import Shape
 from tutti.run import summary_lines
@@ -92,6 +92,7 @@ class RunOutcome:
     config: TrainConfig  # resolved
     history: list[EpochRecord]
     summary: Summary | None  # None: the run has stopped before its end
+    pace: str  # of its strategy, as in a `RunStart`
     folder: str | None
     shape: Shape  # of one input of the model
     outputs: int
@@ -149,8 +150,9 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         print(*summary_lines.result(summary, data.labels), f"run folder: {folder.path}", sep="\n", flush=True)
     return RunOutcome(
         config=before,
-        history=folder.history().records,
+        history=folder.lines(EpochRecord).records,
         summary=summary,
+        pace=folder.lines(RunStart).records[-1].pace,
         folder=str(folder.path),
         shape=data.of_inputs,
         outputs=data.classes or data.outputs,

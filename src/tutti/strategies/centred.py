@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, Servers
-from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer, announce
 from tutti.parameter_server.base import Centre, Receipt, Rule
 from tutti.parameter_server.connect import join_centre
@@ -62,8 +61,7 @@ class CentredWorker(OwnWeightsWorker):
 
     Args:
         rule: what the centre does with its messages.
-        steps: its own steps; None if the centre makes them. Then the weights are a reading of the centre's,
-            and what a loop of the user's changes in them is lost with the next one.
+        steps: its own steps; None if the centre makes them.
     """
 
     def __init__(
@@ -77,21 +75,11 @@ class CentredWorker(OwnWeightsWorker):
     ) -> None:
         super().__init__(replica, steps, clip)
         self.centre = join_centre(comm, replica, rule)
-        self._rule, self._announced = rule, optimizer
-        self._finished = False
+        self._announced = optimizer
 
     @override
     def prepare(self) -> None:
-        """Announce an update to the learning-rate schedulers, and clip this worker's own gradient.
-
-        Raises:
-            BadOption: this was to be the end.
-        """
-        if self._finished:
-            raise BadOption(
-                "this worker has left its parameter centre with finish(); call that after the last step of "
-                "all"
-            )
+        """Announce an update to the learning-rate schedulers, and clip this worker's own gradient."""
         announce(self._announced)
         super().prepare()
 
@@ -103,8 +91,6 @@ class CentredWorker(OwnWeightsWorker):
 
     @override
     def settle(self) -> None:
-        if self._finished:
-            return
         self.centre.leave()
         super().settle()
 
@@ -133,15 +119,12 @@ class CentredWorker(OwnWeightsWorker):
 
     @override
     def finish(self) -> None:
-        if self._finished:
-            return
         if self.settled:
             super().resume()  # its own weights again; there is nothing to rejoin
         self.flush()
         self.centre.leave()
         super().finish()
         self.centre.close()
-        self._finished = True
 
     def flush(self) -> None:
         """Bring what has not been brought yet, as no further step follows."""

@@ -15,8 +15,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.base import Rule
-from tutti.parameter_server.rules import AddRule, OptimizerRule
-from tutti.parameter_server.staleness import Compensation, Damping, Remedy
+from tutti.parameter_server.rules import AddRule, Compensation, OptimizerRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State, fill_all, pieces_of_all
@@ -31,6 +30,7 @@ UNPUSHED: Final = "unpushed"
 
 BEFORE: Final = "weights_before"
 """That of the names of the weights from which it counts its moves."""
+
 
 STRENGTHS = {"delay_compensated": 0.04, "delay_compensated_adaptive": 2.0}
 """lambda and lambda_0 of Zheng et al., for CIFAR-10."""
@@ -115,16 +115,16 @@ class Downpour(Centred):
     def rule(self, replica: Replica, optimizer: Optimizer, workers: int, clip: Clip) -> Rule:
         if self.side == "worker":
             return AddRule()
-        return OptimizerRule(optimizer, replica, [flat.grads for flat in replica.flats], self.remedy())
+        return self.optimizer_rule(optimizer, replica, [flat.grads for flat in replica.flats])
 
-    def remedy(self) -> Remedy | None:
-        """The centre's correction of a stale gradient before it uses it."""
-        if self.staleness == "none":
-            return None
-        if self.staleness == "inverse":
-            return Damping()
-        strength = STRENGTHS[self.staleness] if self.strength is None else self.strength
-        return Compensation(strength, None if self.staleness == "delay_compensated" else self.decay)
+    def optimizer_rule(self, optimizer: Optimizer, replica: Replica, messages: list[Tensor]) -> OptimizerRule:
+        """Make the rule of a centre that runs the optimizer."""
+        compensation = None
+        if self.staleness in STRENGTHS:
+            strength = STRENGTHS[self.staleness] if self.strength is None else self.strength
+            decay = None if self.staleness == "delay_compensated" else self.decay
+            compensation = Compensation(strength, decay)
+        return OptimizerRule(optimizer, replica, messages, self.staleness == "inverse", compensation)
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
@@ -172,11 +172,7 @@ class _DownpourWorker(CentredWorker):
         elif self.pulls:
             self.centre.pull(self.weights)
         self.has_unpushed = not self.pushes
-        if self.pushes:
-            self._clear()
-
-    def _clear(self) -> None:
-        for vector in self.message:
+        for vector in self.message if self.pushes else ():
             vector.zero_()
 
     @override
@@ -209,7 +205,7 @@ class _PushesGradients(_DownpourWorker):
     ) -> None:
         grads = [flat.grads for flat in replica.flats]
         message = grads if strategy.push_every == 1 else [torch.zeros_like(grad) for grad in grads]
-        rule = OptimizerRule(optimizer, replica, message, strategy.remedy())
+        rule = strategy.optimizer_rule(optimizer, replica, message)
         super().__init__(strategy, replica, comm, optimizer, clip, rule, message)
         self._optimizer, self._optimizer_rule = optimizer, rule
         self._at = [weights.clone() for weights in self.weights] if rule.compares else []

@@ -92,10 +92,6 @@ class _GemWorker(CentredWorker):
     @torch.no_grad()
     def step(self) -> None:
         self.move()
-        self._bring()
-
-    def _bring(self) -> None:
-        """Push what the weights have been moved by since they were pulled, and pull."""
         for update, weights, then in zip(self._updates, self.weights, self._then, strict=True):
             torch.sub(weights, then, out=update)
         pulled = self.centre.pull(self.weights)

@@ -17,7 +17,7 @@ from tutti.optim.sharded import ShardedOptimizer
 from tutti.optim.sparse import RowOptimizer, sparse_tables
 from tutti.registry import part
 from tutti.replica import Replica
-from tutti.state import Held, Saved, State
+from tutti.state import LocalState, Saved, State
 from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
 
 
@@ -93,7 +93,7 @@ class _HogwildWorker(Worker):
     @override
     def state(self) -> State:
         """Return the state of this worker's own optimizer."""
-        alone = Held()
+        alone = LocalState()
         for optimizer in self._dense:
             alone.add(optimizer.state())
         alone.add(self._rows.state(self._names))

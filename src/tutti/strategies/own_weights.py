@@ -11,7 +11,7 @@ from typing_extensions import override
 from tutti.optim.clipping import clip_gradients
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
-from tutti.state import Held, Saved, State, fill_all, pieces_of_all
+from tutti.state import LocalState, Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 
 OWN: Final = "own_weights"
@@ -69,7 +69,7 @@ class OwnWeightsWorker(Worker):
     @override
     def state(self) -> State:
         """Return the weights put aside, and what the own steps remember."""
-        alone = Held([*pieces_of_all(OWN, self.replica.flats, self._aside)])
+        alone = LocalState([*pieces_of_all(OWN, self.replica.flats, self._aside)])
         if self.steps is not None:
             alone.add(self.steps.state())
         return State(alone=alone)

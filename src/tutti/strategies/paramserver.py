@@ -38,9 +38,7 @@ class ParamServer(Centred):
                      worker 2  │     g(c0) ────────── dropped │ g(c2) ...
 
     A batch is split over the workers, and the gradients' mean is that over the samples that they stand for:
-    workers without samples close no step, and are waited for with `quorum` 1 alone. In a training loop of
-    one's own, which deals every worker its part of every batch, a late worker computes its part of the
-    batches that it has missed, too, and they are dropped.
+    workers without samples close no step, and are waited for with `quorum` 1 alone.
 
     Source: Chen, Pan, Monga, Bengio, Jozefowicz 2016, "Revisiting Distributed Synchronous SGD",
     arXiv:1604.00981, algorithms 3 and 4 (there the first N of N + b workers close a step, and each has
@@ -62,7 +60,7 @@ class ParamServer(Centred):
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
-        rule = Rounds(optimizer, replica, comm.size, self.quorum, clip.norm, clip.value, comm)
+        rule = Rounds(optimizer, replica, comm.size, self.quorum, clip.norm, clip.value, comm.rank)
         return _ParamServerWorker(replica, comm, optimizer, rule)
 
 

@@ -6,7 +6,6 @@ Gradients are summed in shared memory, or reduced as a whole.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from tutti.optim.clipping import clip_values, scale_for
 from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
 from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
-from tutti.state import Held, Saved, State
+from tutti.state import LocalState, Saved, State
 from tutti.strategies.base import Clip, Home, Strategy, Worker
 from tutti.strategies.options import choice, number, whole
 
@@ -91,7 +90,7 @@ class JointlyMissing:
                 self._firsts.append((total, torch.tensor([*starts.values()]), [*starts]))
 
     def note(self) -> None:
-        """Tell the others what this rank lacks; before the barrier."""
+        """Publish what this rank lacks; before the barrier."""
         missing = self._here.missing()
         if missing != self._noted:
             row = self._words[self._rank].zero_()
@@ -132,8 +131,8 @@ class SyncWorker(Worker):
     """A worker that moves its slice of the host's weights.
 
     Args:
-        rows: for each of the replica's vectors, the gradients to be added up on this host; the sum is formed
-            in the first one.
+        between: makes the reduction of a slice's sums between the hosts.
+        of_all: makes the reduction of all ranks' whole gradients; None: slices are summed instead.
         whole: no parameter is cut by the slices.
     """
 
@@ -143,77 +142,91 @@ class SyncWorker(Worker):
         comm: Communicator,
         optimizer: Optimizer,
         clip: Clip,
-        rows: Sequence[Sequence[Tensor]],
-        whole: bool,
+        between: MakeReduction,
+        of_all: MakeReduction | None = None,
+        whole: bool = False,
     ) -> None:
         super().__init__()
-        self._node, self._clip, self._clock, self._flats = comm.node, clip, comm.clock, replica.flats
-        self._reductions: list[GradientReduction] = []
+        self._node, self._clip, self._clock = comm.node, clip, comm.clock
         self.share = 1 / comm.size
         self._sizes = cast("list[int]", comm.all_gather_objects(comm.node.size))
         lanes = min(self._sizes)
         self._lane = comm.node.rank if comm.node.rank < lanes else None
-        self._slices = [
+        slices = [
             slice(0, 0) if self._lane is None else own_slices(flat, lanes, optimizer, whole)[self._lane]
             for flat in replica.flats
         ]
+        # The gradients that are added up on this host; the sum is formed in the first ones.
+        rows = [list(flat.rows) if of_all is None else [flat.grads] for flat in replica.flats]
         totals = [first for first, *_ in rows]
-        self._optimizer = ShardedOptimizer(optimizer, replica, self._slices, totals)
-        self._missing = JointlyMissing(replica, comm, totals, self._slices)
+        self._optimizer = ShardedOptimizer(optimizer, replica, slices, totals)
+        self._missing = JointlyMissing(replica, comm, totals, slices)
         of_flat = {id(flat): vectors for flat, vectors in zip(replica.flats, rows, strict=True)}
         self._parts = [_SlicePiece(piece, of_flat[id(piece.flat)]) for piece in self._optimizer.pieces]
-        self._totals = [
-            total[own] for total, own in zip(totals, self._slices, strict=True) if own.start < own.stop
+        owned = [
+            (flat, total, own)
+            for flat, total, own in zip(replica.flats, totals, slices, strict=True)
+            if own.start < own.stop
         ]
+        self._totals = [total[own] for _, total, own in owned]
+        self._whole = [] if of_all is None else totals
+        self._reductions: list[GradientReduction] = []
+        cross = comm.cross
+        if of_all is not None:
+            everything = [GradientLayout.of(flat, slice(0, len(flat.grads))) for flat in replica.flats]
+            self._reductions = [of_all(comm, layout) for layout in everything]
+        elif cross is not None and cross.size > 1:
+            self._reductions = [between(cross, GradientLayout.of(flat, own)) for flat, _, own in owned]
+        if any(reduction.state() for reduction in self._reductions):
+            self.restarts = ("what compression has left out of earlier gradients",)
+        # Gradients that others read, and the slice of the weights that it writes for them.
+        shares = of_all is None and comm.node.size > 1
+        self._inside = sum(flat.grads.nbytes for flat in replica.flats) if shares else 0
         self._squares = comm.node.shared(lanes, dtype=torch.float64) if clip.norm is not None else None
         self._counted = [part.total for part in self._parts]
         self._share = replica.gradients.share
         if self._share is not None:
-            self._counted = list(_counted(replica, totals, self._slices, self._share))
+            self._counted = list(_counted(replica, totals, slices, self._share))
 
     @override
     def step(self) -> None:
-        began = self._clock()
+        began, sent = self._clock(), self._inside
         self._missing.note()
-        self._meet()
+        if self._whole:
+            # No rank has the result before all have given their gradients: this is a barrier too.
+            sent += self._reduce(self._whole)
+        else:
+            self._node.barrier()
         met = self._clock()
         self._optimizer.begin()
-        sent = self._sum_and_move()
+        sent += self._sum_and_move()
+        for vector in self._whole:
+            vector.zero_()
         moved = self._clock()
         self._node.barrier()
         self.traffic.add(sent, met - began + self._clock() - moved, staleness=0)
 
-    def _use(self, reductions: list[GradientReduction]) -> None:
-        self._reductions = reductions
-        if any(reduction.state() for reduction in reductions):
-            self.restarts = ("what compression has left out of earlier gradients",)
-
-    @override
-    def state(self) -> State:
-        """Return the optimizer's state for this rank's slice, and what its reductions remember."""
-        kept = [reduction.state() for reduction in self._reductions]
-        # Of a parameter without a gradient, compression may have left something in some slices alone.
-        alone = self._optimizer.counters() if any(kept) else Held()
-        return State(self._optimizer.state(), alone, own={"reductions": kept, "node_sizes": self._sizes})
-
-    @override
-    def load_state(self, saved: Saved) -> None:
-        """Have the reductions go on, if the slices are the same ones; the optimizer has its state."""
-        if saved.own is not None and saved.own.get("node_sizes") == self._sizes:
-            for reduction, values in zip(self._reductions, saved.own["reductions"], strict=True):
-                reduction.load_state(values)
-
-    @override
-    def finish(self) -> None:
-        """Do nothing: every step leaves the final weights in every replica."""
-
-    @abstractmethod
-    def _meet(self) -> None:
-        """Wait until the gradients are complete."""
-
-    @abstractmethod
     def _sum_and_move(self) -> int:
-        """Sum the gradients and move this rank's slices of the weights; returns the bytes sent for that."""
+        """Sum the gradients and move this rank's slices; returns the bytes sent to other hosts."""
+        if not self._reductions and self._squares is None and not self._optimizer.joint:
+            missing = self._missing.find()
+            # One piece after the other, each while its gradients are in the cache.
+            for part in self._parts:
+                part.sum()
+                with self.updating:
+                    if self._clip.value is not None:
+                        clip_values([part.total], self._clip.value)
+                    part.move(missing)
+            return 0
+        for part in self._parts:
+            part.sum()
+        sent = 0
+        if self._reductions and not self._whole:
+            began = self._clock()
+            sent = self._reduce(self._totals)
+            self.traffic.wait_s += self._clock() - began
+        self._clip_and_move()
+        return sent
 
     def _reduce(self, vectors: Sequence[Tensor]) -> int:
         """Reduce one vector after the other; returns the bytes sent."""
@@ -248,6 +261,25 @@ class SyncWorker(Worker):
         total = sum(squares.tolist())
         return math.sqrt(total if self._share is None else self._share.add_up(total))
 
+    @override
+    def state(self) -> State:
+        """Return the optimizer's state for this rank's slice, and what its reductions remember."""
+        kept = [reduction.state() for reduction in self._reductions]
+        # Of a parameter without a gradient, compression may have left something in some slices alone.
+        alone = self._optimizer.counters() if any(kept) else LocalState()
+        return State(self._optimizer.state(), alone, own={"reductions": kept, "node_sizes": self._sizes})
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Give the reductions their state, if the slices are the same ones; the optimizer has its own."""
+        if saved.own is not None and saved.own.get("node_sizes") == self._sizes:
+            for reduction, values in zip(self._reductions, saved.own["reductions"], strict=True):
+                reduction.load_state(values)
+
+    @override
+    def finish(self) -> None:
+        """Do nothing: every step leaves the final weights in every replica."""
+
 
 def _counted(
     replica: Replica, totals: Sequence[Tensor], slices: Sequence[slice], share: NormShare
@@ -258,84 +290,6 @@ def _counted(
             start, stop = max(span.start, own.start), min(span.stop, own.stop)
             if start < stop and share.counts(parameter):
                 yield total[start:stop]
-
-
-class SharedWorker(SyncWorker):
-    """A worker that sums its slice over the host's gradients in place, and then between the hosts."""
-
-    def __init__(
-        self,
-        replica: Replica,
-        comm: Communicator,
-        optimizer: Optimizer,
-        clip: Clip,
-        between: MakeReduction,
-        whole: bool,
-    ) -> None:
-        super().__init__(replica, comm, optimizer, clip, [list(flat.rows) for flat in replica.flats], whole)
-        owned = [
-            (flat, own) for flat, own in zip(replica.flats, self._slices, strict=True) if own.start < own.stop
-        ]
-        cross = comm.cross
-        if cross is not None and cross.size > 1:
-            self._use([between(cross, GradientLayout.of(flat, own)) for flat, own in owned])
-        # Gradients that others read, and the slice of the weights that it writes for them.
-        self._inside = sum(flat.grads.nbytes for flat in replica.flats) if comm.node.size > 1 else 0
-
-    @override
-    def _meet(self) -> None:
-        self._node.barrier()
-
-    @override
-    def _sum_and_move(self) -> int:
-        if not self._reductions and self._squares is None and not self._optimizer.joint:
-            missing = self._missing.find()
-            # One piece after the other, each while its gradients are in the cache.
-            for part in self._parts:
-                part.sum()
-                with self.updating:
-                    if self._clip.value is not None:
-                        clip_values([part.total], self._clip.value)
-                    part.move(missing)
-            return self._inside
-        for part in self._parts:
-            part.sum()
-        sent = self._inside
-        if self._reductions:
-            began = self._clock()
-            sent += self._reduce(self._totals)
-            self.traffic.wait_s += self._clock() - began
-        self._clip_and_move()
-        return sent
-
-
-class WholeWorker(SyncWorker):
-    """A worker that reduces its whole gradient with those of all ranks, and moves its slice by the result."""
-
-    def __init__(
-        self,
-        replica: Replica,
-        comm: Communicator,
-        optimizer: Optimizer,
-        clip: Clip,
-        make: MakeReduction,
-    ) -> None:
-        super().__init__(replica, comm, optimizer, clip, [[flat.grads] for flat in replica.flats], False)
-        self._grads = [flat.grads for flat in replica.flats]
-        layouts = [GradientLayout.of(flat, slice(0, len(flat.grads))) for flat in replica.flats]
-        self._use([make(comm, layout) for layout in layouts])
-
-    @override
-    def _meet(self) -> None:
-        # No rank has the result before all have given their gradients: this is a barrier too.
-        self._sent = self._reduce(self._grads)
-
-    @override
-    def _sum_and_move(self) -> int:
-        self._clip_and_move()
-        for grads in self._grads:
-            grads.zero_()
-        return self._sent
 
 
 COLLECTIVES: Final = ("native", "mpi", *ALGORITHMS)
@@ -443,11 +397,9 @@ class Sync(Strategy):
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         of_all = self._of_whole_gradients()
-        if of_all is not None:
-            return WholeWorker(replica, comm, optimizer, clip, of_all)
         # The factors of a matrix are those of the whole matrix: no parameter may be cut then.
-        whole = self.compress == "power_sgd"
-        return SharedWorker(replica, comm, optimizer, clip, self._between(), whole)
+        whole = of_all is None and self.compress == "power_sgd"
+        return SyncWorker(replica, comm, optimizer, clip, self._between(), of_all, whole)
 
     def _of_whole_gradients(self) -> MakeReduction | None:
         """Return the reduction of all workers' whole gradients; None where slices are summed."""

@@ -48,5 +48,5 @@ class Blocks:
         Raises:
             BadOption: this host has no room for such blocks.
         """
-        placement, _ = place_blocks(self.block, self.blocks, self.threads, jobs, servers)
-        prepare_ranks(ENTRY, placement.threads or 1, bool(placement.warnings))
+        place_blocks(self.block, self.blocks, self.threads, jobs, servers)
+        prepare_ranks(ENTRY)

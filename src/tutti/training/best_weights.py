@@ -20,7 +20,18 @@ from torch import Tensor
 from tutti.comm.base import Communicator, cut
 from tutti.records.run import EpochRecord
 from tutti.replica import Flat, Replica, copy_all, local
-from tutti.state import Held, Saved, State, TensorPiece, Values, fill, find, name_of, pieces_of, whole_piece
+from tutti.state import (
+    LocalState,
+    Saved,
+    State,
+    TensorPiece,
+    Values,
+    fill,
+    find,
+    name_of,
+    pieces_of,
+    whole_piece,
+)
 from tutti.training.evaluation import load_buffers, named_buffers
 from tutti.training.module_state import ModuleState
 from tutti.training.stopping import Monitor
@@ -81,7 +92,7 @@ class BestWeights:
 
     def state(self) -> State:
         """Return the kept epochs."""
-        joint = Held([piece for kept in self._kept.values() for piece in kept.pieces])
+        joint = LocalState([piece for kept in self._kept.values() for piece in kept.pieces])
         epochs = {str(epoch): [kept.buffers, kept.extra] for epoch, kept in self._kept.items()}
         return State(joint, shared={"epochs": epochs})
 

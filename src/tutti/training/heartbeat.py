@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from tutti.activity import be_bystander
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -109,7 +108,6 @@ class HeartbeatThread(Progress):
         self._beat = replace(self._beat, moved=time.time(), **values)
 
     def _write_often(self) -> None:
-        be_bystander()
         # A run that is over sooner has its last heartbeat alone.
         if self._over.wait(FIRST_S):
             return

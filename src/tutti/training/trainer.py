@@ -15,7 +15,7 @@ from tutti.optim.state import names_in_groups
 from tutti.records.heartbeat import SAVING, VALIDATING, WAITING
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
-from tutti.state import Held, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
+from tutti.state import LocalState, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda, Decision
 from tutti.training.best_weights import BestWeights
 from tutti.training.dropout import drawn_by_sample
@@ -390,7 +390,7 @@ class Trainer:
         }
         pieces = [*self._weights(), *worker.joint.pieces, *parts["best"].joint.pieces]
         return State(
-            joint=Held(pieces, worker.joint.numbers),
+            joint=LocalState(pieces, worker.joint.numbers),
             alone=worker.alone,
             shared={"training": shared, **{name: part.shared for name, part in parts.items()}},
             own={"training": own, **{name: part.own for name, part in parts.items()}},

@@ -20,7 +20,7 @@ from rich.text import Text
 from tutti.launch.launcher import mpi_place
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run import EpochRecord
-from tutti.records.run_folder import HISTORY, RunFolder
+from tutti.records.run_folder import RunFolder
 from tutti.records.texts import duration, figures
 from tutti.records.untrusted import printable
 from tutti.tables import TextTable, progress_bar
@@ -160,7 +160,7 @@ def read_progress(folder: FarmFolder) -> FarmProgress:
             del progress.rows[block]
             continue
         run = RunFolder(folder.job(row.job))
-        history = run.history().records if run.has(HISTORY) else []
+        history = run.lines(EpochRecord).records
         row.record = history[-1] if history else None
     return progress
 

@@ -93,7 +93,7 @@ class Watched:
             summary = folder.find(Summary)
         except BadRunFolder as error:
             damage.append(str(error))
-        starts = folder.starts()
+        starts = folder.lines(RunStart)
         return Snapshot(
             folder=self.folder,
             now=now,
@@ -112,7 +112,7 @@ class Watched:
         path = self.folder / HISTORY
         size = path.stat().st_size if path.exists() else 0
         if size != self._size:
-            self._history, self._size = RunFolder(self.folder).history(), size
+            self._history, self._size = RunFolder(self.folder).lines(EpochRecord), size
 
 
 def _newest(folder: RunFolder) -> float | None:

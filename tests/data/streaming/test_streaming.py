@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.states import saved_by
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, Queue, open_data, open_pool
 from tutti.data.streaming.options import decided
@@ -18,7 +19,7 @@ from tutti.data.streaming.part import StreamedPart
 from tutti.data.streaming.windows import WindowOrder
 from tutti.errors import BadData, BadOption
 from tutti.run.config import TrainConfig
-from tutti.state import State, saved_by
+from tutti.state import State
 from tutti.studies.cross_validation.samples import samples_of
 from tutti.studies.cross_validation.samples_job import SamplesJob
 

@@ -25,7 +25,7 @@ from tutti.comm.base import cut
 from tutti.comm.mpi.group import Membership
 from tutti.comm.mpi.transport import MpiRequests
 from tutti.comm.reductions import Reduction, rounds
-from tutti.comm.shm.barrier import Call, Kind, Steps, agree_on_lengths
+from tutti.comm.shm.barrier import Call, Collective, Steps, agree_on_lengths
 from tutti.comm.shm.collectives import HostCollectives
 from tutti.errors import CallsDiffer
 
@@ -41,7 +41,7 @@ Operation = Callable[Concatenate["HierarchicalCollectives", P], Generator[bool, 
 
 
 def collective(operation: Operation[P, T]) -> Operation[P, T]:
-    """Count the collectives that have been begun, and those that are done."""
+    """Count the collectives that have been begun, and the finished ones."""
 
     @wraps(operation)
     def counted(
@@ -65,11 +65,6 @@ class HierarchicalCollectives:
 
     Ranks of one host that call different things are told so. Between hosts nothing is compared: MPI keeps
     vectors in order.
-
-    Args:
-        membership: of the group.
-        rows: the collectives of this host's ranks.
-        hosts: the group's ranks on each host.
     """
 
     def __init__(self, membership: Membership, rows: HostCollectives, hosts: Sequence[Sequence[int]]) -> None:
@@ -136,7 +131,7 @@ class HierarchicalCollectives:
             return
         partners = [members[self._lane] for members in self._hosts]
         others = [host for host in range(len(self._hosts)) if host != self._host]
-        # Between two hosts both reduce all of it, which moves no more bytes and takes one step less.
+        # Between two hosts both reduce all of it, which moves as few bytes and takes one step less.
         if len(others) == 1 or self._is_short(own):
             found = [own if host == self._host else torch.empty_like(own) for host in range(len(self._hosts))]
             yield from self._requests.exchange(
@@ -204,7 +199,7 @@ class HierarchicalCollectives:
 
     @collective
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
+        """Overwrite `tensor`, contiguous, on every rank with the one of rank `root`."""
         vector = tensor.view(-1)
         home = next(number for number, members in enumerate(self._hosts) if root in members)
         parts = [vector[place] for place in cut(len(vector), self._lanes)]
@@ -285,7 +280,7 @@ class HierarchicalCollectives:
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with each rank's input for this one; the ranks agree on the lengths first."""
         lengths = [len(one) for one in (*inputs, *outputs)]
-        table = yield from self.all_gather_ints(lengths, Call.of(Kind.ALL_TO_ALL, inputs[0].dtype))
+        table = yield from self.all_gather_ints(lengths, Call.of(Collective.ALL_TO_ALL, inputs[0].dtype))
         agree_on_lengths(table, self._membership.global_ranks)
         outputs[self.rank].copy_(inputs[self.rank])
         yield from self._requests.exchange(

@@ -37,14 +37,7 @@ TAG: Final = 16_000
 
 
 class MpiCommunicator(BlockingCommunicator):
-    """Ranks on several hosts. Made by `MpiCommunicator.world` and by `split`.
-
-    Args:
-        memberships: of all MPI communicators of the process that are in use.
-        global_ranks: the numbers of the ranks in MPI's world.
-        node: those of them that are on this host, in the same order.
-        hosts: the ranks on each host, in the order of their lowest ranks.
-    """
+    """Ranks on several hosts. Made by `MpiCommunicator.world` and by `split`."""
 
     _remote = True
     _collectives: HierarchicalCollectives

@@ -33,7 +33,7 @@ def join_host(
 
     Args:
         rank: this process's number.
-        keys: of all ranks; equal on those that are on one host.
+        keys: of all ranks; equal on the ranks of one host.
         gather: gathers a text of each rank.
         global_ranks: the ranks' numbers in the job.
 

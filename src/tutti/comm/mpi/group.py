@@ -3,8 +3,8 @@
     rank 0   ... all_reduce │ leaves: tells the others how many collectives it has done │
     rank 1   ... all_reduce │ all_reduce ─ waits ─ learns that rank 0 has done one less: it will not come
 
-A rank that leaves because it has lost another names that one in its notices. Whoever waits for a rank has a
-group in common with it, and looks for its notices: so a loss gets from rank to rank to all that wait.
+A rank that leaves because it has lost another names that one in its notices. A rank that waits for
+another has a group in common with it, and looks for its notices: so a loss gets from rank to rank.
 
 Communicators are never freed: that would need all ranks of the group, and a process has few of them.
 """
@@ -40,15 +40,6 @@ class MpiGroup:
     """Two MPI communicators of some ranks of the job, with the names of MPI that their users need.
 
     Making one is collective over these ranks, and initialises MPI.
-
-    Args:
-        ranks: their numbers in MPI's world, in the order of their new numbers.
-        tag: distinguishes groups that are made at the same time.
-
-    Attributes:
-        module: the module `mpi4py.MPI`.
-        collectives: the one for collectives.
-        messages: the one for messages between two ranks.
     """
 
     def __init__(self, ranks: Sequence[int], tag: int) -> None:
@@ -66,15 +57,9 @@ class MpiGroup:
 class Membership:
     """A rank's membership of a group: what it tells the others at its end, and what they tell it.
 
-    Args:
-        mpi: the group's communicators.
-        rank: this process's number in the group.
-        global_ranks: the ranks' numbers in the job.
-        peers: the processes of this host, which are told of every loss.
-
     Attributes:
         begun: the number of collectives that this rank has begun.
-        done: the number of those that it has finished.
+        done: the number of collectives that it has finished.
     """
 
     def __init__(self, mpi: MpiGroup, rank: int, global_ranks: Sequence[int], peers: Peers) -> None:
@@ -87,11 +72,7 @@ class Membership:
         self._sent = False
 
     def early(self) -> list[int]:
-        """The ranks that have left, and will not come to the latest collective.
-
-        Raises:
-            PeerLost: a rank is lost.
-        """
+        """The ranks that have left, and will not come to the latest collective."""
         self.check()
         return [rank for rank, (done, _) in tuple(self._left.items()) if done < self.begun]
 
@@ -128,15 +109,11 @@ class Membership:
         return lost
 
     def abandon(self, requests: Sequence[Any]) -> None:
-        """Keep requests under way, and their memory, although nobody waits for them any more."""
+        """Keep requests under way, and their memory, although no rank waits for them any more."""
         _unfinished.extend(requests)
 
     def leave(self, lost: Sequence[int] = ()) -> None:
-        """Send the others, once, the notice that this rank leaves.
-
-        Args:
-            lost: the rank because of which it leaves, numbered in the job, if it has lost one.
-        """
+        """Send the others, once, the notice that this rank leaves."""
         if self._sent or self.mpi.module.Is_finalized():
             return
         self._sent = True
@@ -150,4 +127,4 @@ class Membership:
 
 
 _unfinished: Final[list[Any]] = []
-"""Requests that nobody waits for any more."""
+"""Requests that no rank waits for any more."""

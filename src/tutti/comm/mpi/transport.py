@@ -26,12 +26,7 @@ Request = tuple[int, Any]
 
 
 class MpiRequests:
-    """The vectors between one rank of a group and others.
-
-    Args:
-        membership: of the group.
-        comm: which of its communicators.
-    """
+    """The vectors between one rank of a group and others."""
 
     def __init__(self, membership: Membership, comm: Any) -> None:
         self._membership, self._comm = membership, comm
@@ -75,11 +70,7 @@ class MpiRequests:
 
 
 class MpiMessages:
-    """The messages that one rank of a group sends and receives.
-
-    Args:
-        membership: of the group.
-    """
+    """The messages that one rank of a group sends and receives."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership, self._mpi = membership, membership.mpi
@@ -88,7 +79,7 @@ class MpiMessages:
     def send(self, vector: Tensor, to: int, tag: int) -> Steps:
         """Send `vector`; it may be overwritten at the end. Messages to one rank keep their order."""
         self._check_tag(tag)
-        # Messages run beside each other: each has pending requests of its own.
+        # Messages run beside each other: each has its own pending requests.
         requests = MpiRequests(self._membership, self._mpi.messages)
         yield from requests.finish([requests.send(_array(vector), to, tag)])
 
@@ -118,7 +109,7 @@ class MpiMessages:
             self._receiving.remove(receiving)
 
     def find(self, receiving: Receiving) -> int | None:
-        """The bytes of the message, of those that are here, that `receiving` asks for.
+        """Return the bytes of the message that `receiving` asks for, if it is here.
 
         Its sender is noted in `receiving`.
         """

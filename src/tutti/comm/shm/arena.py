@@ -6,7 +6,7 @@
 
 An allocation is [1] lock the header's byte, [2] load the offset of what is free, [3] add the length to it and
 store it, [4] unlock. The kernel's lock orders [2] and [3] of one process before those of the next. No offset
-is given out twice: `release` gives up the memory and keeps the addresses, of which there are enough, so that
+is given out twice: `release` gives up the memory and keeps the addresses (there are enough), so that
 what is allocated is always new, and zero.
 
 The file is a memfd: when the last process that has it open or mapped is gone, so is the file, however that
@@ -75,14 +75,7 @@ class Arena:
 
     @classmethod
     def create(cls, size: int = LARGEST) -> Arena:
-        """Make an empty arena.
-
-        Args:
-            size: bytes that can be allocated in all; memory is taken when it is first written.
-
-        Raises:
-            UserError: the system grants none.
-        """
+        """Make an empty arena."""
         try:
             arena = cls(memfd.make_roomy("arena", size))
         except OSError as error:
@@ -97,11 +90,7 @@ class Arena:
 
     @classmethod
     def attach(cls, fd: int) -> Arena:
-        """The arena behind an inherited descriptor, which now belongs to the returned object.
-
-        Raises:
-            ValueError: the descriptor is that of something else, or of another user's file.
-        """
+        """The arena behind an inherited descriptor, which now belongs to the returned object."""
         memfd.check(fd)
         if os.fstat(fd).st_size < PAGE or (arena := cls(fd))._header[_MAGIC_WORD] != _MAGIC:
             raise ValueError(
@@ -133,9 +122,6 @@ class Arena:
 
     def allocate(self, nbytes: int) -> int:
         """Set memory aside; any process of the host may at any time.
-
-        Args:
-            nbytes: how much.
 
         Returns:
             Its offset, a multiple of the page size. All of it is zero.
@@ -171,16 +157,7 @@ class Arena:
         return memoryview(_map(self.fd, offset, count * 8)).cast("B").cast("q")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor over the memory from `offset` on, mapped for as long as it or a view of it is used.
-
-        Args:
-            offset: where it begins, a multiple of the item size.
-            shape: its shape; it is contiguous.
-            dtype: any dtype of torch.
-
-        Returns:
-            The tensor. Its values are what the memory holds.
-        """
+        """A tensor over the memory from `offset` on, mapped for as long as it or a view of it is used."""
         import torch
 
         count = math.prod(shape)

@@ -1,7 +1,8 @@
 """The barrier of a host's ranks: shared words, in which each rank says what it calls.
 
 Ranks that call different things are told so instead of hanging. Every collective is a generator: it yields
-False when it has to wait for somebody, and True when it has moved something. Its caller decides how to wait.
+False when it has to wait for another rank, and True when it has moved something. Its caller decides how to
+wait.
 
 Phase n of the barrier, as each rank goes through it; only the rank itself writes the words of its line:
 
@@ -28,10 +29,10 @@ The order that the phases rest on:
 Two sets of words, for even and odd n, suffice. A rank stores in the set of phase n again in phase n + 2,
 which it enters after it has seen every rank in phase n + 1, and a rank comes there after its [5] of phase n.
 With one set, a rank that is ahead would overwrite its call of phase n before the slow ones have read it. For
-the same reason a word in [4] is never further than n: it is that of phase n - 2, or that of n.
+the same reason a word in [4] is never further than n: it is the word of phase n - 2 or n.
 
 A word is written and read by one instruction each, as it is aligned and a memoryview of format "q" copies
-eight bytes, so that nobody sees half of it. It does not overflow: 2^62 phases of a microsecond are 146,000
+eight bytes, so that no rank sees half of it. It does not overflow: 2^62 phases of a microsecond are 146,000
 years.
 
 Source of the two sets: Mellor-Crummey and Scott 1991, "Algorithms for scalable synchronization on
@@ -55,7 +56,7 @@ from tutti.comm.shm.rings import DTYPE_NUMBERS, DTYPES
 from tutti.errors import CallsDiffer
 
 
-class Kind(IntEnum):
+class Collective(IntEnum):
     """The collectives."""
 
     BARRIER = 0
@@ -74,8 +75,8 @@ class Kind(IntEnum):
     SPLIT = 13
 
 
-_ROOTED = (Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.BROADCAST_OBJECT)
-_BARE = (Kind.BARRIER, Kind.ALL_GATHER_OBJECTS, Kind.COUNTER, Kind.SPLIT)
+_ROOTED = (Collective.BROADCAST, Collective.GATHER, Collective.SCATTER, Collective.BROADCAST_OBJECT)
+_BARE = (Collective.BARRIER, Collective.ALL_GATHER_OBJECTS, Collective.COUNTER, Collective.SPLIT)
 
 
 class Call(int):
@@ -89,7 +90,7 @@ class Call(int):
     @lru_cache(maxsize=4096)
     def of(
         cls,
-        kind: Kind,
+        kind: Collective,
         dtype: torch.dtype = torch.uint8,
         length: int = 0,
         *,
@@ -102,9 +103,9 @@ class Call(int):
         return cls(kind << 59 | reduction << 55 | number << 49 | (root & 0xFFF) << 37 | length & 0x1FFFFFFFFF)
 
     def __str__(self) -> str:
-        kind = Kind(self >> 59)
+        kind = Collective(self >> 59)
         parts = []
-        if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER):
+        if kind in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER):
             parts.append(REDUCTIONS[self >> 55 & 0xF].name)
         if kind not in _BARE:
             parts.append(f"{self & 0x1FFFFFFFFF} x {DTYPES[self >> 49 & 0x3F]}")
@@ -114,7 +115,7 @@ class Call(int):
 
 
 BARRIER: Final = Call(0)
-"""The call that is no more than a barrier. It is 0, so that `if call` is the test for a call to compare."""
+"""The call of a plain barrier. It is 0, so that `if call` is the test for a call to compare."""
 
 
 def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
@@ -151,12 +152,7 @@ TRIES: Final = 4000
 
 
 class HostBarrier:
-    """The barrier of a group's ranks on one host.
-
-    Args:
-        group: the ranks.
-        crowded: whether the ranks outnumber the cores: then nobody waits without letting go of its core.
-    """
+    """The barrier of a group's ranks on one host."""
 
     def __init__(self, group: HostGroup, crowded: bool) -> None:
         self._group, self._words, self.rank, self.size = group, group.words, group.rank, group.size
@@ -228,14 +224,14 @@ class HostBarrier:
             theirs = Call(words[place + CALL]) if words[place] & 1 else BARRIER  # [5]
             if theirs != call:
                 # Different calls may have left the ranks in different sets of rows. All ranks are here now
-                # and find a difference, so that all begin with the same set again, and nobody reads rows
+                # and find a difference, so that all begin with the same set again, and none reads rows
                 # meanwhile.
                 self._set = 0
                 names = self._group.global_ranks
                 raise CallsDiffer(disagreement(names[self.rank], call, names[other], theirs))
 
     def _arrive_and_wait(self, call: Call) -> Steps:
-        """Enter the next phase and wait for all ranks, in a call that may take long: nobody spins here."""
+        """Enter the next phase and wait for all ranks, in a call that may take long: no rank spins here."""
         self._phase = phase = self._phase + 2
         own, _ = self._parities[phase >> 1 & 1]
         words = self._words

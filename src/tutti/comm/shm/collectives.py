@@ -1,12 +1,12 @@
 """The collectives of the ranks of one host, over the arena only.
 
 Vectors pass through two sets of rows, A and B, one row per rank in each. A short all-reduce is [1] put, [2]
-barrier, [3] sum all of it; a longer one is cut into slices, of which each rank sums its own:
+barrier, [3] sum all of it; a longer one is cut into slices, and each rank sums its own:
 
     rank 0   [1] put slice 1 into row 0 ┐             ┌ [3] sum slice 0 ┐             ┌ [5] take slice 1
     rank 1   [1] put slice 0 into row 1 ┴ [2] barrier ┴ [3] sum slice 1 ┴ [4] barrier ┴ [5] take slice 0
 
-All others (gather, broadcast, ...) are [1] put, [2] barrier, [5] take. Rows carry no flags of their own: that
+All others (gather, broadcast, ...) are [1] put, [2] barrier, [5] take. Rows carry no flags: that
 a put is seen before what is made of it rests on the order of the barrier's words (`barrier`, whose [1] and
 [6] are the puts and takes here).
 
@@ -18,7 +18,7 @@ one barrier between its puts and its takes, and so:
 
 With one set, a fast rank's next [1] would overwrite what a slow rank has not yet taken in [3] or [5]. In [3]
 the owner of a slice stores the sum where it has read that slice before, in a row of set A: of that place
-nobody else reads anything before [4].
+no other rank reads anything before [4].
 
 Sums are formed in rank order, each element by one rank only or by all in the same way, so that they are
 bit-equal everywhere.
@@ -26,7 +26,7 @@ bit-equal everywhere.
 Bytes are moved by the C library: it takes an address where torch would have to make a view, and it stores
 whole cache lines without fetching them first from the core that had them last. Such stores (non-temporal, or
 `rep movsb`) do not keep the order of x86 among each other, but they do with the flag that follows: glibc ends
-the former with SFENCE, and the latter is ordered with a later store of its own (Intel, Software Developer's
+the former with SFENCE, and the latter is ordered with a later store (Intel, Software Developer's
 Manual, volume 3A, "Fast-string operation and out-of-order stores").
 """
 
@@ -43,8 +43,8 @@ from tutti.comm.base import cut
 from tutti.comm.reductions import Reduction
 from tutti.comm.shm.barrier import (
     Call,
+    Collective,
     HostBarrier,
-    Kind,
     Steps,
     agree_on_lengths,
 )
@@ -65,14 +65,7 @@ _Stretch = tuple[int, int, int]
 
 
 class Piece:
-    """A piece of a vector, of which each rank owns a slice.
-
-    Args:
-        rank: this process's number in the group.
-        rows: of all ranks, as far as they are for this piece.
-        begin: at which element of the vector the piece begins.
-        length: how many elements it has.
-    """
+    """A piece of a vector; each rank owns a slice of it."""
 
     def __init__(self, rank: int, rows: Sequence[Tensor], begin: int, length: int) -> None:
         def stretch(row: Tensor, part: slice) -> _Stretch:
@@ -98,8 +91,8 @@ class Piece:
         """Reduce the slice that this rank owns, here and for the others."""
         found, own = [*self._found], vector[self._own]
         found[self._rank] = own
-        # Rows are folded from the first on: `fold` overwrites the result with that of the first two before it
-        # reads the third. From rank 2 on, `own` comes later, and the first row, read already, is the result.
+        # `fold` overwrites the result with the sum of the first two rows before it reads the third. So from
+        # rank 2 on the first row, which was read already, is the result.
         result = own if self._rank < 2 else found[0]
         reduction.fold(found, result)
         if result is own:
@@ -132,8 +125,8 @@ HALF: Final = ROW // 2
 
 SPREAD_FROM: Final = 4 << 10
 SLOTS: Final = 32
-"""A short vector of at least so many bytes passes through so many slots of a row, if they fit, in turn: to
-write to memory that other cores have in their caches takes longer than to memory that has left them."""
+"""A short vector of at least `SPREAD_FROM` bytes passes through `SLOTS` slots of a row in turn, if they fit:
+to write to memory that other cores have in their caches takes longer than to memory that has left them."""
 
 _PLACES: Final = 2048
 _SHORT_PLANS: Final = 128
@@ -185,7 +178,7 @@ class HostCollectives(HostBarrier):
         self._set = chosen = self._set ^ 1
         slots = sets[chosen]
         # `_phase` is twice the number of the last phase. Each set is used in every second phase, so that a
-        # quarter of it counts the uses of a set, and each use has the slot after that of the last.
+        # quarter of it counts the uses of a set, and each use has the slot after the last one.
         rows, place = slots[(self._phase >> 2) % len(slots)]
         move_few(place, tensor.data_ptr(), tensor.nbytes)
         if not self.arrive(call):
@@ -222,7 +215,7 @@ class HostCollectives(HostBarrier):
             ]
             for rows in self._memory_of(dtype)
         ]
-        found = Call.of(Kind.ALL_REDUCE, dtype, length, reduction=number), sets
+        found = Call.of(Collective.ALL_REDUCE, dtype, length, reduction=number), sets
         self._short_plans[dtype, shape, number] = found
         return found
 
@@ -246,11 +239,11 @@ class HostCollectives(HostBarrier):
                 yield from rest
             return
         vector = tensor.view(-1)
-        call = Call.of(Kind.ALL_REDUCE, vector.dtype, len(vector), reduction=reduction.number)
+        call = Call.of(Collective.ALL_REDUCE, vector.dtype, len(vector), reduction=reduction.number)
         sets, address = self._plan(vector.dtype, len(vector)), vector.data_ptr()
         pieces = sets[self._set ^ 1]
         # Two pieces use a set: half of the pieces, rounded up, is how often the set changes; only the parity
-        # counts. So `_set` is that of the last piece, and the next collective uses the other one.
+        # counts. So `_set` is the one of the last piece, and the next collective uses the other one.
         self._set ^= len(pieces) + 1 >> 1 & 1
         pieces[0].put(address)  # [1]
         yield from self._arrive_and_wait(call)  # [2]
@@ -288,19 +281,13 @@ class HostCollectives(HostBarrier):
         return found
 
     def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
-        """Overwrite `output` with what the ranks' vectors for this rank make together.
-
-        Args:
-            inputs: one vector for each rank.
-            output: this rank's.
-            reduction: what is made of them.
-        """
+        """Overwrite `output` with what the ranks' vectors for this rank make together."""
         if self.size == 1:
             output.copy_(inputs[0])
             reduction.finish(output, 1)
             return
         dtype, rank = output.dtype, self.rank
-        call = Call.of(Kind.REDUCE_SCATTER, dtype, sum(map(len, inputs)), reduction=reduction.number)
+        call = Call.of(Collective.REDUCE_SCATTER, dtype, sum(map(len, inputs)), reduction=reduction.number)
         most = ROW // dtype.itemsize // self.size
         for begin in range(0, max(*map(len, inputs), 1), most):
             self._set ^= 1
@@ -312,7 +299,7 @@ class HostCollectives(HostBarrier):
             if len(target):
                 found = [self._place(dtype, other, len(target), rank * most) for other in range(self.size)]
                 found[rank] = mine
-                # As in `Piece.fold`; nobody else reads this part of row 0.
+                # As in `Piece.fold`; no other rank reads this part of row 0.
                 result = target if rank < 2 else found[0]
                 reduction.fold(found, result)
                 if result is not target:
@@ -356,9 +343,9 @@ class HostCollectives(HostBarrier):
             yield True
 
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on every rank with that of rank `root`."""
+        """Overwrite `tensor`, contiguous, on every rank with the one of rank `root`."""
         vector = tensor.view(-1)
-        call = Call.of(Kind.BROADCAST, vector.dtype, len(vector), root=root)
+        call = Call.of(Collective.BROADCAST, vector.dtype, len(vector), root=root)
         moves = [(vector, root, 0)]
         puts, takes = (moves, []) if self.rank == root else ([], moves)
         return self._pass_on(call, len(vector), ROW // vector.itemsize, puts, takes)
@@ -366,7 +353,7 @@ class HostCollectives(HostBarrier):
     def all_gather(self, tensor: Tensor, outputs: Sequence[Tensor]) -> Steps:
         """Overwrite the vectors `outputs` with the ranks' tensors, contiguous, which may differ in length."""
         vector, mine = tensor.view(-1), outputs[self.rank]
-        call = Call.of(Kind.ALL_GATHER, vector.dtype, sum(map(len, outputs)))
+        call = Call.of(Collective.ALL_GATHER, vector.dtype, sum(map(len, outputs)))
         own = None if mine.data_ptr() == vector.data_ptr() else (mine, vector)
         puts, takes = [(vector, self.rank, 0)], [(outputs[other], other, 0) for other in self._others]
         return self._pass_on(call, max(map(len, outputs)), ROW // vector.itemsize, puts, takes, own)
@@ -374,7 +361,7 @@ class HostCollectives(HostBarrier):
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite the vectors `outputs` of rank `root` with the ranks' contiguous tensors of one shape."""
         vector = tensor.view(-1)
-        call = Call.of(Kind.GATHER, vector.dtype, len(vector), root=root)
+        call = Call.of(Collective.GATHER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [(vector, self.rank, 0)], [])
@@ -383,7 +370,7 @@ class HostCollectives(HostBarrier):
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
-        call = Call.of(Kind.SCATTER, vector.dtype, len(vector), root=root)
+        call = Call.of(Collective.SCATTER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
             return self._pass_on(call, len(vector), most, [], [(vector, self.rank, 0)])
@@ -392,7 +379,7 @@ class HostCollectives(HostBarrier):
 
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
-        call = Call.of(Kind.ALL_TO_ALL, inputs[0].dtype)
+        call = Call.of(Collective.ALL_TO_ALL, inputs[0].dtype)
         table = yield from self.all_gather_ints([*map(len, inputs), *map(len, outputs)], call)
         agree_on_lengths(table, self._group.global_ranks)
         rank, most = self.rank, ROW // inputs[0].itemsize // self.size

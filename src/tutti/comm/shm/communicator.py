@@ -20,7 +20,7 @@ from tutti.comm.blocking import BlockingCommunicator
 from tutti.comm.counters import HostCounter
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.arena import Arena
-from tutti.comm.shm.barrier import BARRIER, Call, Kind
+from tutti.comm.shm.barrier import BARRIER, Call, Collective
 from tutti.comm.shm.collectives import SHORT, HostCollectives
 from tutti.comm.shm.fence import fence
 from tutti.comm.shm.layout import HostGroup, control_bytes
@@ -37,8 +37,8 @@ class HostCommunicator(BlockingCommunicator):
 
     Args:
         group: the ranks.
-        cores: how many cores the ranks have between them; by default, those that their affinities allow. With
-            more ranks than cores no wait spins.
+        cores: how many cores the ranks have between them; by default, what their affinities allow. With more
+            ranks than cores no wait spins.
         join_timeout_s: seconds to wait for the others to come.
         peers: for a part of a communicator, what its whole knows of the processes.
 
@@ -67,7 +67,7 @@ class HostCommunicator(BlockingCommunicator):
 
     @classmethod
     def alone(cls) -> HostCommunicator:
-        """A world of one, with an arena of its own."""
+        """A world of one, with its own arena."""
         arena = Arena.create()
         comm = cls(HostGroup(arena, arena.allocate(control_bytes(1)), 0, [0]))
         comm._owns_arena = True
@@ -99,16 +99,16 @@ class HostCommunicator(BlockingCommunicator):
     @override
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         count = math.prod(shape)
-        offset = self._allocate(count * dtype.itemsize, Call.of(Kind.SHARED, dtype, count))
+        offset = self._allocate(count * dtype.itemsize, Call.of(Collective.SHARED, dtype, count))
         return self._arena.tensor(offset, shape, dtype)
 
     @override
     def counter(self) -> HostCounter:
-        return HostCounter(self._arena, self._allocate(8, Call.of(Kind.COUNTER)))
+        return HostCounter(self._arena, self._allocate(8, Call.of(Collective.COUNTER)))
 
     @override
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
-        offset = self._allocate(count, Call.of(Kind.LOCKS, torch.uint8, count))
+        offset = self._allocate(count, Call.of(Collective.LOCKS, torch.uint8, count))
         return [self._arena.lock(offset + number) for number in range(count)]
 
     def _allocate(self, nbytes: int, call: Call) -> int:
@@ -134,7 +134,7 @@ class HostCommunicator(BlockingCommunicator):
         members = by_color(choices)[color]
         leads = color is not None and members[0] == self.rank
         block = self._arena.allocate(control_bytes(len(members))) if leads else 0
-        blocks = self._all_gather_ints(block, Call.of(Kind.SPLIT))
+        blocks = self._all_gather_ints(block, Call.of(Collective.SPLIT))
         return None if color is None else self._part(blocks[members[0]], members)
 
     def _part(self, block: int, members: Sequence[int]) -> HostCommunicator:
@@ -150,7 +150,7 @@ class HostCommunicator(BlockingCommunicator):
         self._closed = True
         if "cross" in vars(self):
             self.cross.close()
-        # Who sees LEFT sees all that this rank has done before.
+        # A rank that sees LEFT sees everything that this rank has done before.
         fence()
         # Each rank stores its LEFT and then loads the others'. Without the lock the order of a store and
         # later loads would count, which x86 does not keep either; with it, only the last rank finds all left.

@@ -6,7 +6,7 @@
           │ line of rank 0 │  phases, calls, process id, left: written by that rank only
           │ line of rank 1 │
           ├────────────────┤
-          │ rings' lines   │  bytes sent, bytes received of each pair, each in a line of its own
+          │ rings' lines   │  bytes sent, bytes received of each pair, each in its own line
           ├────────────────┤
           │ rows           │  two sets of one per rank: what collectives pass on
           ├────────────────┤
@@ -34,24 +34,24 @@ LOST: Final = 0
 """Word of the header line: 0, or 1 + the rank that was found dead first.
 
 -(1 + rank) is a rank of another host, numbered in the whole job. Two processes that find 0 at the same time
-may both store: either rank is dead, and all that matters is that the word stays other than 0.
+may both store: either rank is dead, and it only matters that the word stays other than 0.
 """
 
-PHASE, CALL, PID, LEFT, BEAT, WAITS = 0, 2, 4, 5, 6, 7
+PHASE, CALL, PID, LEFT, STEPS, WAITS = 0, 2, 4, 5, 6, 7
 """Words of a rank's line.
 
 PHASE: twice the number of its latest phase of the barrier, plus 1 if the call is more than a barrier.
 CALL: the packed call.
 PID: the process id.
 LEFT: 1 after `close`.
-BEAT: 1 + its steps while it trains, else 0; with `FIRST_STEP` until its first step is done.
+STEPS: 1 + its steps while it trains, else 0; with `FIRST_STEP` until its first step is done.
 WAITS: 1 after it has waited for others for about 10 ms.
 
 PHASE and CALL have two words each, for even and odd phases: a slow rank still finds the call of a rank that
 has gone on."""
 
 FIRST_STEP: Final = 1 << 62
-"""The bit of BEAT of a rank that makes its first step, whatever the number of that is."""
+"""The bit of STEPS of a rank that makes its first step in this process."""
 
 ROW: Final = 1 << 20
 """Bytes of a row; longer vectors pass in pieces, which stay in the caches."""
@@ -101,17 +101,7 @@ class ControlLayout:
 
 
 class HostGroup:
-    """A group of ranks of one host, as one of them sees it.
-
-    Args:
-        arena: the memory that they share.
-        block: where in it the group's control block of `control_bytes(size)` zero bytes begins.
-        rank: this process's number in the group.
-        global_ranks: the ranks' numbers in the job, by which errors name them.
-
-    Attributes:
-        words: the control words.
-    """
+    """A group of ranks of one host, as one of them sees it."""
 
     def __init__(self, arena: Arena, block: int, rank: int, global_ranks: Iterable[int]) -> None:
         self.arena, self.block, self.rank = arena, block, rank

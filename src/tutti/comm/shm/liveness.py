@@ -6,18 +6,18 @@
     not with more ranks
     than cores
 
-Nobody wakes a sleeper: a wake-up would cost the rank that is waited for a system call at each store. So a nap
+No rank wakes a sleeper: it would cost the rank that is waited for a system call at each store. So a nap
 is bounded, and there is no wake-up that could be lost between the last look and the nap.
 
-Whoever waits in [4] notices a rank that is gone, in this order:
+A rank that waits in [4] notices one that is gone, in this order:
 
     [5] the rank stores what it has to say to the others, then LEFT if it leaves in an orderly way, and ends
     [6] see that the process has ended, or LEFT
     ─── fence ───
     [7] look once more for what is waited for, and raise only if it is not there
 
-As [5] stores LEFT last, [7] sees all that the rank has stored before: it may have done what is waited for
-with its last breath. The kernel orders a process's stores before its end.
+As [5] stores LEFT last, [7] sees everything that the rank has stored before: it may have done what is waited
+for with its last breath. The kernel orders a process's stores before its end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import BEAT, FIRST_STEP, LOST, PID, WAITS, HostGroup
+from tutti.comm.shm.layout import FIRST_STEP, LOST, PID, STEPS, WAITS, HostGroup
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
@@ -60,13 +60,8 @@ _PR_SET_TIMERSLACK: Final = 29
 class Peers:
     """The processes of the job on this host: who lives, who has left, who is lost.
 
-    Args:
-        group: all of them.
-        join_timeout_s: how long to wait for the others to come.
-        cores: how many cores the host's ranks have, or None for those that their affinities allow.
-
     Raises:
-        PeerLost: somebody died or did not come in time.
+        PeerLost: a rank died or did not come in time.
     """
 
     def __init__(self, group: HostGroup, join_timeout_s: float, cores: int | None) -> None:
@@ -104,21 +99,20 @@ class Peers:
             self._watch.ended(LONGEST_NAP_S)
             self.check()
 
-    def beat(self, steps: int | None) -> None:
-        """Publish the number of steps that this rank has made; None: it does something else."""
-        if steps is None:
-            beat = 0
-        else:
+    def publish_steps(self, steps: int | None) -> None:
+        """Publish the number of steps that this rank has made; None: it does not train."""
+        word = 0
+        if steps is not None:
             self._first_step = steps if self._first_step is None else self._first_step
-            beat = 1 + steps + (FIRST_STEP if steps == self._first_step else 0)
-        self._words[self.group.layout.line(self.group.rank) + BEAT] = beat
+            word = 1 + steps + (FIRST_STEP if steps == self._first_step else 0)
+        self._words[self.group.layout.line(self.group.rank) + STEPS] = word
 
-    def last_sign(self) -> tuple[int, bool]:
-        """What `beat` and `waits` have told: the word BEAT, and whether this rank waits."""
+    def status(self) -> tuple[int, bool]:
+        """Return the published word STEPS, and whether this rank waits."""
         line = self.group.layout.line(self.group.rank)
-        return int(self._words[line + BEAT]), bool(self._words[line + WAITS])
+        return int(self._words[line + STEPS]), bool(self._words[line + WAITS])
 
-    def waits(self, long: bool) -> None:
+    def publish_waiting(self, long: bool) -> None:
         """Publish whether this rank has been waiting for others for more than a moment."""
         self._words[self.group.layout.line(self.group.rank) + WAITS] = long
 
@@ -146,12 +140,7 @@ class Peers:
             self._words[LOST] = -(1 + global_rank)
 
     def nap(self, waited_s: float, moving_s: float = 0.0) -> None:
-        """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile.
-
-        Args:
-            waited_s: that time.
-            moving_s: for how long data may be on their way from another host: naps stay short until then.
-        """
+        """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile."""
         longest_s = REMOTE_NAP_S if waited_s < moving_s else LONGEST_NAP_S
         nap_s = min(max(SHORTEST_NAP_S, NAP_SHARE * waited_s), longest_s)
         if nap_s < LONGEST_NAP_S:
@@ -166,10 +155,6 @@ class Peers:
 
 class Backoff:
     """The rests of a rank that waits: it yields its core first, then takes short naps, then longer ones.
-
-    Args:
-        peers: the job's processes.
-        moving_s: as in `Peers.nap`, and naps begin earlier; None: all comes from this host.
 
     Attributes:
         started: when the wait began.
@@ -218,11 +203,11 @@ def wait(
         moving_s: as in `Backoff`.
 
     Raises:
-        PeerLost: a rank of the job died, or all that are needed have left.
+        PeerLost: a rank of the job died, or all needed ranks have left.
     """
     pause = Backoff(peers, moving_s)
     if not pause.soon:
-        # [1] By time as well as by number: `ready` may cost microseconds, and somebody may need this core.
+        # [1] By time as well as by number: `ready` may cost microseconds, and others may need this core.
         for _ in range(SPINS):
             if ready():
                 return
@@ -232,7 +217,7 @@ def wait(
         while not ready():
             if not pause.rest():
                 continue
-            peers.waits(True)
+            peers.publish_waiting(True)
             try:
                 peers.check()  # [6]
                 missing = needed()
@@ -244,13 +229,13 @@ def wait(
                     raise
                 return
     finally:
-        peers.waits(False)
+        peers.publish_waiting(False)
 
 
 class ProcessWatch:
     """Finds which of some processes have ended, by a pidfd of each: a death ends a wait at once.
 
-    One that nobody has waited for (a zombie) has ended.
+    A zombie has ended.
 
     Several threads may wait at a time, which `select.poll` refuses and the kernel's epoll allows: a group of
     torch.distributed waits in its own thread, beside the one that trains.

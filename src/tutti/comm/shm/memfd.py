@@ -1,7 +1,7 @@
 """Anonymous files (memfds) that processes of one user on one host share; no file system has a name for them.
 
 A process tells another one where it has such a file open: two numbers. They may have come through a store
-that other users can write to, so whoever opens the file by them looks at what it is before it is used.
+that other users can write to, so the file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ LARGEST: Final = 1 << 44
 
 
 class FileAddress(NamedTuple):
-    """The address of an anonymous file: a process, and its descriptor of the file.
-
-    Attributes:
-        process: its number.
-        descriptor: that of the file in it.
-    """
+    """The address of an anonymous file: a process, and its descriptor of the file."""
 
     process: int
     descriptor: int
@@ -36,11 +31,7 @@ class FileAddress(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> FileAddress:
-        """The address that `str` wrote.
-
-        Raises:
-            ValueError: `text` is no address.
-        """
+        """The address that `str` wrote."""
         process, _, descriptor = text.partition(" ")
         if not (process.isdecimal() and descriptor.isdecimal()):
             raise ValueError(f"{text[:80]!r} is no address of shared memory: expected two numbers")
@@ -50,10 +41,7 @@ class FileAddress(NamedTuple):
         return f"{self.process} {self.descriptor}"
 
     def open(self, flags: int = 0) -> int:
-        """A descriptor of the file, to read and to write, with a file description of its own.
-
-        Args:
-            flags: further ones of `os.open`.
+        """A descriptor of the file, to read and to write, with its own file description.
 
         Raises:
             OSError: the process is gone, belongs to another user or lives in another container.
@@ -74,7 +62,7 @@ def make(what: str) -> int:
 
 
 def make_roomy(what: str, size: int = LARGEST) -> int:
-    """The descriptor of a new file of `size` bytes, of which only what is written takes memory.
+    """The descriptor of a new file of `size` bytes, of `size` bytes; only what is written takes memory.
 
     It need not grow: a limit on the size of files hits it now, or never.
     """
@@ -112,7 +100,7 @@ def open_of_rank(address: FileAddress, comm: Communicator) -> int:
 
 
 def check(fd: int) -> None:
-    """Raise a ValueError if a descriptor is not that of an anonymous file of this user."""
+    """Raise a ValueError if a descriptor is no anonymous file of this user."""
     what = os.readlink(f"/proc/self/fd/{fd}")
     if not what.startswith(f"/memfd:{_PREFIX}") or os.fstat(fd).st_uid != os.geteuid():
         raise ValueError(f"descriptor {fd} is {what[:80]!r}, not shared memory of tutti and of this user")

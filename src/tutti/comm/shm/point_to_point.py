@@ -1,4 +1,4 @@
-"""A rank's messages to and from the other ranks of its host: generators, many of which can be under way.
+"""A rank's messages to and from the other ranks of its host: generators, many at the same time.
 
     send   [1] wait for its turn among the sends to one rank, and for room for a header
            [2] put the header   [3] put the body, piece by piece, as room comes free
@@ -10,7 +10,7 @@ putting its header between the pieces of the first one's body.
 
 Two ranks that send each other more than the rings hold would wait in [1] or [3] for ever, as neither
 receives. So a sender that waits for room takes the messages that have come for it out of their rings into
-memory of its own, which makes room for the others. `rings` says why no lock is needed.
+its own memory, which makes room for the others. `rings` says why no lock is needed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ STALLS: Final = 8
 
 
 class Receiving:
-    """A receive that has been asked for.
-
-    Attributes:
-        source: the sender's rank, or ANY.
-        tag: of the message.
-        sender: who sent it, once it is here.
-    """
+    """A receive that has been asked for."""
 
     def __init__(self, source: int, tag: int) -> None:
         self.source, self.tag, self.sender = source, tag, source
@@ -123,7 +117,7 @@ class HostMessages:
             self._receiving.remove(receiving)
 
     def find(self, receiving: Receiving) -> tuple[Inbox, Arrival] | None:
-        """The message that was sent first of those that are here and that `receiving` asks for.
+        """Return the first message here that `receiving` asks for.
 
         Its sender is noted in `receiving`.
         """
@@ -158,7 +152,7 @@ class HostMessages:
 
 
 def run_together(under_way: list[tuple[Steps, int]]) -> Steps:
-    """Move several messages on, each given with the rank that it waits for, and take out those that are over.
+    """Move several messages on, each given with the rank that it waits for, and take out the finished ones.
 
     What one of them raises is raised when the others are over.
     """

@@ -14,7 +14,7 @@ longer than the ring passes through it in pieces.
   The latter needs no fence: whether and where [2] stores depends on what [1] has loaded, and no processor
   lets others see a store before it is certain.
 
-x86 keeps all of these orders by itself (TSO), and no `fence` is called there. Nothing rests on the order
+x86 keeps all of these orders (TSO), and no `fence` is called there. Nothing rests on the order
 of a store and a later load of another word: both sides look again and again, so that a count which is seen
 late costs time only. Counts do not overflow: 2^63 bytes at 10 GB/s are 29 years.
 
@@ -141,7 +141,7 @@ class Inbox(_Ring):
         self._waiting: deque[Arrival] = deque()
 
     def find(self, tag: int) -> Arrival | None:
-        """The oldest message with this tag of which at least the header is here, or None."""
+        """Return the oldest message with this tag whose header is here, or None."""
         for arrival in self._waiting:
             if arrival.tag == tag:
                 return arrival

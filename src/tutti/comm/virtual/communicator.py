@@ -175,7 +175,7 @@ class VirtualCommunicator(Communicator):
         def finish(_: list[None]) -> tuple[float, Tensor]:
             return node._price.barrier_s(node._hosts), torch.zeros(shape, dtype=dtype)
 
-        # `.data` has the same memory and a version counter of its own: what other ranks write is, as with the
+        # `.data` has the same memory and its own version counter: what other ranks write is, as with the
         # memory of other processes, no in-place change that this rank's autograd could object to.
         return node._collective("shared", None, finish, shape=shape, dtype=dtype).data
 

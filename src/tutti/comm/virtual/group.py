@@ -33,12 +33,7 @@ class Message:
 
 
 class MessageQueue:
-    """The messages to one rank of one communicator; all operations take O(log messages).
-
-    Attributes:
-        owner: the rank.
-        wanted: the source and the tag of the message that it waits for, or None.
-    """
+    """The messages to one rank of one communicator; all operations take O(log messages)."""
 
     def __init__(self, owner: RankTask) -> None:
         self.owner = owner
@@ -131,12 +126,7 @@ class Cluster:
 
 
 class VirtualGroup:
-    """The ranks of one communicator: the state that they share.
-
-    Args:
-        cluster: the world.
-        members: the ranks in it, numbered in the world.
-    """
+    """The ranks of one communicator: the state that they share."""
 
     def __init__(self, cluster: Cluster, members: Iterable[int]) -> None:
         self.cluster = cluster

@@ -1,6 +1,6 @@
 """Many ranks in one process, in virtual time: always the rank with the smallest clock runs.
 
-Every rank is a greenlet with a clock of its own. It runs until its clock moves (`advance`) or until it has to
+Every rank is a greenlet with a clock. It runs until its clock moves (`advance`) or until it has to
 wait for another rank (`block`); then the scheduler (the *hub*) goes on with the rank whose clock is smallest,
 the lower rank first among equals. So what happens never depends on the machine, and events come in the order
 of virtual time.
@@ -124,12 +124,7 @@ class RankTask:
 
 
 class Scheduler:
-    """Runs one function per rank in virtual time.
-
-    Args:
-        functions: what each rank runs.
-        faults: who dies, and when.
-    """
+    """Runs one function per rank in virtual time."""
 
     def __init__(self, functions: Sequence[Callable[[], object]], faults: Sequence[Fault] = ()) -> None:
         self.results: list[object] = [None] * len(functions)
@@ -252,7 +247,7 @@ class Scheduler:
             raise Ended
 
     def _stalled(self) -> None:
-        """Nobody can go on: who waits for a rank that has left loses it; if nobody does, it is a deadlock."""
+        """End a stall: a rank that waits for one that has left loses it; else it is a deadlock."""
         waiting = [task for task in self.tasks if not task.done]
         for task in waiting:
             wait = task.wait

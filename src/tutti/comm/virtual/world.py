@@ -102,7 +102,7 @@ class VirtualWorld:
             Deadlock: all ranks wait for each other.
             PeerLost: a rank waited for one that was killed, or has returned.
             ValueError: ranks called different collectives, or passed different lengths or dtypes.
-            Exception: whatever a rank raises; it ends the run.
+            Exception: any other error of a rank; it ends the run.
         """
         comms: list[VirtualCommunicator] = []
 

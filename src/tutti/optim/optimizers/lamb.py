@@ -54,13 +54,14 @@ class LAMB(ParameterWise):
     def move(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[weights]
         if not state:
-            state.update(step=0, exp_avg=torch.zeros_like(weights), exp_avg_sq=torch.zeros_like(weights))
-        state["step"] += 1
+            state["step"] = torch.zeros(())
+            state.update(exp_avg=torch.zeros_like(weights), exp_avg_sq=torch.zeros_like(weights))
+        step = float(state["step"].add_(1))
         beta1, beta2 = group["betas"]
         first = state["exp_avg"].lerp_(gradient, 1 - beta1)
         second = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        root = (second / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
-        update = (first / (1 - beta1 ** state["step"])).div_(root).add_(weights, alpha=group["weight_decay"])
+        root = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        update = (first / (1 - beta1**step)).div_(root).add_(weights, alpha=group["weight_decay"])
         weights.sub_(update, alpha=float(group["lr"]) * trust_ratio(weights, update))
 
 

@@ -26,11 +26,11 @@ class LinearScalingLR(LRScheduler):
     sections 2.1 and 2.2.
 
     Args:
-        optimizer: its rate is that of the small batch.
-        total_steps: how many updates the run has.
+        optimizer: its rate is right for the small batch.
+        total_steps: the number of updates of the run.
         factor: k, how many times larger the batch is than the one that the rate is right for; above 0. It has
             no default, as that other batch is not known here.
-        warmup: how many updates the warm-up lasts, from 0. None: the paper's share, 1/18 of the run.
+        warmup: the length of the warm-up in updates, from 0. None: the paper's share, 1/18 of the run.
         drops: when the rate falls, as shares of the run, each between 0 and 1.
         gamma: what it is multiplied with then, above 0.
         last_epoch: as in torch's schedulers.

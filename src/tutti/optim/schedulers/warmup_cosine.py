@@ -25,8 +25,8 @@ class WarmupCosineLR(LRScheduler):
 
     Args:
         optimizer: its rate is the largest.
-        total_steps: how many updates the run has.
-        warmup: how many updates the warm-up lasts, from 0; below 1 it is a share of `total_steps`.
+        total_steps: the number of updates of the run.
+        warmup: the length of the warm-up in updates, from 0; below 1 it is a share of `total_steps`.
         final: the share of the rate that is left at the end, from 0 to 1.
         last_epoch: as in torch's schedulers.
 

@@ -55,7 +55,7 @@ class PlanJob(Job):
     exhaustive: bool = False
 
     @override
-    def placement(self, memory_bytes: int | None = None) -> Placement:
+    def placement(self) -> Placement:
         # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
         return Placement(max(ranks for ranks, _ in self.choices.shapes), 1)
 

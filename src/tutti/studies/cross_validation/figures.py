@@ -11,6 +11,7 @@ import altair as alt
 
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.json_lines import read_lines
+from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
 from tutti.records.texts import duration
 from tutti.records.usage import UsageRecord
@@ -132,7 +133,7 @@ def _losses(folder: FarmFolder, one: dict[str, Any]) -> Data:
     """The training loss of each epoch of a job that has finished, at the time of its end."""
     if one["state"] != "finished":
         return []
-    history = RunFolder(folder.job(one["job"])).history().records
+    history = RunFolder(folder.job(one["job"])).lines(EpochRecord).records
     # The last epoch ends with the job, about.
     spent = list(accumulate(record.seconds["total"] for record in history))
     return [

@@ -50,17 +50,14 @@ class Samples:
     groups: NDArray[Any] | None = None
 
 
-def look_at(job: SamplesJob, threads: int, crowded: bool) -> Samples:
+def look_at(job: SamplesJob, threads: int) -> Samples:
     """Look at the samples, in a process that has torch, as the ranks of the farm will: they come from it.
 
     Args:
         job: what to look at.
         threads: those of a rank of the farm.
-        crowded: whether its ranks share cores.
 
     Raises:
         UserError: a candidate has an option that cannot be used, or the data cannot be read.
     """
-    warnings = ("its ranks share cores",) if crowded else ()
-    placement = Placement(workers=1, threads=threads, warnings=warnings)
-    return cast("Samples", supervise(job.entry, pickle.dumps(job), placement))
+    return cast("Samples", supervise(job.entry, pickle.dumps(job), Placement(workers=1, threads=threads)))

@@ -177,7 +177,7 @@ def plan_folds(question: CrossValidation, blocks: Blocks, folds: int) -> Plan:
     """
     jobs = folds * len(question.contenders)
     placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs, question.servers)
-    samples = look_at(samples_job(question, blocks), placement.threads or 1, bool(placement.warnings))
+    samples = look_at(samples_job(question, blocks), placement.threads or 1)
     return plan_with(question, samples)
 
 

@@ -231,7 +231,7 @@ def look(search: Search, blocks: Blocks, trials: int) -> Samples:
     """
     jobs = search.at_a_time(trials)
     placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs, search.servers)
-    return look_at(samples_job(search, blocks), placement.threads or 1, bool(placement.warnings))
+    return look_at(samples_job(search, blocks), placement.threads or 1)
 
 
 def samples_job(search: Search, blocks: Blocks) -> SamplesJob:
@@ -441,4 +441,4 @@ def read_search(folder: FarmFolder) -> Tuned:
 
 
 def _history(folder: FarmFolder, job: str) -> list[EpochRecord]:
-    return RunFolder(folder.job(job)).history().records
+    return RunFolder(folder.job(job)).lines(EpochRecord).records

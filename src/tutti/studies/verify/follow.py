@@ -20,11 +20,10 @@ import torch
 import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import Tensor, nn
 
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, keep_servers
 from tutti.data import Batch, Batches, Round
 from tutti.data.columns import mapped
 from tutti.errors import BadOption
-from tutti.launch.placement import split_off_servers
 from tutti.model_parallel.base import Of, gradient_of, taken, values_of
 from tutti.model_parallel.layout import Layout, portion_of
 from tutti.run.build import (
@@ -240,7 +239,7 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
     job = load_job(payload, VerifyJob)
     with seeded(job.config.seed):
         strategy = check_recipe(job, comm.size, comm.hosts, compared=True)
-        team = split_off_servers(comm, job.config.servers, job.config.levels, job.config.server_period)
+        team = keep_servers(comm, job.config.servers, job.config.levels, job.config.server_period)
         task = prepare_task(job, open_config_data(job, comm))
         verdict = work_or_serve(job, team, task.module, strategy, lambda: _verdict(job, team, task, strategy))
         return result_for_all(comm, team, verdict)

@@ -21,7 +21,6 @@ class CsvLogger(Logger):
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
         """Append the figures of earlier epochs."""
-        self._folder.refuse_lost()
         with open(self._folder.path / CSV, "a", encoding="utf-8", newline="") as file:
             for record in records:
                 place = {"time": record.time, "epoch": record.epoch, "step": record.step}
@@ -44,7 +43,7 @@ class JsonLinesLogger(Logger):
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
         """Keep these epochs alone."""
-        self._folder.keep_epochs(records)
+        self._folder.keep(EpochRecord, records)
 
     def epoch(self, record: EpochRecord) -> None:
         """Append the record; it is on the disk when this returns."""

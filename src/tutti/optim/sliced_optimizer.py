@@ -1,4 +1,4 @@
-"""A copy of the user's optimizer that moves given slices of parameters, with a state of its own."""
+"""A copy of the user's optimizer that moves given slices of parameters, with its own state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from tutti.optim.kernels import KERNELS
 from tutti.optim.state import add_slice, add_whole
 from tutti.replica import NONE_MISSING, Flat, Missing, vector_like, view_like
-from tutti.state import Held
+from tutti.state import LocalState
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -32,7 +32,7 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
         optim.ASGD,
     }
 )
-"""Optimizers that move each number by itself. Exactly these classes: a subclass may do otherwise."""
+"""Optimizers that move each number independently. Exactly these classes: a subclass may do otherwise."""
 
 COUNTERS = ("step", "mu_product", "eta", "mu")
 """State of the elementwise optimizers that exists once per parameter; all else has the parameter's shape."""
@@ -41,11 +41,11 @@ FUSED: dict[str, frozenset[type[Optimizer]]] = {
     "cpu": frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad}),
     "cuda": frozenset({optim.SGD, optim.Adam, optim.AdamW}),
 }
-"""Those that all versions of torch have a fused kernel for, by the type of the device."""
+"""Optimizers with a fused kernel in all versions of torch, by the type of the device."""
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    """Tell whether the optimizer may be given arbitrary stretches of the flat vectors."""
+    """Return whether the optimizer may be given arbitrary stretches of the flat vectors."""
     # With eps = 0 the gaps between parameters, where gradient and state are zero, would become 0 / 0.
     return type(optimizer) in ELEMENTWISE and all(
         group.get("eps", 1) != 0 for group in optimizer.param_groups
@@ -53,7 +53,7 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 
 def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
-    """Tell whether a fused kernel moves this param group: torch has one, and the user asks for no other."""
+    """Return whether a fused kernel moves this param group: torch has one, and the user asks for no other."""
     if group.get("fused") is not None or group.get("foreach") is not None:
         return bool(group.get("fused"))
     if group.get("differentiable") or group.get("capturable"):
@@ -86,15 +86,10 @@ class ParameterSlice:
 class GroupOptimizer:
     """An optimizer of the user's class for slices of one param group's parameters.
 
-    Args:
-        group: as below.
-        grads: the gradients, a vector of the same length.
-        slices: as below.
-
     Attributes:
         group: the number of its param group.
         slices: what it moves.
-        optimizer: of the user's class, over `slices`, with a state of its own.
+        optimizer: of the user's class, over `slices`, with its own state.
         parameters: the slices, as it sees them: in the parameter's shape if it may not be cut.
     """
 
@@ -122,18 +117,14 @@ class GroupOptimizer:
         return view_like(vector[one.place], one.parameter) if self._whole else vector[one.place]
 
     def step(self, missing: Missing = NONE_MISSING) -> None:
-        """Move the weights, by the options that the user's param group has now.
-
-        Args:
-            missing: parameters that have no gradient; they and their state are left as they are.
-        """
+        """Move the weights, but for `missing` parameters, by the options that the user's param group has."""
         present: Sequence[int] = range(len(self.parameters))
         if not missing.isdisjoint(self._theirs):
             present = [n for n, one in enumerate(self.slices) if one.parameter not in missing]
         if not self._fused:
             self._move(present)
             return
-        # Fused kernels take parameters that all have a state, or none of which has.
+        # Fused kernels want a state of all parameters, or of none.
         known: list[int] = []
         new: list[int] = []
         for number in present:
@@ -142,7 +133,7 @@ class GroupOptimizer:
             if turn:
                 self._move(turn)
 
-    def add_state(self, held: Held, names: Mapping[nn.Parameter, str]) -> None:
+    def add_state(self, held: LocalState, names: Mapping[nn.Parameter, str]) -> None:
         """Add what the optimizer keeps for the slices, by the names of the user's parameters."""
         for parameter, one in zip(self.parameters, self.slices, strict=True):
             kept, name = self.optimizer.state.get(parameter, {}), names[one.parameter]
@@ -152,7 +143,7 @@ class GroupOptimizer:
                 add_slice(held, name, one.parameter, one.elements, kept, COUNTERS)
 
     def load(self, kept: Mapping[Any, dict[str, Any]]) -> None:
-        """Have the optimizer go on from what another one has kept for the user's parameters."""
+        """Go on from what another optimizer has kept for the user's parameters."""
         self.optimizer.state.clear()
         for parameter, one in zip(self.parameters, self.slices, strict=True):
             given = kept.get(one.parameter, {})
@@ -182,7 +173,7 @@ class GroupOptimizer:
 
 
 def is_plain(group: dict[str, Any]) -> bool:
-    """Tell whether all options of a param group are numbers of Python's."""
+    """Return whether all options of a param group are numbers of Python."""
     values = [value for name, value in group.items() if name not in ("params", "betas")]
     return not any(isinstance(value, Tensor) for value in (*values, *group.get("betas", ())))
 
