@@ -257,7 +257,6 @@ class FittedRun:
                 self._config,
                 history,
                 None,
-                self._pace,
                 None if folder is None else str(folder.path),
                 data.shape,
                 outputs_for(data),
@@ -289,10 +288,6 @@ class FittedRun:
     def _config(self) -> TrainConfig:
         # A run that repeats this one writes another folder.
         return replace(self.parts.config, out=None)
-
-    @property
-    def _pace(self) -> str:
-        return self.parts.strategy.pace.name.lower()
 
     def _trainer(
         self,
@@ -405,7 +400,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         folder.write_config(config.as_json())
         of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
         folder.write(trained_on(task.dataset, of_classes))
-        folder.append(replace(run.start, pace=run._pace), flush=not job.takeover)
+        folder.append(run.start, flush=not job.takeover)
         yield folder
 
 
