@@ -44,7 +44,7 @@ def folds(blocks, args):
     with tempfile.TemporaryDirectory() as out:
         chosen = {"epochs": args.epochs, "out": out + "/farm", **OPTIONS}
         found = cross_validate("mlp", args.data, cv=args.folds, blocks=blocks, **chosen)
-        return next(iter(found.scores.values())).per_class
+        return next(iter(found.scores.values())).class_accuracy()
 
 
 def draw(rows, out):

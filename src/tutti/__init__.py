@@ -62,11 +62,11 @@ if TYPE_CHECKING:  # `as`: these names are public
     from tutti.strategies import Strategy as Strategy
     from tutti.strategies import Sync as Sync
     from tutti.strategies import Worker as Worker
-    from tutti.studies.cross_validation.api import CrossValidated as CrossValidated
     from tutti.studies.cross_validation.api import cross_validate as cross_validate
+    from tutti.studies.cross_validation.result import CrossValidated as CrossValidated
     from tutti.studies.ensemble.module import load_ensemble as load_ensemble
-    from tutti.studies.search.api import Found as Found
     from tutti.studies.search.api import tune as tune
+    from tutti.studies.search.study import Tuned as Tuned
     from tutti.training.callbacks import Callback as Callback
     from tutti.training.callbacks import Course as Course
 
@@ -84,9 +84,11 @@ _HOMES: Final = {
     "run.trained": "TrainedModel load",
     "strategies": "ADPSGD EASGD GEM Clip DiLoCo Downpour EASGDSync Gossip "
     "Hogwild Lazy Local ParamServer Solo Strategy Sync Worker",
-    "studies.cross_validation.api": "CrossValidated cross_validate",
+    "studies.cross_validation.api": "cross_validate",
+    "studies.cross_validation.result": "CrossValidated",
     "studies.ensemble.module": "load_ensemble",
-    "studies.search.api": "Found tune",
+    "studies.search.api": "tune",
+    "studies.search.study": "Tuned",
     "training.callbacks": "Callback Course",
 }
 """The public names, by the module that defines them."""

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import divided, open_pool
+from tutti.data import open_pool
 from tutti.data.contents import Contents
 from tutti.data.sources import check_named, read_source
 from tutti.data.targets import KnownClasses, with_checked_targets
@@ -113,15 +113,14 @@ def test_a_line_of_numbers_and_a_class_is_a_sample_and_no_line_of_names(read):
     inputs, targets, contents = read(rows, target=-1)
     assert (inputs[:, 1].tolist(), targets.tolist()) == ([3.5, 3, 2], [0, 1, 0])
     assert contents.columns == ("0", "1")
-    # A name that is no class of the rows below stays a name, also above columns called by numbers.
-    inputs, _, contents = read("2019,2020,kind\n" + rows, target=-1)
+    # The target's name says that columns called by numbers have names.
+    inputs, _, contents = read("2019,2020,kind\n" + rows, target="kind")
     assert (len(inputs), contents.columns) == (3, ("2019", "2020"))
 
 
-def test_the_numbers_by_which_pandas_names_columns_are_no_sample(read, capsys):
+def test_the_numbers_by_which_pandas_names_columns_are_no_sample(read):
     inputs, targets, _ = read("0,1,2\n5,6,1\n7,8,0\n", target=-1)
     assert (inputs.tolist(), targets.tolist()) == ([[5, 6], [7, 8]], [1, 0])
-    assert "the first line, 0,1,2, is taken for the names" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
@@ -144,15 +143,13 @@ def test_more_rows_than_one_block_stay_in_order(read):
         ("a,b,y\n1,2,0\n3,x4,1\n", {}, r"row 2, column 'b' has 'x4'"),
         ("a,y\n1,0\n1,2,3\n", {}, "Expected 2 columns, got 3"),
         ("a,b,y\n1,,0\n3,4,1\n", {}, r"row 1, column 'b'.*in 1 of 2 rows.*--data.missing drop"),
-        ("a,y\n1,0\n3,?\n", {}, r"no value in row 2 of the target 'y'; leave"),
-        ("a,y\n1,0\n3,?\n4,?\n", {}, r"no value in row 2 of the target 'y', nor in 1 further row; leave"),
+        ("a,y\n1,0\n3,?\n", {}, r"no value in row 2 of the target 'y'"),
+        ("a,y\n1,0\n3,?\n4,?\n", {}, "targets are missing in 2 rows"),
         ("a,y\n1,0\n3,\n", {"missing": "mean"}, r"no value in row 2 of the target 'y'"),
-        ("a,y\n,0\n,1\n", {"missing": "mean"}, r"column 'a' has no value in any training sample"),
         ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
         ("a,y\n1,0\ninf,1\n", {"missing": "mean"}, "NaN or inf"),
-        ("a,y\n", {}, "has no row below"),
-        ("a,a,y\n1,2,0\n", {"columns": "a"}, "2 columns called 'a'"),
-        ("a,a,y\n1,2,0\n", {}, "2 columns called 'a'"),
+        ("a,y\n", {}, "has no rows"),
+        ("a,a,y\n1,2,0\n", {}, "two columns called 'a'"),
         ("y\n1\n", {}, "no column but the target"),
         ("a,b,y\n1,2,0\n", {"target": ["a", "y"], "columns": "bb"}, "did you mean 'b'"),
     ],
@@ -175,7 +172,7 @@ def test_options_that_cannot_be_used_are_refused(read):
 
 def test_text_in_another_encoding_and_bytes_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes("größe,y\n1,2\n".encode("latin-1"))
-    with pytest.raises(BadData, match="no text in UTF-8"):
+    with pytest.raises(BadData, match="in UTF-8"):
         read_source(str(tmp_path / "a.csv"), {})
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,y\n1,2\n" * 100)[:-10])
     with pytest.raises(BadData, match="truncated or damaged"):
@@ -207,9 +204,9 @@ def test_each_fold_has_the_means_of_its_own_training_samples(tmp_path):
         file = tmp_path / "splits.npz"
         if comm.rank == 0:
             splits = [Split.of([0, 1], [2, 3], 4, "it"), Split.of([2, 3], [0, 1], 4, "it")]
-            write_splits(file, splits, pool.outline.fingerprint)
+            write_splits(file, splits, pool.fingerprint)
         comm.barrier()
-        folds = [divided(pool, comm, 0.0, 0, (str(file), number)) for number in range(2)]
+        folds = [pool.divided(comm, 0.0, 0, (str(file), number)) for number in range(2)]
         return [[part.take(torch.arange(2))[0].tolist() for part in fold.parts] for fold in folds]
 
     for found in VirtualWorld(ranks=2).run(work):
@@ -229,13 +226,13 @@ def test_listed_files_are_one_data_set(tmp_path):
         listed.write_text(f"# before any rank is started\na.csv\n{line}\n")
         with pytest.raises(BadData, match="names no file in line 3: there is no"):
             check_named(str(listed))
-    with pytest.raises(BadData, match=r"there is no .*b/b\.csv, which '.*' stands for"):
-        check_named(str(tmp_path / "{b/a,b/b}.csv").replace("{b/a", "{a"))
-    with pytest.raises(BadData, match="more than 1,048,576 files"):
-        check_named(str(tmp_path / "{1..9999}{1..9999}.csv"))
+    inputs, _ = read_source(str(tmp_path / "*" / "c*.csv"), {"target": "y"}).parts["train"]
+    assert inputs[:].tolist() == [[2], [3]]
+    with pytest.raises(BadData, match="no file is called"):
+        check_named(str(tmp_path / "d*.csv"))
     (tmp_path / "b" / "c.csv").write_text("z,y\n2,horse\n")
     listed.write_text("a.csv\nb/c.csv\n")
-    with pytest.raises(BadData, match=r"c\.csv has the columns z, but .*a\.csv has x"):
+    with pytest.raises(BadData, match=r"c\.csv has the columns z, but .*a\.csv has the columns x"):
         read_source(str(listed), {"target": "y"})
     listed.write_text("all.txt")
     with pytest.raises(BadData, match="is a list itself"):
@@ -281,22 +278,13 @@ def test_hostile_tables_are_read_or_refused(tmp_path, content):
 
 def test_npy_pairs_and_folders_of_them_are_mapped(tmp_path):
     x, y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 2, 0])
-    for name, array in (("x", x), ("y", y), ("x_test", x[:2]), ("y_test", y[:2]), ("other", y[::-1])):
+    for name, array in (("x", x), ("y", y), ("x_test", x[:2]), ("y_test", y[:2]), ("other", y)):
         np.save(tmp_path / f"{name}.npy", array)
     inputs, targets = read_source(str(tmp_path / "x.npy"), {}).parts["train"]
     assert not inputs.flags.writeable  # it is the file's own memory
     assert (inputs.tolist(), targets.tolist()) == (x.tolist(), y.tolist())
     assert list(read_source(tmp_path, {}).parts) == ["train", "test"]
-    _, targets = read_source(str(tmp_path / "x.npy"), {"labels": "other.npy"}).parts["train"]
-    assert targets.tolist() == [0, 2, 1, 0]
-    with pytest.raises(BadOption, match=r"--data\.labels"):
-        read_source(str(tmp_path), {"labels": "other.npy"})  # there is a test part, too
-    for name in ("x_test", "y_test"):
-        (tmp_path / f"{name}.npy").unlink()
-    assert read_source(tmp_path, {"labels": "other.npy"}).parts["train"][1].tolist() == [0, 2, 1, 0]
-    with pytest.raises(BadData, match=r"another\.npy"):
-        read_source(tmp_path, {"labels": "another.npy"})
-    with pytest.raises(BadData, match=r"no targets beside it.*--data.labels FILE"):
+    with pytest.raises(BadData, match="no targets beside it"):
         read_source(str(tmp_path / "other.npy"), {})
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
     with pytest.raises(BadData, match=r"x\.npy is truncated or damaged"):
@@ -306,23 +294,12 @@ def test_npy_pairs_and_folders_of_them_are_mapped(tmp_path):
         read_source(str(tmp_path / "x.npy"), {})
 
 
-@pytest.mark.parametrize(("train", "test"), [("0 1", "1 2"), ("cat dog", "dog cow")])
-def test_a_class_that_training_never_sees_is_refused(tmp_path, train, test):
-    for part, values in (("train", train), ("test", test)):
-        rows = "".join(f"1,{value}\n" for value in values.split())
-        (tmp_path / f"{part}.csv").write_text(f"a,y\n{rows}")
-    with pytest.raises(BadData, match=f"the test part has the class '{test.split()[1]}' in 1 of 2 samples"):
-        read_source(str(tmp_path), {})
-    assert read_source(str(tmp_path), {"classes": 3}).classes == 3
-
-
-@pytest.mark.parametrize(("first", "missing"), [(0, 0), (0, 2), (0, 3), (1, 3)])
-def test_a_missing_one_of_the_files_of_a_part_is_named(tmp_path, first, missing):
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_missing_one_of_the_files_of_a_part_is_noticed(tmp_path, first):
     names = [f"train-{number:05}-of-00004.csv" for number in range(first, first + 4)]
     for name in names:
         (tmp_path / name).write_text("a,y\n1,0\n3,1\n")
     assert len(read_source(str(tmp_path), {}).parts["train"][1]) == 8
-    name = f"train-{missing:05}-of-00004.csv"
-    (tmp_path / name).unlink()
-    with pytest.raises(BadData, match=name):
+    (tmp_path / names[2]).unlink()
+    with pytest.raises(BadData, match="has 3 files train-"):
         read_source(str(tmp_path), {})

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tutti.data.builtin import fashion_mnist, mnist
+from tutti.data.builtin import mnist
 from tutti.data.downloads import IDX_FILES, Published
 from tutti.errors import BadData
 
@@ -51,7 +51,7 @@ def publish(served, write_idx, images, monkeypatch, tmp_path):
     for name, array in zip(IDX_FILES, (x[:40], y[:40], x[40:], y[40:]), strict=True):
         path = write_idx(folder / f"{name}.gz", np.ascontiguousarray(array))
         hashes.append(hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest())
-    monkeypatch.setattr(mnist, "PUBLISHED", Published("mnist", (address,), tuple(hashes), ("a", "b", "c")))
+    monkeypatch.setattr(mnist, "MNIST", Published("mnist", (address,), tuple(hashes), ("a", "b", "c")))
     return folder, address, tmp_path / "cache" / "mnist"
 
 
@@ -65,13 +65,6 @@ def test_files_are_downloaded_once_into_the_cache(publish, opened, capfd):
     assert len(opened("mnist", validation=0).test) == 20
 
 
-def test_a_repacked_file_passes(publish):
-    folder, _, cache = publish
-    path = folder / f"{IDX_FILES[0]}.gz"
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=1, mtime=1))
-    assert mnist.PUBLISHED.files()[0] == cache / IDX_FILES[0]
-
-
 def test_changed_content_is_refused_and_not_kept(publish, write_idx):
     folder, _, cache = publish
     write_idx(folder / f"{IDX_FILES[1]}.gz", np.zeros(40, np.uint8))
@@ -79,31 +72,33 @@ def test_changed_content_is_refused_and_not_kept(publish, write_idx):
         BadData,
         match=r"(?s)'mnist' could not be downloaded.*SHA256 hash .* expected .* but got .*TUTTI_DATA=FOLDER",
     ):
-        mnist.PUBLISHED.files()
+        mnist.MNIST.files()
     assert [p.name for p in cache.iterdir()] == [IDX_FILES[0]]
 
 
-def test_a_file_that_is_no_gzip_file_is_refused(publish):
+@pytest.mark.parametrize("change", [lambda _: b"<html>please log in</html>", lambda content: content[:-20]])
+def test_a_file_that_is_not_whole_is_refused(publish, change):
     folder, _, cache = publish
-    (folder / f"{IDX_FILES[0]}.gz").write_text("<html>please log in</html>")
+    path = folder / f"{IDX_FILES[0]}.gz"
+    path.write_bytes(change(path.read_bytes()))
     with pytest.raises(BadData, match=r"(?s)could not be downloaded.*--data digits"):
-        mnist.PUBLISHED.files()
+        mnist.MNIST.files()
     assert list(cache.iterdir()) == []
 
 
 def test_the_second_server_is_tried_after_the_first(publish):
     _, address, cache = publish
-    both = replace(mnist.PUBLISHED, servers=(address + "gone/", address))
+    both = replace(mnist.MNIST, servers=(address + "gone/", address))
     assert all(path.parent == cache and path.is_file() for path in both.files())
 
 
 def test_without_any_server_the_message_names_the_remedies(publish):
     _, address, _ = publish
     # Port 1 of this machine: nothing listens there.
-    none = replace(mnist.PUBLISHED, servers=(address + "gone/", "http://127.0.0.1:1/"))
+    none = replace(mnist.MNIST, servers=(address + "gone/", "http://127.0.0.1:1/"))
     with pytest.raises(
         BadData,
-        match=r"gone/train-images.*404.*\n  http://127\.0\.0\.1:1/.*: Connection refused\n"
+        match=r"gone/train-images.*404.*\n  http://127\.0\.0\.1:1/.*\n"
         r".*train-images-idx3-ubyte\.gz, .* into FOLDER/mnist/ and set TUTTI_DATA=FOLDER, "
         r"or use '--data digits'",
     ):
@@ -114,50 +109,28 @@ def test_tutti_data_comes_first_and_may_hold_unpacked_files(
     publish, monkeypatch, tmp_path, write_idx, images
 ):
     own = tmp_path / "own" / "mnist"
-    own.mkdir(parents=True)
+    monkeypatch.setenv("TUTTI_DATA", str(own.parent))
+    with pytest.raises(BadData, match=r"TUTTI_DATA is '.*own', which is no folder"):
+        mnist.MNIST.files()
+    own.parent.mkdir()
+    assert {path.parent for path in mnist.MNIST.files()} == {publish[2]}
+    own.mkdir()
     for name in IDX_FILES:
         write_idx(own / name, images[1])
-    monkeypatch.setenv("TUTTI_DATA", str(own.parent))
-    assert {path.parent for path in mnist.PUBLISHED.files()} == {own}
-    (own / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(
-        BadData, match=r"mnist has no t10k-labels-idx1-ubyte\.gz \(nor is it there unpacked\); it has: "
-    ):
-        mnist.PUBLISHED.files()
-
-
-def test_tutti_data_without_the_set_falls_through_to_the_cache(publish, monkeypatch, tmp_path):
-    (tmp_path / "own").mkdir()
-    monkeypatch.setenv("TUTTI_DATA", str(tmp_path / "own"))
-    assert {path.parent for path in mnist.PUBLISHED.files()} == {publish[2]}
-
-
-def test_tutti_data_that_is_no_folder_is_an_error(publish, monkeypatch, tmp_path):
-    monkeypatch.setenv("TUTTI_DATA", str(tmp_path / "tpyo"))
-    with pytest.raises(BadData, match=r"TUTTI_DATA is '.*tpyo', which is no folder"):
-        mnist.PUBLISHED.files()
+    assert {path.parent for path in mnist.MNIST.files()} == {own}
 
 
 @pytest.mark.mnist
-@pytest.mark.parametrize("published", [mnist.PUBLISHED, fashion_mnist.PUBLISHED])
+@pytest.mark.parametrize("published", [mnist.MNIST, mnist.FASHION_MNIST])
 def test_the_checksums_are_those_of_the_real_files(real_data, published):
     for path, sha256 in zip(published.files(), published.sha256, strict=True):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         assert hashlib.sha256(content).hexdigest() == sha256
 
 
-@pytest.mark.parametrize("published", [mnist.PUBLISHED, fashion_mnist.PUBLISHED])
+@pytest.mark.parametrize("published", [mnist.MNIST, mnist.FASHION_MNIST])
 def test_published_files_are_downloaded_by_https_alone(published):
     assert all(server.startswith("https://") for server in published.servers)
-
-
-def test_a_download_that_ends_too_early_is_refused(publish):
-    folder, _, cache = publish
-    path = folder / f"{IDX_FILES[0]}.gz"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BadData, match="could not be downloaded"):
-        mnist.PUBLISHED.files()
-    assert list(cache.iterdir()) == []
 
 
 def test_packed_files_of_a_cache_are_found(publish, write_idx, images):
@@ -165,8 +138,8 @@ def test_packed_files_of_a_cache_are_found(publish, write_idx, images):
     cache.mkdir(parents=True)
     for name in IDX_FILES:
         write_idx(cache / f"{name}.gz", images[1])
-    assert all(path.suffix == ".gz" for path in mnist.PUBLISHED.files())
+    assert all(path.suffix == ".gz" for path in mnist.MNIST.files())
 
 
 def test_the_cache_can_be_read_by_others(publish):
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in mnist.PUBLISHED.files())
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in mnist.MNIST.files())

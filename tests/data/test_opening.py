@@ -14,7 +14,7 @@ from tutti.errors import BadData, TuttiError
 def test_ranks_of_one_host_see_the_same_memory(images):
     world = VirtualWorld(ranks=5, ranks_per_host=3)
     sets = world.run(lambda comm: open_data(images, comm))
-    places = [found.train.inputs.data_ptr() for found in sets]
+    places = [found.train.stored_inputs.data_ptr() for found in sets]
     assert len(set(places[:3])) == 1
     assert len(set(places[3:])) == 1
     assert places[0] != places[3]

@@ -16,23 +16,23 @@ import pytest
 import torch
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import DataSet, open_data
+from tutti.data import open_data
 from tutti.data.remote import SCHEMES, local_copy
 from tutti.data.sources import check_named
-from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming import StreamedPart
 from tutti.errors import BadData, BadOption
 from tutti.load_object import names_object
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache."""
     monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def store(tmp_path: Path, images: tuple[np.ndarray, np.ndarray]) -> Callable[..., str]:
+def store(tmp_path, images) -> Callable[..., str]:
     """Writes a folder of NPY files into fsspec's memory; returns its address."""
     system, address = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/set"
 
@@ -45,12 +45,7 @@ def store(tmp_path: Path, images: tuple[np.ndarray, np.ndarray]) -> Callable[...
     return put
 
 
-def test_data_at_an_address_are_those_of_the_files(
-    cache: Path,
-    store: Callable[..., str],
-    opened: Callable[..., DataSet],
-    images: tuple[np.ndarray, np.ndarray],
-) -> None:
+def test_data_at_an_address_are_those_of_the_files(cache, store, opened, images):
     found = opened(store(), validation=0)
     assert torch.equal(found.train.inputs[:, 0], torch.from_numpy(images[0]))
     streamed = opened(store(), validation=0, options={"stream": True})
@@ -58,12 +53,7 @@ def test_data_at_an_address_are_those_of_the_files(
     assert streamed.train.fingerprint() == found.train.fingerprint()
 
 
-def test_files_are_copied_once_and_those_that_have_changed_again(
-    cache: Path,
-    store: Callable[..., str],
-    images: tuple[np.ndarray, np.ndarray],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_files_are_copied_once_and_those_that_have_changed_again(cache, store, images, capsys):
     said, address = [], store()
     for change in (False, False, True, False):
         if change:
@@ -74,57 +64,22 @@ def test_files_are_copied_once_and_those_that_have_changed_again(
     assert np.array_equal(np.load(folder / "y_train.npy"), images[1] + 1)
 
 
-def test_each_host_copies_into_its_own_cache_once(
-    cache: Path, store: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_host_copies_into_its_own_cache_once(cache, store, capsys):
     address = store()
     VirtualWorld(ranks=4, ranks_per_host=2).run(lambda comm: open_data(address, comm))
     assert capsys.readouterr().err.count("copying") == 1  # Both hosts have one cache here.
 
 
-def test_a_copy_is_used_where_the_address_cannot_be_reached(
-    cache: Path,
-    store: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_copy_is_used_where_the_address_cannot_be_reached(cache, store, capsys, monkeypatch):
     address = store()
     folder = local_copy(address)
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise OSError("no route to host")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
     assert local_copy(address) == folder
-    assert "cannot be read (no route to host); its copy in" in capsys.readouterr().err
-
-
-def test_a_copy_that_breaks_off_leaves_nothing_that_looks_whole(
-    cache: Path, store: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address, memory = store(), type(fsspec.filesystem("memory"))
-
-    def cut_off(_: object, path: str, to: str, **__: object) -> None:
-        Path(to).write_bytes(b"half")
-        raise OSError("connection reset")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(memory, "get_file", cut_off)
-        with pytest.raises(BadData, match=r"x_train.npy of memory://.* cannot be copied: connection reset"):
-            local_copy(address)
-    assert not [path for path in cache.rglob("*") if path.is_file() and path.read_bytes() == b"half"]
-    assert len(list(Path(str(local_copy(address))).iterdir())) == 2
-
-
-def test_a_copy_that_ends_early_without_an_error_is_refused(
-    cache: Path, store: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cut_off(_: object, path: str, to: str, **__: object) -> None:
-        Path(to).write_bytes(b"half")
-
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", cut_off)
-    with pytest.raises(BadData, match=r"x_train.npy of .*: 4 of [\d,]+ bytes have come; .* try again"):
-        local_copy(store())
+    assert "cannot be read (no route to host); its copy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -132,44 +87,26 @@ def test_a_copy_that_ends_early_without_an_error_is_refused(
     [
         ("t#1.csv", "t#1.csv"),
         ("q?x/t.csv", "t.csv"),
-        ("lock", "data"),
-        ("copied.json", "data"),
         ("a/..", "data"),
     ],
 )
-def test_a_copy_stays_in_its_place_and_keeps_its_ending(
-    cache: Path, tmp_path: Path, address: str, name: str
-) -> None:
-    for folder in ("a", "q?x", "lock", "copied.json"):
+def test_a_copy_stays_in_its_place_and_keeps_its_ending(cache, tmp_path, address, name):
+    for folder in ("a", "q?x"):
         (tmp_path / "there" / folder).mkdir(parents=True)
         (tmp_path / "there" / folder / "t.csv").write_text("x,y\n1,2\n")
     (tmp_path / "there" / "t#1.csv").write_text("x,y\n1,2\n")
     copy = Path(str(local_copy(f"file://{tmp_path}/there/{address}")))
     assert copy.name == name
-    assert copy.parent.parent == cache / "remote"
+    assert copy.parent.parent.parent == cache / "remote"
     assert copy.is_dir() or copy.read_text() == "x,y\n1,2\n"
     assert len(list((cache / "remote").iterdir())) == 1
 
 
-def test_an_address_with_nothing_is_an_error(cache: Path) -> None:
-    with pytest.raises(BadData, match="memory://no/such cannot be read: there are no files"):
-        local_copy("memory://no/such")
-
-
-def test_schemes_are_known_before_any_rank_starts() -> None:
+def test_schemes_are_known_before_any_rank_starts():
     check_named("s3://bucket/folder")
     assert not names_object("s3://bucket/folder")
     with pytest.raises(BadOption, match="begins with http://; data come by s3"):
         check_named("http://host/folder")
-
-
-def test_a_missing_package_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ImportError("no s3fs")
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
-    with pytest.raises(BadOption, match="s3:// needs another package: pip install s3fs"):
-        local_copy("s3://bucket/folder")
 
 
 class Answers(SimpleHTTPRequestHandler):
@@ -178,7 +115,7 @@ class Answers(SimpleHTTPRequestHandler):
     broken = ""
     goes_on = threading.Event()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if not self.broken or self.path.partition("?")[0].endswith("/"):
             super().do_GET()
         elif self.broken == "refused":
@@ -194,20 +131,19 @@ class Answers(SimpleHTTPRequestHandler):
 
     do_HEAD = SimpleHTTPRequestHandler.do_HEAD
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def web(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
+def web(tmp_path, cache, monkeypatch) -> Iterator[tuple[Path, str]]:
     """A folder, and the address at which a server shows it."""
-    monkeypatch.setitem(SCHEMES, "http", "aiohttp")
+    monkeypatch.setattr("tutti.data.remote.SCHEMES", (*SCHEMES, "http"))
     monkeypatch.setattr(Answers, "broken", "")
     monkeypatch.setattr(Answers, "goes_on", threading.Event())
     folder = tmp_path / "there"
-    (folder / "set" / "more of it").mkdir(parents=True)
+    (folder / "set").mkdir(parents=True)
     (folder / "set" / "x.npy").write_bytes(b"one")
-    (folder / "set" / "more of it" / "y.npy").write_bytes(b"two")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Answers, directory=str(folder)))
     thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
     thread.start()
@@ -218,46 +154,29 @@ def web(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     server.server_close()
 
 
-@pytest.mark.parametrize("address", ["set", "set/"])
-def test_a_page_on_the_web_stands_for_the_files_below_it(web: tuple[Path, str], address: str) -> None:
-    copy = Path(str(local_copy(f"{web[1]}/{address}")))
-    found = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    assert found == {"x.npy": b"one", "more of it/y.npy": b"two"}
-
-
-def test_files_on_the_web_that_have_changed_are_copied_again(web: tuple[Path, str]) -> None:
+def test_a_file_on_the_web_is_copied_again_where_it_may_have_changed(web, monkeypatch, capsys):
     file = web[0] / "set" / "x.npy"
-    for address in ("set/x.npy", "set/"):
-        file.write_bytes(b"one")
-        os.utime(file, (1000, 1000))
-        local_copy(f"{web[1]}/{address}")
-        file.write_bytes(b"new")
-        os.utime(file, (2000, 2000))
-        copy = Path(str(local_copy(f"{web[1]}/{address}")))
-        assert (copy if copy.is_file() else copy / "x.npy").read_bytes() == b"new"
-
-
-def test_a_copy_of_which_nobody_knows_whether_it_is_still_right_is_used_with_a_warning(
-    web: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    for content, time, copied in ((b"one", 1000, 1), (b"one", 1000, 0), (b"new", 2000, 1)):
+        file.write_bytes(content)
+        os.utime(file, (time, time))
+        assert Path(str(local_copy(f"{web[1]}/set/x.npy"))).read_bytes() == content
+        assert capsys.readouterr().err.count("copying 1 files") == copied
     monkeypatch.setattr(Answers, "broken", "short")  # no Content-Length, ETag or Last-Modified
     monkeypatch.setattr(Answers, "do_HEAD", Answers.do_GET)
-    for warned in (False, True):
+    for _ in range(2):
         assert Path(str(local_copy(f"{web[1]}/set/x.npy"))).read_bytes() == b"half"
-        assert ("warning" in capsys.readouterr().err) is warned
+        assert "copying 1 files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ("refused", "set/x.npy of .* cannot be copied: .*403"),
-        ("stalled", r"set/x.npy of .* cannot be copied: .*nothing has come for 0.2 s; .* try again"),
-        ("short", "set/x.npy of .* cannot be copied: .*4 of 3 bytes have come"),
+        ("refused", "set/x.npy cannot be copied to .*: .*403"),
+        ("stalled", r"set/x.npy cannot be copied to .*: nothing has come for 0.2 s; .* try again"),
+        ("short", "set/x.npy cannot be copied to .*: 4 of 3 bytes have come"),
     ],
 )
-def test_a_server_that_fails_is_an_error_and_what_has_come_is_not_used(
-    web: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, broken: str, said: str
-) -> None:
+def test_a_server_that_fails_is_an_error_and_what_has_come_is_not_used(web, monkeypatch, broken, said):
     monkeypatch.setattr("tutti.data.remote._STALLED_S", 0.2)
     monkeypatch.setattr(Answers, "broken", broken)
     with pytest.raises(BadData, match=said):
@@ -266,9 +185,7 @@ def test_a_server_that_fails_is_an_error_and_what_has_come_is_not_used(
     assert Path(str(local_copy(f"{web[1]}/set/x.npy"))).read_bytes() == b"one"
 
 
-def test_no_message_has_a_signature_or_a_password(
-    web: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_message_has_a_signature_or_a_password(web, capsys, monkeypatch):
     said = []
     local_copy(f"{web[1]}/set/x.npy?signature=SECRET")
     for address in (
@@ -284,43 +201,23 @@ def test_no_message_has_a_signature_or_a_password(
     assert "SECRET" not in " ".join([*said, *capsys.readouterr()])
 
 
-def test_a_disk_that_becomes_full_is_an_error_and_what_has_come_is_kept(
-    cache: Path,
-    store: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_has_come_is_kept_where_a_copy_breaks_off(cache, store, monkeypatch, capsys):
     address, memory = store(), type(fsspec.filesystem("memory"))
     whole = memory.get_file
 
-    def fill_up(self: object, path: str, to: str, **options: object) -> None:
+    def fill_up(self, path, to, **options):
         if "y_train" in path:
-            raise OSError(28, "No space left on device")
+            Path(to).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         whole(self, path, to, **options)
 
     with monkeypatch.context() as broken:
         broken.setattr(memory, "get_file", fill_up)
-        with pytest.raises(BadData, match="No space left on device; set TUTTI_CACHE to a folder"):
+        with pytest.raises(BadData, match=r"No space left on device; .*TUTTI_CACHE"):
             local_copy(address)
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.read_bytes() == b"half"]
     local_copy(address)
     assert [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
         "copying 2 files",
         "copying 1 files",
     ]
-
-
-def test_a_whole_copy_is_used_where_nothing_more_can_be_written(
-    cache: Path,
-    store: Callable[..., str],
-    images: tuple[np.ndarray, np.ndarray],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    address = store()
-    folder = Path(str(local_copy(address)))
-
-    def fail(path: Path, content: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr("tutti.data.remote.replace_file", fail)
-    assert Path(str(local_copy(address))) == folder
-    assert np.array_equal(np.load(folder / "x_train.npy"), images[0])

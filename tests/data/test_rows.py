@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches, DataSet, Part, Queue, Scale, divided, open_data, open_pool
-from tutti.data.pool import PoolOutline
+from tutti.data import Batches, DataSet, Part, Queue, SamplePool, Scale, open_data, open_pool
 from tutti.data.scale import pixel_sums, scale_of
 from tutti.data.sources import read_source
 from tutti.errors import BadData
@@ -102,7 +101,7 @@ def test_memory_that_parts_share_is_copied_to_a_device_once():
 def pooled(data, ranks=1, ranks_per_host=None, **arguments):
     def program(comm):
         pool = open_pool(data, comm)
-        return divided(pool, comm, **{"validation": 0.2, "seed": 5, **arguments}), pool
+        return pool.divided(comm, **{"validation": 0.2, "seed": 5, **arguments}), pool
 
     return VirtualWorld(ranks, ranks_per_host=ranks_per_host or ranks).run(program)
 
@@ -126,7 +125,7 @@ def test_a_pool_gives_the_samples_and_the_scale_that_open_data_gives(images, kin
         assert one.scale == other.scale
     assert (ours.name, ours.classes, ours.shape) == (wanted.name, wanted.classes, wanted.shape)
     assert ours.train.stored_inputs.data_ptr() == ours.validation.stored_inputs.data_ptr()
-    assert ours.train.stored_inputs.data_ptr() == pool.parts["train"][0].data_ptr()
+    assert ours.train.stored_inputs.data_ptr() == pool.dataset.train.stored_inputs.data_ptr()
 
 
 def test_ranks_of_a_host_see_one_copy_in_memory_of_anybody(images):
@@ -134,15 +133,14 @@ def test_ranks_of_a_host_see_one_copy_in_memory_of_anybody(images):
     places = [data.train.stored_inputs.data_ptr() for data, _ in sets]
     assert places[0] == places[1] != places[2] == places[3]
     contents = read_source(images, {})
-    outline = pickle.loads(pickle.dumps(PoolOutline.of(contents)))
+    outline = pickle.loads(pickle.dumps(SamplePool.outline(contents)))
     memory = torch.zeros(outline.nbytes, dtype=torch.uint8)
     outline.laid(memory).fill(contents)
     again = outline.laid(memory)  # what another process does that maps it
-    assert again.outline == sets[0][1].outline
-    assert all(
-        torch.equal(a, b) for a, b in zip(again.parts["train"], sets[0][1].parts["train"], strict=True)
-    )
-    assert torch.equal(again.sums[0], sets[0][1].sums[0])
+    pool = sets[0][1]
+    assert again.fingerprint == pool.fingerprint
+    for one, other in zip(again.dataset.train.tensors(), pool.dataset.train.tensors(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_validation_part_of_the_source_is_kept(images):
@@ -159,7 +157,7 @@ def test_a_validation_part_of_the_source_is_kept(images):
 @pytest.fixture
 def splits(tmp_path, images):
     """A file with two splits of `images`, the second of which trains on some samples twice."""
-    outline = PoolOutline.of(read_source(images, {}))
+    outline = SamplePool.outline(read_source(images, {}))
     held = np.arange(0, 60, 3)
     found = [
         Split.of(np.setdiff1d(np.arange(60), held), held[::-1], 60, "split 0"),
@@ -199,20 +197,20 @@ def test_the_same_splits_make_the_same_file(tmp_path, splits):
 
 def test_a_fingerprint_depends_on_no_type_of_floats(images):
     x, y = images[0] / 3.0, images[1] * 0.7
-    known = PoolOutline.of(read_source((x, y), {})).fingerprint
+    known = SamplePool.outline(read_source((x, y), {})).fingerprint
     torch.set_default_dtype(torch.float64)
     try:
-        assert PoolOutline.of(read_source((x, y), {})).fingerprint == known
+        assert SamplePool.outline(read_source((x, y), {})).fingerprint == known
     finally:
         torch.set_default_dtype(torch.float32)
-    assert PoolOutline.of(read_source((x + 1e-3, y), {})).fingerprint != known
-    assert PoolOutline.of(read_source((x, y[::-1]), {})).fingerprint != known
+    assert SamplePool.outline(read_source((x + 1e-3, y), {})).fingerprint != known
+    assert SamplePool.outline(read_source((x, y[::-1]), {})).fingerprint != known
 
 
 def message(data, place, ranks=4, ranks_per_host=2):
     def program(comm):
         with pytest.raises(BadData) as caught:
-            divided(open_pool(data, comm), comm, 0.1, 0, place(comm) if callable(place) else place)
+            open_pool(data, comm).divided(comm, 0.1, 0, place(comm) if callable(place) else place)
         return str(caught.value)
 
     (said,) = set(VirtualWorld(ranks, ranks_per_host=ranks_per_host).run(program))

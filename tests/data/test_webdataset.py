@@ -64,12 +64,10 @@ def test_pictures_with_class_names_of_several_archives(pack):
             (f"at/._{number}.png", "of a Mac"),
         ]
         path = pack(files, f"0{number}.tar")
-    inputs, targets, contents = read(path.replace("02", "0{0..2}"))
+    inputs, targets, contents = read(path.replace("02", "0*"))
     assert (inputs.shape, inputs.dtype) == ((3, 3, 3, 4), np.uint8)
     assert inputs[:, 0, 0, 0].tolist() == [0, 1, 2]
     assert (targets.tolist(), contents.labels) == ([0, 1, 0], ("cat", "dog"))
-    with pytest.raises(BadData, match=r"there is no .*03\.tar"):
-        read(path.replace("02", "{00..03}"))
 
 
 def test_arrays_and_keys_of_json(pack):
@@ -81,33 +79,13 @@ def test_arrays_and_keys_of_json(pack):
     assert (inputs.tolist(), targets.tolist(), contents.columns) == ([[0], [1]], [1.5, 2], ("label",))
 
 
-def test_pictures_that_cannot_be_read_are_named_or_left_out(pack):
-    files = [("1.png", picture(1)), ("1.cls", "0"), ("2.png", "none"), ("2.cls", "1")]
-    path = pack([*files, ("3.png", picture(3)), ("3.cls", "1")])
-    with pytest.raises(BadData, match=r"the picture 2\.png of .*a\.tar cannot be read.*--data.skip-bad"):
-        read(path)
-    inputs, targets, _ = read(path, skip_bad=True)
-    assert (inputs[:, 0, 0, 0].tolist(), targets.tolist()) == ([1, 3], [0, 1])
-
-
-def special(name, kind, **more):
-    info = tarfile.TarInfo(name)
-    info.type = kind
-    for key, value in more.items():
-        setattr(info, key, value)
-    return info
-
-
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ([(special("1.cls", tarfile.SYMTYPE, linkname="/etc/passwd"), "")], "is a link, a device"),
-        ([(special("1.cls", tarfile.LNKTYPE, linkname="2.cls"), "")], "is a link, a device"),
-        ([(special("1.cls", tarfile.FIFOTYPE), "")], "is a link, a device"),
         ([("1.cls", "0"), ("1.x.npy", array([1])), ("2.cls", "0")], "no list in some rows of the column 'x'"),
         ([("1.cls", "0"), ("1.x.npy", array([1])), ("2.x.npy", array([1]))], r"no value in row 2 .* 'cls'"),
         ([("1.cls", "0"), ("1.cls", "0")], r"the file '1\.cls' twice"),
-        ([("1.cls", "0"), ("1.json", '{"cls": 1}')], "'cls' in two files of sample '1'"),
+        ([("1.png", "none"), ("1.cls", "0")], r"1 of 1 pictures of .*a\.tar cannot be read \(1\.png: "),
         ([("1.cls", "0"), ("1.txt", "two")], r"row 1, column 'txt' has 'two'"),
         ([("1.cls", "0"), ("1.json", "{")], r"broken in its file '1\.json'"),
         ([("1.cls", "0"), ("1.npy", array([1])[:-2])], r"broken in its file '1\.npy'"),
@@ -121,7 +99,7 @@ def test_what_cannot_be_read_is_named(pack, files, said):
         read(pack(files))
 
 
-def test_archives_that_are_packed_truncated_or_damaged_are_refused(pack, tmp_path):
+def test_archives_that_are_truncated_are_refused(pack, tmp_path):
     path = tmp_path / "a.tar"
     pack([(f"{number}.{kind}", "1") for number in range(20) for kind in ("cls", "json")])
     content = path.read_bytes()
@@ -129,18 +107,8 @@ def test_archives_that_are_packed_truncated_or_damaged_are_refused(pack, tmp_pat
         path.write_bytes(content[:cut])
         with pytest.raises(BadData, match="truncated or damaged"):
             read(str(path))
-    path.write_bytes(content[:2048] + b"x" + content[2049:])
-    with pytest.raises(BadData, match="after 2,048 bytes it goes on with something else"):
-        read(str(path))
-    path.write_bytes(content * 2)
-    with pytest.raises(BadData, match="give several archives as several files"):
-        read(str(path))
     bomb = tarfile.TarInfo("1.npy")
     bomb.size = 1 << 40
     path.write_bytes(bomb.tobuf() + content)
     with pytest.raises(BadData, match="truncated or damaged"):
         read(str(path))
-    packed = tmp_path / "a.tar.gz"
-    packed.write_bytes(content)
-    with pytest.raises(BadData, match="is packed"):
-        read(str(packed))

@@ -67,10 +67,10 @@ def test_a_model_and_a_format_of_the_user() -> None:
 def test_a_format_of_the_user_reads_its_files_and_names_what_is_there(tmp_path: Path) -> None:
     form, path = run("adding-parts.md", "class Matlab")["Matlab"], tmp_path / "jets.mat"
     scipy.io.savemat(path, {"x": np.ones((4, 3)), "kind": np.arange(4)})
-    inputs, targets = form.read(path, targets="kind").parts["train"]
+    inputs, targets = form.read(path, {"targets": "kind"}).parts["train"]
     assert (inputs.shape, targets.tolist()) == ((4, 3), [0, 1, 2, 3])
     with pytest.raises(BadData, match="x, kind"):
-        form.read(path)
+        form.read(path, {})
 
 
 def test_an_exported_program_takes_any_number_of_samples(

@@ -127,7 +127,7 @@ def test_small_images_are_halved_three_times_and_large_ones_five_times(
 def test_the_layers_of_the_mlp_and_of_vgg_are_options() -> None:
     module = built("mlp", (4,), 2, hidden=[5], activation="Sigmoid", dropout=0.5)
     assert [type(layer) for layer in module] == [nn.Flatten, nn.Linear, nn.Sigmoid, nn.Dropout, nn.Linear]
-    assert sizes(built("vgg13", (3, 32, 32), hidden=[20, 30])) == [20, 30, 10]
+    assert sizes(built("vgg11", (3, 32, 32), hidden=[20, 30])) == [20, 30, 10]
     for hidden in ((7, 3), "7,3", "[7, 3]", "7 3"):
         assert sizes(built("mlp", (4,), 2, hidden=hidden)) == [7, 3, 2]
     assert sizes(built("mlp", (4,), 2, hidden="")) == [2]

@@ -19,7 +19,7 @@ from pyarrow import parquet
 import tutti
 from tutti.cli.main import main
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import DataSet, Part, unlabelled
+from tutti.data import DataSet, Part
 from tutti.errors import BadData, BadModel, BadOption, BadRunFolder
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import evaluate, predict
@@ -76,7 +76,7 @@ def test_any_number_of_ranks_writes_each_sample_once_in_order(
 ) -> None:
     # Columns in another order, one more, no target; and blocks that are smaller than the data.
     data = table(tmp_path / "new.csv", "id,z,x,y", [range(900), *TABLE[:, [2, 0, 1]].T])
-    monkeypatch.setattr(unlabelled, "BLOCK_BYTES", 750 * 12)
+    monkeypatch.setattr(predict, "AT_ONCE", 3)
     first = predicted(runs / "table", data, tmp_path / "1.csv").read_bytes()
     for ranks, hosts in ((2, None), (3, 2)):
         assert predicted(runs / "table", data, tmp_path / "2.csv", ranks, hosts).read_bytes() == first
@@ -283,7 +283,7 @@ def test_several_inputs_by_name_and_sequences_are_predicted_from_files(
     )
     # All keys are there, in another order; no target; and blocks that are smaller than the data.
     (tmp_path / "new.jsonl").write_text("\n".join(json.dumps(line | {"y": None}) for line in lines))
-    monkeypatch.setattr(unlabelled, "BLOCK_BYTES", 250 * 60)
+    monkeypatch.setattr(predict, "AT_ONCE", 1)
     given = {name: np.asarray(one, "f4") if name != "words" else one for name, one in inputs.items()}
     wanted = tutti.load(run, trust=True).probabilities(
         {name: given[name] for name in ("image", "words", "age")}

@@ -15,7 +15,7 @@ from torch import nn
 import tutti
 from tutti.cli.main import main
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data.pool import PoolOutline
+from tutti.data import SamplePool
 from tutti.data.sources import read_source
 from tutti.errors import BadOption
 from tutti.records.predictions import Predictions
@@ -41,7 +41,7 @@ def net() -> nn.Module:
 def data(tmp_path: Path) -> tuple[str, str]:
     """A file of samples, with a test part, and a split of it."""
     np.savez(tmp_path / "data.npz", x_train=X, y_train=Y, x_test=X[:7], y_test=Y[:7])
-    outline = PoolOutline.of(read_source(tmp_path / "data.npz", {}))
+    outline = SamplePool.outline(read_source(tmp_path / "data.npz", {}))
     write_splits(
         tmp_path / "splits.npz",
         [Split.of(HELD, KEPT, 90, ""), Split.of(KEPT, HELD, 90, "")],

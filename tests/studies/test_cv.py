@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -17,14 +15,12 @@ from tests.farm import killed as killed_program
 from tests.preloaded import interpreter
 from tutti.cli import cv
 from tutti.cli.main import main
-from tutti.errors import BadRunFolder
 from tutti.farm.coordinator import FarmOutcome
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS, RunFolder, TrainedOn
-from tutti.records.splits import count_splits
-from tutti.studies.cross_validation.study import findings_of, splits_of
-from tutti.studies.ensemble.choosing import read_trained
+from tutti.records.splits import count_splits, read_split
+from tutti.studies.cross_validation.result import CrossValidated
 
 HERE = Path(__file__)
 MODELS = HERE.with_name("cv_models.py")
@@ -84,9 +80,9 @@ def test_all_that_was_asked_for_is_there(farm: Path) -> None:
     # Folds of one number begin alike for all models.
     assert all(config["seed"] == int(name[-1]) for name, config in folder.plan.jobs.items())
     assert count_splits(folder.splits) == 3
-    found = findings_of(folder)
+    found = CrossValidated.read(folder)
     assert (found.left, found.failed) == (0, {})
-    assert len(found.differences) == 6
+    assert len(found.comparison) == 6
     assert {tuple(one.samples) for one in found.scores.values()} == {(40, 40, 40)}
     assert (farm / "scores.csv").read_text().count("mean") == 4
     assert (
@@ -166,7 +162,7 @@ def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.
     assert f"report: {tmp_path / 'farm' / 'report.html'}" in said
     folder = FarmFolder.open(tmp_path / "farm")
     assert "raise ArithmeticError" in (folder.error("FailsOn/none/fold-1") or "")
-    assert findings_of(folder).scores["FailsOn/none"].missing == [1]
+    assert CrossValidated.read(folder).scores["FailsOn/none"].missing == [1]
     assert main(["report", str(folder.path)]) == 0
     assert failure in capfd.readouterr().out
 
@@ -179,20 +175,19 @@ def test_a_dry_run_prints_the_jobs(data: str, tmp_path: Path, capsys: pytest.Cap
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "24 jobs: 8 candidates x 3 folds"
     assert said[1] == "fold 0: 80 samples to train on, 40 held out"
-    assert said[4] == "mlp/none/lr=0.1/fold-0"
+    assert said[4] == "mlp/none/lr=0.1"
     assert not (tmp_path / "farm").exists()
 
 
 @pytest.mark.parametrize(
     ("further", "message"),
     [
-        (("--folds", "50", "--stratified"), "class 0 has 40 of the samples"),
-        (("--folds", "1"), "--folds is 1"),
+        (("--folds", "50", "--stratified"), "cannot split these 120 samples"),
+        (("--folds", "1"), "number of folds is 1"),
         (("--split", "x:0"), "--split"),
         (("--score", "accurcy"), "did you mean 'accuracy'"),
         (("--score", "mine.py:hits"), "write mine.py:hits:higher or mine.py:hits:lower"),
         (("--score", "mine.py:hits:lower"), "there is no"),
-        (("--score", "r2"), "--score r2 is for amounts, and the targets are classes"),
         (("--optimizer", "adamm"), "did you mean 'adam"),
         (("--sweep", "model.hiden=3"), "did you mean 'hidden'"),
         (("--group-by", "persons"), "no array 'persons'"),
@@ -233,7 +228,8 @@ def test_folds_by_a_column_of_a_table_which_is_no_input(
     assert main([*words, "--group-by", "person", "--out", str(farm)]) == 0
     assert not capsys.readouterr().err
     folder = FarmFolder.open(farm)
-    for split in splits_of(folder, folder.plan.question):
+    for number in range(2):
+        split = read_split(folder.splits, number, 24, folder.plan.question["fingerprint"])
         held_out, trained = ({persons[row] for row in part} for part in (split.test, split.train))
         assert len(held_out) == len(trained) == 4
         assert not held_out & trained
@@ -247,7 +243,7 @@ def test_a_farm_that_was_stopped_says_how_to_go_on(
     farm: Path, data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = FarmOutcome("its time limit is over", 1.0, 1.0, 1, Counter())
-    monkeypatch.setattr(cv, "train_shown", lambda *_: outcome)
+    monkeypatch.setattr(cv, "train_shown", lambda *_: (outcome, None))
     assert main(_words(data, farm, "--resume", "--time-limit", "1s")) == 75
     assert f"stopped: its time limit is over; go on by the same command with --resume --out {farm}" in (
         capsys.readouterr().out
@@ -265,28 +261,16 @@ def test_the_farm_of_another_question_is_refused(
     assert "seed is 5 (was 0)" in capsys.readouterr().err
 
 
-def test_exchanged_predictions_are_noticed(farm: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(farm, copy, symlinks=True)
-    shutil.copy(farm / "jobs/mlp/none/fold-1/predictions.npz", copy / "jobs/mlp/none/fold-0/predictions.npz")
-    for read in findings_of, read_trained:
-        with pytest.raises(BadRunFolder, match=r"fold-0/predictions\.npz is of other samples than those"):
-            read(FarmFolder.open(copy))
-
-
 def test_the_page_has_all_figures(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("altair", reason="needs the extra 'plots'")
     assert main(["report", str(farm), "--out", str(tmp_path)]) == 0
     assert f"report: {tmp_path / 'report.html'}" in capsys.readouterr().out
-    drawn = {"folds", "blocks", "losses", "classes", "confusion"}
+    drawn = {"folds", "blocks", "confusion"}
     assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} >= drawn
     page = (tmp_path / "report.html").read_text()
-    found = findings_of(FarmFolder.open(farm))
-    assert all(escape(one.sentence) in page for one in found.differences)
+    found = CrossValidated.read(FarmFolder.open(farm))
+    assert all(escape(one.sentence) in page for one in found.comparison)
     assert all(name in page for name in found.scores)
-    losses = json.loads((page.split("const figures = ")[1]).splitlines()[0].rstrip(";"))["losses"]
-    # Two epochs of each of 12 jobs.
-    assert len(losses["data"]["values"]) == 24
 
 
 def test_a_farm_is_watched(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import pytest
 
@@ -11,20 +11,23 @@ from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.records.farm_folder import JobState
 from tutti.records.run import Summary, World
 from tutti.run.config import TrainConfig
-from tutti.studies.cross_validation.candidates import choices_of, contenders, refuse_own_folds
-from tutti.studies.cross_validation.jobs import FoldJobs
-from tutti.studies.search.objectives import aims_of
-from tutti.studies.search.space import space_of
-from tutti.studies.search.study import Search
+from tutti.studies.cross_validation.candidates import Alternative, alternatives, candidates_of
+from tutti.studies.cross_validation.study import FoldJobs
+from tutti.studies.crossing import refuse_single_run
 
 CONFIG = TrainConfig(epochs=1)
+BASE = FarmJob("", CONFIG)
+
+
+def _named(kind: str, *names: str) -> list[Alternative]:
+    return alternatives(kind, [(None, name) for name in names])
 
 
 def test_models_schedules_and_swept_options_are_crossed() -> None:
-    found = contenders(
-        CONFIG,
-        choices_of("model", ["mlp", "some/where/mine.py:Net"]),
-        choices_of("schedule", ["none", "cosine"]),
+    found = candidates_of(
+        BASE,
+        _named("model", "mlp", "some/where/mine.py:Net"),
+        _named("schedule", "none", "cosine"),
         {"lr": [0.1, 0.2], "model.hidden": [4]},
     )
     assert list(found)[:3] == [
@@ -39,24 +42,21 @@ def test_models_schedules_and_swept_options_are_crossed() -> None:
 
 
 def test_models_of_one_name_are_told_apart_by_their_files() -> None:
-    assert [one.name for one in choices_of("model", ["a.py:Net", "b.py:Net", "mlp"])] == [
-        "a.Net",
-        "b.Net",
-        "mlp",
-    ]
+    found = _named("model", "a.py:Net", "b.py:Net", "mlp")
+    assert [one.name for one in found] == ["a.Net", "b.Net", "mlp"]
 
 
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        (["mlp", "cnn", "mlp"], "'mlp' is named 2 times"),
-        (["x/a.py:Net", "y/a.py:Net"], "both called 'a.Net'"),
+        (["mlp", "cnn", "mlp"], "2 models are called 'mlp'"),
+        (["x/a.py:Net", "y/a.py:Net"], "called 'a.Net'"),
         ([], "no model is named"),
     ],
 )
 def test_names_that_cannot_be_told_apart_are_refused(models: list[str], message: str) -> None:
     with pytest.raises(BadOption, match=message):
-        choices_of("model", models)
+        _named("model", *models)
 
 
 @pytest.mark.parametrize(
@@ -72,24 +72,17 @@ def test_options_that_cannot_be_swept_are_refused(
     sweep: dict[str, list[object]], kind: type[UserError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        contenders(CONFIG, choices_of("model", ["mlp"]), choices_of("schedule", ["none"]), sweep)
+        candidates_of(BASE, _named("model", "mlp"), _named("schedule", "none"), sweep)
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("split", "a:0"), ("out", "a"), ("workers", "2"), ("on_failure", "respawn")],
+    [("split", "a:0"), ("out", "a"), ("workers", "2"), ("on_failure", "respawn"), ("validation", 0.3)],
 )
-def test_studies_refuse_the_same_options_of_a_single_run(option: str, value: object) -> None:
-    config = TrainConfig(epochs=1, **{option: value})  # type: ignore[arg-type]
-    search = Search(config, space_of({"lr": [0.1, 0.2]}), aims_of(["accuracy"]))
-    for refuse in (partial(refuse_own_folds, config), search.check):
-        with pytest.raises(BadOption, match=f"--{option.replace('_', '-')} is for a single run"):
-            refuse()
-
-
-def test_the_folds_say_what_is_held_out() -> None:
-    with pytest.raises(BadOption, match="--validation is for a single run"):
-        refuse_own_folds(TrainConfig(validation=0.3))
+def test_options_of_a_single_run_are_refused(option: str, value: Any) -> None:
+    config = TrainConfig(epochs=1, **{option: value})
+    with pytest.raises(BadOption, match=f"--{option.replace('_', '-')} is for a single run"):
+        refuse_single_run(config, "validation")
 
 
 def _outcome(seconds: float) -> JobOutcome:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from tutti.errors import BadData
-from tutti.studies.cross_validation.display import print_scores
-from tutti.studies.cross_validation.scores import Scores
-from tutti.studies.cross_validation.significance import (
-    compare,
-    corrected_test,
-    holm,
-    none_told,
-    write_comparison,
-)
-from tutti.studies.cross_validation.study import Findings
+from tutti.studies.cross_validation.result import CrossValidated
+from tutti.studies.cross_validation.scores import FoldScores
+from tutti.studies.cross_validation.significance import compare, corrected_test, holm
+from tutti.studies.score import Score
 
 MOONS = {
     "linear": (
@@ -42,7 +36,7 @@ the curves of 10 repeats of 10 folds of 100 samples, in 25ths from a = 0 to z = 
 
 
 def scores(*folds, metric="accuracy"):
-    return Scores(metric, tuple(map(float, folds)), (10,) * len(folds), math.nan)
+    return FoldScores(Score.read(metric), tuple(map(float, folds)))
 
 
 def moons():
@@ -59,11 +53,11 @@ def test_the_test_gives_the_numbers_of_scikit_learns_example():
         ("linear", "poly, degree 2"): 4.276,
         ("poly, degree 2", "poly, degree 3"): 3.851,
     }
-    assert {pair: round(abs(one.t), 3) for pair, one in found.items()} == printed
+    assert {pair: round(abs(one.mean / one.error), 3) for pair, one in found.items()} == printed
     one = found["linear", "rbf"]
     assert round(one.p / 2, 3) == 0.227  # printed of one side
     (alone,) = compare({name: moons()[name] for name in ("linear", "rbf")}, [10 / 90] * 100)
-    assert (round(-alone.high, 6), round(-alone.low, 6)) == (-0.016445, 0.036445)
+    assert tuple(round(-end, 6) for end in reversed(alone.interval)) == (-0.016445, 0.036445)
     assert found["poly, degree 2", "rbf"].better == "rbf"
     assert found["poly, degree 2", "rbf"].sentence.startswith("rbf is better than poly, degree 2 by ")
     assert "p < 0.001 (adjusted for 6 comparisons)" in found["poly, degree 2", "rbf"].sentence
@@ -73,7 +67,7 @@ def test_the_test_gives_the_numbers_of_scikit_learns_example():
     )
 
 
-def test_an_interval_leaves_out_0_exactly_where_a_difference_is_told():
+def test_an_interval_leaves_out_0_exactly_where_a_difference_is_significant():
     candidates = {
         "a": scores(0.90, 0.92, 0.91, 0.93),
         "b": scores(0.88, 0.89, 0.90, 0.90),
@@ -81,25 +75,24 @@ def test_an_interval_leaves_out_0_exactly_where_a_difference_is_told():
         "d": scores(0.70, 0.73, 0.71, 0.73),
     }
     found = compare(candidates, [1 / 3] * 4)
-    assert {one.told for one in found} == {True, False}
-    assert any(not one.told and one.p < 0.05 for one in found)  # told without the adjustment
+    assert {one.better is None for one in found} == {True, False}
+    assert any(one.better is None and one.p < 0.05 for one in found)  # significant without the adjustment
     for one in found:
-        assert one.told == (one.low > 0 or one.high < 0)
-        # At the level of the interval p would be as large as the share that is left out.
-        error = one.mean / one.t
-        outside = 2 * stats.t(3).sf((one.high - one.mean) / error)
+        low, high = one.interval
+        assert (one.better is not None) == (low > 0 or high < 0)
+        # At the level of the interval p would be the share that is left out.
+        outside = 2 * stats.t(3).sf((high - one.mean) / one.error)
         assert outside == pytest.approx(0.05 * one.p / one.adjusted, rel=1e-9)
 
 
 def test_the_variance_is_that_of_nadeau_and_bengio():
     differences = [0.01, 0.03, -0.02, 0.04, 0.02]
-    t, p, error = corrected_test(differences, 0.25)
+    error, p = corrected_test(differences, 0.25)
     assert error**2 == pytest.approx((1 / 5 + 1 / 4) * np.var(differences, ddof=1), rel=1e-12)
-    assert t == pytest.approx(0.016 / error, rel=1e-12)
-    assert p == pytest.approx(2 * stats.t(4).sf(t), rel=1e-12)
+    assert p == pytest.approx(2 * stats.t(4).sf(0.016 / error), rel=1e-12)
     # Without the correction it is the paired t-test.
     plain = stats.ttest_1samp(differences, 0)
-    assert corrected_test(differences, 0)[:2] == pytest.approx((plain.statistic, plain.pvalue), rel=1e-12)
+    assert corrected_test(differences, 0)[1] == pytest.approx(plain.pvalue, rel=1e-12)
 
 
 def test_holms_adjustment_gives_known_numbers():
@@ -114,7 +107,7 @@ def test_holms_adjustment_gives_known_numbers():
     assert math.isnan(found[1])
 
 
-def test_the_better_one_is_named_whatever_the_order_and_the_metric():
+def test_the_better_one_is_named_in_any_order_and_by_any_metric():
     high, low = scores(0.9, 0.92, 0.91, 0.93, 0.9), scores(0.8, 0.81, 0.82, 0.83, 0.81)
     for candidates in ({"cosine": high, "warm": low}, {"warm": low, "cosine": high}):
         (one,) = compare(candidates, [0.25] * 5)
@@ -135,18 +128,18 @@ def told(one, other, **options):
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        ((0.8, 0.9, 0.7), (0.8, 0.9, 0.7), "they have the same score in each fold"),
+        ((0.8, 0.9, 0.7), (0.8, 0.9, 0.7), r"they differ by the same 0\.00 points in each fold"),
         ((0.8, 0.9, 0.7), (0.75, 0.85, 0.65), r"they differ by the same 5\.00 points in each fold"),
-        ((0.1 + 0.2, 0.9, 0.7), (0.3, 0.9, 0.7), "they have the same score"),
-        ((0.0, 0.0), (0.0, 0.0), "they have the same score"),
-        ((0.8,), (0.7,), "a single fold has a score of both, and a comparison needs two"),
-        ((0.8, math.nan), (0.7, 0.9), "a single fold has a score of both"),
-        ((math.nan, 0.8), (0.7, math.nan), "no fold has a score of both"),
+        ((0.1 + 0.2, 0.9, 0.7), (0.3, 0.9, 0.7), r"the same 0\.00 points"),
+        ((0.0, 0.0), (0.0, 0.0), r"the same 0\.00 points"),
+        ((0.8,), (0.7,), "the scores of 1 folds; a comparison needs at least two"),
+        ((0.8, math.nan), (0.7, 0.9), "the scores of 1 folds"),
+        ((math.nan, 0.8), (0.7, math.nan), "the scores of 0 folds"),
     ],
 )
 def test_where_nothing_can_be_told_there_is_no_p(one, other, said):
     found = told(scores(*one), scores(*other))
-    assert all(map(math.isnan, (found.p, found.adjusted, found.t, found.low)))
+    assert all(map(math.isnan, (found.p, found.adjusted, *found.interval)))
     assert found.better is None
     assert re.search(f"nothing can be told of a and b: .*{said}", found.sentence)
 
@@ -160,7 +153,7 @@ def test_folds_without_a_score_are_left_out_of_both():
 
 def test_two_folds_are_said_to_be_few():
     found = told(scores(0.8, 0.9), scores(0.7, 0.7))
-    assert found.p == pytest.approx(2 * stats.t(1).sf(found.t))
+    assert found.p == pytest.approx(2 * stats.t(1).sf(found.mean / found.error))
     assert (
         found.sentence
         == "no difference can be told between a and b: 15.00 points, p = 0.247, of 2 folds only"
@@ -181,43 +174,14 @@ def test_unequal_folds_count_with_the_mean_of_their_shares():
     assert found.p == corrected_test([a - b for a, b in zip(one.folds, other.folds, strict=True)], 0.5)[1]
 
 
-def test_scores_that_cannot_be_compared_are_refused():
+def test_scores_of_other_folds_are_refused():
     with pytest.raises(BadData, match="b has the scores of 3 folds, and there are 2"):
         compare({"a": scores(0.1, 0.2), "b": scores(0.1, 0.2, 0.3)}, [0.5] * 2)
-    with pytest.raises(BadData, match="different metrics"):
-        compare({"a": scores(0.1, 0.2), "b": scores(0.1, 0.2, metric="mae")}, [0.5] * 2)
-    assert compare({"a": scores(0.1, 0.2)}, [0.5] * 2) == []
 
 
-def test_the_comparison_is_written_as_a_table(tmp_path):
-    found = compare({"a": scores(0.9, 0.92), "b": scores(0.8, 0.9), "c": scores(0.9, 0.92)}, [1.0] * 2)
-    write_comparison(tmp_path / "compare.csv", found)
-    rows = list(csv.DictReader((tmp_path / "compare.csv").read_text().splitlines()))
-    assert [(row["first"], row["second"], row["folds"]) for row in rows] == [
-        ("a", "b", "2"),
-        ("a", "c", "2"),
-        ("b", "c", "2"),
-    ]
-    assert float(rows[0]["p"]) == found[0].p
-    assert float(rows[0]["p_holm"]) == found[0].adjusted
-    assert rows[1]["p"] == rows[1]["t"] == ""
-    assert rows[1]["result"] == "nothing can be told of a and c: they have the same score in each fold"
-
-
-def test_one_sentence_is_enough_where_no_pair_differs():
-    found = compare(
-        {"a": scores(0.5, 0.6, 0.7), "b": scores(0.4, 0.5, 0.68), "c": scores(0.5, 0.9, 0.2)}, [0.5] * 3
-    )
-    assert none_told(found) == (
-        "no difference can be told between any two of the candidates: the smallest p is of a and b, "
-        f"p = {found[0].adjusted:.3f} (adjusted for 3 comparisons)"
-    )
-    stream = io.StringIO()
-    print_scores(Findings({}, found, (), {}, 0, {}), stream)
-    assert stream.getvalue() == none_told(found) + "\n"
+def test_of_many_comparisons_those_with_the_best_are_shown():
     stream = io.StringIO()
     many = {**moons(), "again": moons()["linear"]}
-    seconds = {name: [1.0] for name in many}
-    print_scores(Findings(many, compare(many, [10 / 90] * 100), (), {}, 0, seconds), stream)
+    CrossValidated(many, compare(many, [10 / 90] * 100), {}, Path()).print_to(stream)
     assert stream.getvalue().count(" told ") + stream.getvalue().count(" is better than ") == 4
     assert stream.getvalue().endswith("\n6 further comparisons are in compare.csv\n")

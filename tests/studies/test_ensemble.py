@@ -14,18 +14,16 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
+from tutti.cli import cv
 from tutti.cli.main import main
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.records.ensemble import Combination
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.output_kinds import Kind
 from tutti.records.predictions import Predictions
 from tutti.run.config import TrainConfig
 from tutti.studies.ensemble import evaluation
-from tutti.studies.ensemble.choosing import choose, read_trained
-from tutti.studies.ensemble.combining import combine
+from tutti.studies.ensemble.choosing import choose, read_library
 from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob
-from tutti.studies.ensemble.gain import gain_of
 from tutti.studies.ensemble.making import ensemble_of
 from tutti.studies.ensemble.module import combined
 
@@ -48,19 +46,11 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-validation of two models on three folds."""
     folder = tmp_path_factory.mktemp("farms")
     data = _images(folder / "images.npz", 0)
-    words = [
-        "cv",
-        f"mlp,{MODELS}:linear",
-        "--data",
-        str(data),
-        "--folds",
-        "3",
-        "--epochs",
-        "2",
-        "--threads",
-        "1",
-    ]
-    assert main([*words, "--batch-size", "16", "--blocks", "1", "--out", str(folder / "farm")]) == 0
+    words = ["cv", f"mlp,{MODELS}:linear", "--data", str(data), "--folds", "3", "--epochs", "2"]
+    words += ["--threads", "1", "--batch-size", "16", "--blocks", "1", "--out", str(folder / "farm")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cv, "write_cv_page", lambda folder, found: folder.path)  # it takes seconds
+        assert main(words) == 0
     return folder / "farm"
 
 
@@ -109,7 +99,8 @@ def test_a_loss_that_was_a_python_object_is_not_needed_again(farm: Path, tmp_pat
         asked = {"loss": "object:<lambda>", "metrics": "object:mine"}
         path.write_text(json.dumps(json.loads(path.read_text()) | asked))
     folder = FarmFolder.open(copy)
-    record, _ = ensemble_of(folder, choose(read_trained(folder), "mean"), "accuracy", trust=True)
+    library, _ = read_library(folder)
+    record, _ = ensemble_of(folder, choose(library, [0.5] * 3, "mean"), "mean", trust=True)
     assert {(one.config["loss"], one.config["metrics"]) for one in record.members} == {("auto", "auto")}
 
 
@@ -117,7 +108,7 @@ def test_a_loss_that_was_a_python_object_is_not_needed_again(farm: Path, tmp_pat
 def ensemble(farm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both candidates."""
     out = tmp_path_factory.mktemp("ensembles") / "both"
-    assert main(["ensemble", str(farm), "--method", "mean", "--out", str(out), "-n", "1", "--trust"]) == 0
+    assert main(["ensemble", str(farm), "--method", "mean", "--out", str(out), "--trust"]) == 0
     return out
 
 
@@ -138,9 +129,8 @@ def test_a_saved_ensemble_is_a_module_that_combines_its_networks(farm: Path, ens
     assert [one.candidate for one in record.members] == ["mlp/none"] * 3 + ["linear/none"] * 3 or [
         one.candidate for one in record.members
     ] == ["linear/none"] * 3 + ["mlp/none"] * 3
-    values = np.stack([Kind.CLASSES.values(one) for one in alone]).reshape(2, 3, *alone.shape[1:]).mean(1)
-    wanted = Kind.CLASSES.outputs(combine(record.combination, values))
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-6)
+    values = np.stack([Kind.CLASSES.values(one) for one in alone])
+    np.testing.assert_allclose(found.exp().numpy(), values.mean(0), rtol=1e-5, atol=1e-6)
     assert found.exp().sum(1).numpy() == pytest.approx(np.ones(30), rel=1e-5)
 
 
@@ -193,21 +183,6 @@ def test_an_ensemble_predicts_into_a_file_and_is_the_same_in_plain_operations(
         torch.testing.assert_close(loaded.plain()(inputs), loaded(inputs), rtol=1e-5, atol=1e-5)
 
 
-def test_the_gain_on_new_samples_is_said(
-    farm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = ["ensemble", str(farm), "--out", str(tmp_path / "e"), "--top", "1", "-n", "1", "--trust"]
-    assert main([*words, "--data", str(_images(tmp_path / "other.npz", 1))]) == 0
-    last = capfd.readouterr().out.splitlines()[-1]
-    assert last.startswith("on the test part of other the ensemble has accuracy ")
-    assert "(the mean of 3 networks): a difference of " in last
-    plain = tmp_path / "plain.npz"
-    np.savez(plain, x=np.zeros((9, 8, 8), np.uint8), y=np.arange(9) % 3)
-    assert main([*words[:3], str(tmp_path / "f"), *words[4:], "--data", str(plain)]) == 0
-    assert "no test part, so the ensemble is not evaluated" in capfd.readouterr().out
-    assert len(tutti.load_ensemble(tmp_path / "f", trust=True).members) == 3
-
-
 def test_an_ensemble_of_somebody_else_runs_no_code(
     ensemble: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,23 +198,10 @@ def test_an_ensemble_of_somebody_else_runs_no_code(
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_torch_and_numpy_combine_alike(kind: Kind) -> None:
-    draw = np.random.default_rng(0)
-    values = kind.values(draw.normal(size=(10, 4))).reshape(2, 5, 4)
-    way = Combination("greedy", ("a", "b"), (0.25, 0.75))
-    found = combined(way, kind, [torch.from_numpy(one) for one in values]).numpy()
-    np.testing.assert_allclose(kind.values(found), kind.values(kind.outputs(combine(way, values))), 1e-12)
-
-
-def test_a_bootstrap_finds_the_interval_of_a_known_difference() -> None:
-    # Right in 100 of 100 against right in 80: the difference varies as a share of 0.2 in 100 samples does.
-    targets, rows = np.arange(100) % 2, np.arange(100)
-    right = np.eye(2)[targets]
-    wrong = np.where((rows < 20)[:, None], 1 - right, right)
-    gain = gain_of(Predictions(rows, right, targets), [Predictions(rows, wrong, targets)], "auto", False)
-    assert (gain.ensemble, gain.single, gain.metric) == (1.0, 0.8, "accuracy")
-    assert gain.low == pytest.approx(0.2 - 1.96 * 0.04, abs=0.02)
-    assert gain.high == pytest.approx(0.2 + 1.96 * 0.04, abs=0.02)
+def test_outputs_mean_the_weighted_values(kind: Kind) -> None:
+    values = torch.from_numpy(kind.values(np.random.default_rng(0).normal(size=(10, 4))).reshape(2, 5, 4))
+    found = combined((0.25, 0.75), kind, [*values]).numpy()
+    np.testing.assert_allclose(kind.values(found), values[0] / 4 + values[1] * 3 / 4, rtol=1e-12)
 
 
 def test_a_run_with_cycles_makes_a_snapshot_ensemble(
@@ -267,13 +229,12 @@ def test_a_run_with_cycles_makes_a_snapshot_ensemble(
     assert main(["train", "--resume", str(run), "--epochs", "2"]) == 0
     capfd.readouterr()
     assert main(["ensemble", str(run), "--top", "3"]) == 2
-    assert "has 2 checkpoints, and --top is 3" in capfd.readouterr().err
+    assert "has 2 checkpoints, for an ensemble of 3" in capfd.readouterr().err
     assert main(["ensemble", str(run), "--method", "greedy"]) == 2
-    assert "--method greedy is for candidates" in capfd.readouterr().err
-    assert main(["ensemble", str(run), "-n", "1"]) == 0
+    assert "--method greedy is for a cross-validation" in capfd.readouterr().err
+    assert main(["ensemble", str(run)]) == 0
     said = capfd.readouterr().out
     assert said.startswith("snapshots: step-00000002, step-00000004")
-    assert "the best single model" in said.splitlines()[-1]
     loaded = tutti.load_ensemble(run / "ensemble")
     weights = load_file(run / "weights.safetensors")
     first, final = (member.model.state_dict() for member in loaded.members)

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadData, BadOption, UnknownName
 from tutti.records.output_kinds import Kind
 from tutti.records.predictions import Predictions
-from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Trained, choose, held_out_values
-from tutti.studies.ensemble.combining import METHODS, fit
-from tutti.studies.ensemble.library import Library, kind_of, library_of
+from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, METHODS, Selection, choose, fit
+from tutti.studies.ensemble.library import Library, library_of
 
 Array = NDArray[np.float64]
 
@@ -43,61 +42,54 @@ def _classes(seed: int, candidates: int, samples: int, classes: int = 3) -> Libr
 
 def test_greedy_selection_takes_a_candidate_twice() -> None:
     # Of 1 and -2 for 0: the best alone errs by 1, the mean by -1/2, and 1, 1, -2 not at all.
-    found = fit("greedy", _amounts([1, 1], [-2, -2], truth=[0, 0]))
-    assert found.candidates == ("a", "b")
-    assert found.weights == pytest.approx((2 / 3, 1 / 3), abs=1e-15)
+    found = fit(_amounts([1, 1], [-2, -2], truth=[0, 0]), "greedy")
+    assert found == pytest.approx({"a": 2 / 3, "b": 1 / 3}, abs=1e-15)
 
 
 def test_greedy_selection_begins_with_the_best_prefix() -> None:
     # Sorted: 1, -1, 3. The mean of the first two is right, and with the third it is not.
-    found = fit("greedy", _amounts([3, 3], [1, 1], [-1, -1], truth=[0, 0]))
-    assert dict(zip(found.candidates, found.weights, strict=True)) == {"b": 0.5, "c": 0.5}
+    found = fit(_amounts([3, 3], [1, 1], [-1, -1], truth=[0, 0]), "greedy")
+    assert found == {"b": 0.5, "c": 0.5}
 
 
-def _trained(library: Library, repeats: int = 1) -> Trained:
+def _folded(library: Library, repeats: int = 1) -> Library:
     """All samples in two folds, divided in another way in each repeat."""
-    parts = [
-        library.at(np.ones(len(library.rows), bool)).at(np.isin(library.rows // 2**repeat % 2, [fold]))
-        for repeat in range(repeats)
-        for fold in (0, 1)
-    ]
-    joined = Library(
-        library.names,
-        library.kind,
-        np.concatenate([part.values for part in parts], axis=1),
-        np.concatenate([part.targets for part in parts]),
-        np.concatenate([part.rows for part in parts]),
-        np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts]),
+    parts = [library.rows // 2**repeat % 2 == fold for repeat in range(repeats) for fold in (0, 1)]
+    at = np.concatenate([np.flatnonzero(part) for part in parts])
+    folds = np.repeat(np.arange(len(parts)), [part.sum() for part in parts])
+    return replace(
+        library,
+        values=library.values[:, at],
+        targets=library.targets[at],
+        rows=library.rows[at],
+        folds=folds,
     )
-    return Trained(joined, "auto", 3, False, [1.0] * len(parts), [])
+
+
+def _chosen(library: Library, method: str, top: int | None = None) -> Selection:
+    return choose(library, [1.0] * (int(library.folds.max()) + 1), method, top)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @given(seed=st.integers(0, 10_000), fold=st.integers(0, 3))
 @settings(max_examples=8, deadline=None)
 def test_nothing_is_chosen_by_the_samples_that_it_is_scored_on(method: str, seed: int, fold: int) -> None:
-    trained = _trained(_classes(seed, 4, 40), repeats=2)
-    library = trained.library
+    library = _folded(_classes(seed, 4, 40), repeats=2)
     own = np.isin(library.rows, library.rows[library.folds == fold])
     # Other targets of these samples, in every repeat: all that was chosen for this fold stays as it was.
-    targets = np.where(own, (library.targets + 1) % 3, library.targets)
-    changed = Trained(
-        Library(library.names, library.kind, library.values, targets, library.rows, library.folds),
-        *("auto", 3, False, trained.ratios, []),
-    )
-    for before, after in zip(
-        held_out_values(trained, fold, method, 2), held_out_values(changed, fold, method, 2), strict=True
-    ):
-        np.testing.assert_array_equal(before.rows, after.rows)
-        np.testing.assert_array_equal(before.outputs, after.outputs)
-        assert not np.array_equal(before.targets, after.targets)
+    changed = replace(library, targets=np.where(own, (library.targets + 1) % 3, library.targets))
+    rests = [one.fold(fold)[1] for one in (library, changed)]
+    assert not np.isin(rests[0].rows, library.rows[own]).any()
+    np.testing.assert_array_equal(rests[0].targets, rests[1].targets)
+    np.testing.assert_array_equal(rests[0].values, rests[1].values)
+    assert fit(rests[0], method, 2) == fit(rests[1], method, 2)
 
 
 def test_the_best_of_many_that_guess_is_not_scored_by_its_luck() -> None:
     draw = np.random.default_rng(1)
     targets = draw.integers(0, 2, 60)
     values = np.eye(2)[draw.integers(0, 2, (10, 60))] * 0.8 + 0.1
-    found = choose(_trained(_library(values, targets, Kind.CLASSES)), "greedy")
+    found = _chosen(_folded(_library(values, targets, Kind.CLASSES)), "greedy")
     luck = max(found.scores[name].mean for name in "abcdefghij")
     assert found.scores[BEST].mean < luck - 0.05
 
@@ -107,8 +99,8 @@ def test_three_that_err_independently_are_better_together() -> None:
     targets = draw.integers(0, 3, 400)
     logits = draw.normal(size=(3, 400, 3)) + 1.0 * np.eye(3)[targets]
     values = Kind.CLASSES.values(logits.reshape(-1, 3)).reshape(logits.shape)
-    found = choose(_trained(_library(values, targets, Kind.CLASSES), repeats=3), "mean")
-    assert found.combination.weights == pytest.approx([1 / 3] * 3)
+    found = _chosen(_folded(_library(values, targets, Kind.CLASSES), repeats=3), "mean")
+    assert [*found.weights.values()] == pytest.approx([1 / 3] * 3)
     assert found.gain.better == ENSEMBLE
     assert found.gain.sentence.startswith("the ensemble is better than the best single model by ")
 
@@ -116,19 +108,19 @@ def test_three_that_err_independently_are_better_together() -> None:
 def test_labels_of_0_or_1_are_scored_by_how_many_are_right() -> None:
     targets = np.array([0.0, 1, 0, 1, 1, 0, 1, 0])
     values = np.array([np.where(targets, 0.9, 0.1), np.where(targets, 0.4, 0.6)])[..., None]
-    trained = replace(_trained(_library(values, targets, Kind.FLAGS)), metric="accuracy", classes=None)
-    found = choose(trained, "greedy")
-    assert found.combination.candidates == ("a",)
+    found = _chosen(_folded(_library(values, targets, Kind.FLAGS)), "greedy")
+    assert found.weights == {"a": 1.0}
     assert (found.scores["a"].mean, found.scores["b"].mean, found.scores[ENSEMBLE].mean) == (1.0, 0.0, 1.0)
 
 
 def test_bad_input() -> None:
-    trained = _trained(_classes(0, 3, 20))
+    library = _folded(_classes(0, 3, 20))
     with pytest.raises(BadOption, match="--top is 4, and the candidates that have finished are 3: a, b, c"):
-        choose(trained, "mean", 4)
-    single = Trained(trained.library.at(trained.library.folds == 0), "auto", 3, False, [1.0], [])
-    with pytest.raises(BadData, match="a single fold"):
-        choose(single, "mean")
+        _chosen(library, "mean", 4)
+    with pytest.raises(BadData, match="with two folds"):
+        choose(library, [1.0], "mean")
+    with pytest.raises(UnknownName, match="'greedy'"):
+        _chosen(library, "greed")
 
 
 def _predictions(outputs: Array, targets: NDArray[np.generic]) -> list[Predictions]:
@@ -139,32 +131,25 @@ def _predictions(outputs: Array, targets: NDArray[np.generic]) -> list[Predictio
 def test_candidates_that_mean_different_things_are_refused() -> None:
     targets = np.array([0, 1, 2, 1])
     three, four = (_predictions(np.zeros((4, count)), targets) for count in (3, 4))
-    with pytest.raises(BadData, match="b and a cannot be combined: the outputs of one are 4 classes"):
-        library_of({"a": three, "b": four}, {"a": "nll", "b": "cross_entropy"})
-    with pytest.raises(BadData, match="3 amounts, those of the other 3 classes"):
-        library_of({"a": three, "b": three}, {"a": "nll", "b": "mse"})
-    with pytest.raises(BadData, match="different samples"):
-        library_of(
-            {"a": three, "b": _predictions(np.zeros((4, 3)), targets[::-1])}, dict.fromkeys("ab", "nll")
-        )
-    broken = _predictions(np.full((4, 3), np.nan), targets)
+    classes = dict.fromkeys("ab", Kind.CLASSES)
+    turned = _predictions(np.zeros((4, 3)), targets[::-1])
+    for other, kinds in (
+        (four, classes),
+        (three, {"a": Kind.CLASSES, "b": Kind.AMOUNTS}),
+        (turned, classes),
+    ):
+        with pytest.raises(BadData, match="b and a cannot be combined"):
+            library_of({"a": three, "b": other}, kinds)
     with pytest.raises(BadData, match="not finite"):
-        library_of({"a": broken}, {"a": "nll"})
+        library_of({"a": _predictions(np.full((4, 3), np.nan), targets)}, classes)
     with pytest.raises(BadData, match="shares of classes"):
-        kind_of("cross_entropy", Predictions(np.arange(2), np.zeros((2, 3)), np.full((2, 3), 1 / 3)))
+        library_of({"a": _predictions(np.zeros((4, 3)), np.full((4, 3), 1 / 3))}, classes)
 
 
 def test_a_class_at_each_position_is_a_sample_each() -> None:
     targets = np.array([[0, -100], [1, 2], [2, 2], [0, 1]])
-    found = library_of({"a": _predictions(np.zeros((4, 3, 2)), targets)}, {"a": "cross_entropy"})
+    found = library_of({"a": _predictions(np.zeros((4, 3, 2)), targets)}, {"a": Kind.CLASSES})
     assert found.values.shape == (1, 7, 3)
     np.testing.assert_array_equal(found.targets, [0, 1, 2, 2, 2, 0, 1])
     np.testing.assert_array_equal(found.rows, [0, 1, 1, 2, 2, 3, 3])
     np.testing.assert_array_equal(found.folds, [0, 0, 0, 1, 1, 1, 1])
-
-
-@pytest.mark.parametrize("kind", list(Kind))
-def test_values_are_outputs_again(kind: Kind) -> None:
-    outputs = np.random.default_rng(0).normal(size=(5, 3))
-    values = kind.values(outputs)
-    np.testing.assert_allclose(kind.values(kind.outputs(values)), values, rtol=1e-12)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,22 +48,31 @@ def test_a_search_from_python(
     }
     with np.load(found.config.data) as kept:
         assert (kept["x_train"] == x).all()
-    search = read_search(FarmFolder.open(found.folder)).search
-    assert Search.from_json(search.record()).record() == search.record()
-    with pytest.raises(UserError, match=r"did you mean 'space\['lr'\]'"):
-        tutti.tune(net, data, {"lrr": "0.1..0.2"})
-    with pytest.raises(UserError, match="unknown argument 'epoch'"):
-        tutti.tune(net, data, space, epoch=3)  # type: ignore[call-arg]
-    with pytest.raises(
-        UserError, match=r"objective does not say .* own\.py:hits:higher or own\.py:hits:lower"
-    ):
-        tutti.tune(net, data, space, objective="own.py:hits")
-    with pytest.raises(UserError, match=r"^pruner asha compares epochs; give epochs in place of steps"):
-        tutti.tune(net, data, space, pruner="asha", steps=3)
-    with pytest.raises(UserError, match="is auto; give a whole number"):
-        tutti.tune(net, data, space, workers="auto")  # type: ignore[arg-type]
+    search = replace(read_search(FarmFolder.open(found.folder)).search, folds=2)
+    assert Search.from_json(search.record()) == search
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="the trials have loss, accuracy"):
-        tutti.tune(net, data, space, trials=1, objective="top5", epochs=1, blocks=1, threads=1, quiet=True)
+    tutti.tune(net, data, space, trials=1, objective="f1", epochs=1, blocks=1, threads=1, quiet=True)
     (unnamed,) = (tmp_path / "farms").iterdir()
     assert "-net-" in unnamed.name
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"space": {"lrr": "0.1..0.2"}}, "did you mean 'lr'"),
+        ({"space": {"model.hiden": [1, 2]}}, "did you mean 'hidden'"),
+        ({"epoch": 3}, "unknown argument 'epoch'"),
+        ({"objective": "own.py:hits"}, "objective does not say .* own.py:hits:higher or own.py:hits:lower"),
+        ({"objective": ["loss", "loss:higher"]}, "each once"),
+        (
+            {"pruner": "asha", "steps": 3, "epochs": None},
+            "^pruner asha .*; give epochs in place of steps",
+        ),
+        ({"block": "auto"}, "block is auto; give a whole number"),
+        ({"stratified": True}, "number of folds is 1"),
+        ({"trials": 0}, "number of trials is 0"),
+    ],
+)
+def test_bad_input(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        tutti.tune(**{"model": "mlp", "space": {"lr": "0.1..0.2"}, "epochs": 1, **changed})

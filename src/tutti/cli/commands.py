@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,13 +15,10 @@ from tutti.errors import (
     OutputClosed,
     TuttiError,
     UnknownName,
-    UserError,
     with_remedy,
 )
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
-from tutti.launch.launcher import started_by
-from tutti.launch.orphans import refuse_ended_launcher
 from tutti.launch.runtime_settings import keep_memory, start_settings
 from tutti.records.untrusted import printable
 from tutti.registry import Registry
@@ -42,7 +38,7 @@ AIMS: Final = (
 """The aims of the commands, in the order of the help."""
 
 FARMS: Final = ("cv", "tune")
-"""The commands that place all ranks of this host themselves."""
+"""The commands that plan the cores of all ranks of this host."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -52,8 +48,8 @@ def run(words: Sequence[str]) -> int:
         words: those after `tutti`.
 
     Returns:
-        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 nothing reads
-        what is printed.
+        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 the reader of
+        the output has gone.
     """
     keep_memory()
     os.environ.update(start_settings(os.environ))
@@ -82,20 +78,9 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _say(error: TuttiError) -> int:
-    """Print the error after earlier output; returns its exit code."""
+    """Print the error, after the output before it; return its exit code."""
     sys.stdout.flush()
-    texts = [str(error)]
-    try:
-        refuse_ended_launcher(os.environ)
-    except UserError as ended:
-        texts += [str(ended)] * (str(ended) not in texts)
-    else:
-        if _repeated():
-            # The first rank that ends takes all others with it.
-            time.sleep(_SAYING_S)
-            return error.exit_code
-    for text in texts:
-        print(f"tutti: error: {printable(text, lines=True)}", file=sys.stderr)
+    print(f"tutti: error: {printable(str(error), lines=True)}", file=sys.stderr)
     return error.exit_code
 
 
@@ -113,7 +98,7 @@ def _choose(words: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UnknownName("command", name, COMMANDS, "See 'tutti --help'.")
     if name in FARMS:
-        # scikit-learn loads OpenMP, which may bind this process, and so all that it starts, to one core.
+        # scikit-learn loads OpenMP, which may bind this process, and its children, to one core.
         leave_binding_to_tutti()
     try:
         return COMMANDS[name]()(rest)
@@ -145,10 +130,7 @@ def _help() -> str:
 
 
 _NEAR: Final = 0.8
-"""So like a name that is known, in [0, 1], may a misspelt one be."""
-
-_SAYING_S: Final = 10.0
-"""Time for rank 0 to print an error that all ranks have; its end ends the others."""
+"""The least likeness of a misspelt name to a known one, in [0, 1]."""
 
 _HELP: Final = """\
 usage: tutti COMMAND [OPTIONS]
@@ -160,12 +142,3 @@ Train a neural network on every core, GPU and machine you have.
 'tutti COMMAND --help' explains every option of a command; 'tutti --version'
 prints the version. 'tutti train' alone trains a small network on the embedded
 digits, on every core."""
-
-
-def _repeated() -> bool:
-    """Return whether rank 0 of the same MPI job prints the same error."""
-    try:
-        around = started_by()
-    except UserError:
-        return False
-    return around.given and bool(around.rank)

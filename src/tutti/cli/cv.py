@@ -14,29 +14,22 @@ from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, config_from, sweep_of, words_of
 from tutti.errors import BadOption
+from tutti.farm.jobs import FarmJob
 from tutti.registry import part
 from tutti.run.config import Options
-from tutti.studies.blocks import Blocks
-from tutti.studies.cross_validation.asked_score import asked_score
 from tutti.studies.cross_validation.candidates import (
     NONE,
-    NOT_SWEPT,
-    choices_of,
-    contenders,
-    refuse_own_folds,
+    alternatives,
+    candidates_of,
+    servers_of,
 )
-from tutti.studies.cross_validation.display import print_findings, print_jobs, train_shown
+from tutti.studies.cross_validation.display import print_jobs, train_shown
 from tutti.studies.cross_validation.page import write_cv_page
-from tutti.studies.cross_validation.scores import MEASURES
-from tutti.studies.cross_validation.study import (
-    CrossValidation,
-    begin,
-    fewest_servers,
-    findings_of,
-    plan_folds,
-    without_groups,
-    write_findings,
-)
+from tutti.studies.cross_validation.result import AUTO
+from tutti.studies.cross_validation.study import CrossValidation, without_groups
+from tutti.studies.crossing import SHARED, refuse_single_run
+from tutti.studies.farms import Blocks
+from tutti.studies.score import score_of
 
 
 @part("cv")
@@ -75,14 +68,14 @@ class CvCommand(Command):
             action="append",
         )
         scores = (
-            f"the figure that candidates are compared by: auto, {', '.join(MEASURES)}, loss, or what "
-            "--metrics takes, such as FILE.py:FUNCTION; with :higher or :lower behind it where its name does "
-            "not say which values are better"
+            "the figure that candidates are compared by: loss, or what --metrics takes, such as "
+            "FILE.py:FUNCTION; with :higher or :lower behind it where its name does not say which values are "
+            "better; auto is the first of --metrics"
         )
-        parser.option("--score", scores, "NAME", "auto")
+        parser.option("--score", scores, "NAME", AUTO)
         define_farm(parser, "farms/DATE-MODELS-DATA")
         parser.option("--dry-run", "look at the data, print the runs and end")
-        parser.config_options(leave_out=[*({*NOT_SWEPT} - {"data", "data_options", "seed"}), "schedule"])
+        parser.config_options(leave_out=[*({*SHARED} - {"data", "data_options", "seed"}), "schedule"])
         parser.fields.append("schedule_options")
         parser.dotted.append("schedule_options")
 
@@ -94,51 +87,43 @@ class CvCommand(Command):
 
     def _run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         config = config_from(given, dotted)
-        refuse_own_folds(config)
+        refuse_single_run(config, "validation")
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the cross-validation to go on with")
-        score = asked_score(own.score, "--score", config.metrics)
-        config = replace(config, metrics=cast("str", score.among(config.metrics)))
+        score = own.score
+        if score != AUTO:
+            found, metrics = score_of(score, config.metrics, "--score")
+            score, config = str(found), replace(config, metrics=cast("str", metrics))
         config = without_groups(config, own.group_by)
-        models = choices_of("model", words_of(own.models))
-        schedules = choices_of("schedule", words_of(own.schedules))
-        candidates = contenders(config, models, schedules, sweep_of(own.sweep))
-        array = array_job(own, fewest_servers(candidates))
+        models = alternatives("model", [(None, word) for word in words_of(own.models)])
+        schedules = alternatives("schedule", [(None, word) for word in words_of(own.schedules)])
+        candidates = candidates_of(FarmJob("", config), models, schedules, sweep_of(own.sweep))
+        array = array_job(own, servers_of(candidates))
         at_a_time = own.blocks if array is None else None
         blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)
-        folds = own.folds * own.repeats
-        blocks.prepare(max(0, folds) * len(candidates), fewest_servers(candidates))
-        # scikit-learn takes a second to import.
+        blocks.prepare()
+        # These import torch and scikit-learn, while the fork server imports torch, too.
         from tutti.studies.cross_validation.splits import splitter_of
+        from tutti.studies.samples import look_at
 
         grouped = own.group_by is not None
         splitter = splitter_of(own.folds, own.repeats, config.seed, own.stratified, grouped)
-        said = {"folds": own.folds, "repeats": own.repeats, "stratified": own.stratified}
-        question = CrossValidation(
-            config,
-            candidates,
-            splitter,
-            {**said, "group_by": own.group_by},
-            groups=own.group_by,
-            score=score.name,
-        )
-        plan = plan_folds(question, blocks, folds)
+        names = ("folds", "repeats", "stratified", "group_by")
+        described = {name: getattr(own, name) for name in names}
+        question = CrossValidation(candidates, splitter, described, own.group_by, score)
+        samples = look_at([*candidates.values()], own.block)
+        splits = question.splits(samples)
         if own.dry_run:
-            print_jobs(plan, sys.stdout)
+            print_jobs(question, splits, sys.stdout)
             if array is not None:
-                print_script(array, Path(own.out or plan.usual_folder()))
+                print_script(array, Path(own.out or question.usual_folder(samples)))
             return 0
-        folder = begin(plan, own.out or plan.usual_folder(), own.resume)
+        folder = question.begin(samples, splits, own.out, own.resume)
         if array is not None:
             submit(array, folder.path)
             return 0
-        # The folder has the splits now: eight bytes for each sample of each fold, as long as the farm works.
-        del plan
-        outcome = train_shown(question, folder, blocks, sys.stdout)
-        found = findings_of(folder)
-        write_findings(folder, found)
-        print_findings(found, folder, outcome, sys.stdout)
-        print_page(lambda: write_cv_page(folder, found), folder.path)
+        outcome, result = train_shown(question, folder, blocks, sys.stdout)
+        print_page(lambda: write_cv_page(folder, result), folder.path)
         if outcome.stopped is not None:
             return stopped(outcome.stopped, folder.path)
-        return 1 if found.failed else 0
+        return 1 if result.failed else 0

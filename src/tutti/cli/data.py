@@ -32,8 +32,8 @@ class DataCommand(Command):
     """Describe a data set, and what would go wrong; or convert it.
 
     Samples, shapes, classes and their balance, means and deviations, missing values, and samples that are in
-    the training part and the test part. 'tutti data convert DATA NEW' writes a data set in another format: a
-    folder of NPY files, which is read fastest, or .npz, .h5 or .parquet by the ending of NEW.
+    the training part and the test part. 'tutti data convert DATA NEW' writes a data set into a folder of NPY
+    files, which is read fastest.
     """
 
     aim = "look at the data and this machine"
@@ -77,9 +77,9 @@ def _read(source: str, options: Options) -> Contents[Stored[Rows], Array]:
 
 def _convert(source: str, to: Path, options: Options) -> None:
     # It imports torch.
-    from tutti.data.conversion import convert, written_format
+    from tutti.data.conversion import check_new, convert
 
-    written_format(to)
+    check_new(to)
     contents = _read(source, options)
     nbytes = convert(contents, to)
     counts = ", ".join(f"{len(targets):,} {part}" for part, (_, targets) in contents.parts.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,33 +10,29 @@ from typing import Any
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from
+from tutti.cli.options import Parser
 from tutti.errors import BadOption
-from tutti.records.ensemble import EnsembleRecord
 from tutti.records.farm_folder import FARM, FarmFolder
 from tutti.records.run_folder import CONFIG, RunFolder
 from tutti.records.untrusted import printable
 from tutti.registry import part
-from tutti.run.config import Options, TrainConfig
-from tutti.run.start import run as run_job
-from tutti.run.train_job import PARTS
-from tutti.run.trained_run import ELSEWHERE
-from tutti.studies.cross_validation.scores import MEASURES, Scores
-from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, Choice, choose, read_trained
-from tutti.studies.ensemble.combining import METHODS
-from tutti.studies.ensemble.evaluation_job import EnsembleJob, Making
-from tutti.studies.ensemble.making import FOLDER, ensemble_of, refuse_there, snapshots_of
+from tutti.run.config import Options
+from tutti.studies.cross_validation.scores import best_first
+from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, METHODS, Selection, choose, read_library
 from tutti.tables import TextTable
 from tutti.terminal import console_on
+
+FOLDER = "ensemble"
+"""The folder of an ensemble in that of its farm, unless the user names another."""
 
 
 @part("ensemble")
 class EnsembleCommand(Command):
     """Combine models of a cross-validation: do they beat the best?
 
-    Chooses by what each model predicts for the samples that it never saw, and scores the ensemble on
-    folds that it was not chosen by. Saves the networks of all folds as one thing, and evaluates that on
-    new samples. Of a run its checkpoints are combined: a snapshot ensemble.
+    Chooses by what each model predicts for the samples that it never saw, scores the ensemble on folds
+    that it was not chosen by, and saves the networks of all folds as one thing, for 'tutti evaluate' and
+    'tutti predict'. Of a run its checkpoints are combined: a snapshot ensemble.
     """
 
     aim = "find the best network"
@@ -50,76 +45,52 @@ class EnsembleCommand(Command):
         parser.option("--top", top, "K", type=int)
         how = "mean, or greedy selection (default: greedy)"
         parser.option("--method", how, choices=tuple(METHODS))
-        parser.option("--part", "which part of the data to evaluate it on (default: test)", choices=PARTS)
         parser.option("--out", f"folder of the ensemble (default: {FOLDER} in FARM)", "FOLDER")
-        parser.option("--dry-run", "choose, print what can be told and end")
+        parser.option("--dry-run", "choose, print the gain and end")
         parser.trust_option()
-        kept = ("data", "data_options", "workers", "threads", "device")
-        parser.config_options(only=kept, defaults={"data": "that of the farm"})
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Choose, print what can be told, save the ensemble and evaluate it."""
-        place = Path(own.farm)
+        """Choose, print the gain, and save the ensemble."""
+        place, method = Path(own.farm), own.method or "greedy"
         out = Path(own.out or place / FOLDER)
-        if not own.dry_run:
-            refuse_there(out)
+        if not own.dry_run and out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise BadOption(f"{out} is there already; name another folder with --out, or delete it")
         of_run = (place / CONFIG).is_file() and not (place / FARM).exists()
-        record, making = _snapshots(own) if of_run else _candidates(own)
+        if of_run and own.method not in (None, "mean"):
+            raise BadOption(
+                f"--method {method} is for a cross-validation; the checkpoints of a run have a mean"
+            )
+        if not of_run:
+            folder = FarmFolder.open(place)
+            library, left_out = read_library(folder)
+            chosen = choose(library, folder.plan.question["ratios"], method, own.top)
+            console_on(sys.stdout).print(_table(chosen))
+            for name in left_out:
+                print(f"left out, as not all of its folds have finished: {printable(name)}")
+            print(printable(chosen.gain.sentence), flush=True)
         if own.dry_run:
             return 0
-        seen = ["train"] if of_run else ["train", "validation"]
-        if own.part in seen and "data" not in given:
-            print(
-                f"tutti: warning: the networks have trained on samples of the {own.part} part",
-                file=sys.stderr,
-            )
-        config = config_from({**ELSEWHERE, **given}, dotted, TrainConfig.from_json(record.members[0].config))
-        run_job(EnsembleJob(config, record, str(out), own.part, making))
+        from tutti.studies.ensemble.making import ensemble_of, save_ensemble, snapshots_of
+
+        if of_run:
+            record, places = snapshots_of(RunFolder.open(place), own.top, own.trust)
+            print(f"snapshots: {', '.join(record.weights)}", flush=True)
+        else:
+            record, places = ensemble_of(folder, chosen, method, own.trust)
+        save_ensemble(out, record, places)
+        print(f"{out}: {len(record.members)} networks; to evaluate it: tutti evaluate {out}")
         return 0
 
 
-def _candidates(own: argparse.Namespace) -> tuple[EnsembleRecord, Making]:
-    """Choose candidates of a cross-validation, and print what can be told."""
-    folder = FarmFolder.open(own.farm)
-    trained = read_trained(folder)
-    found = choose(trained, own.method or "greedy", own.top)
-    console_on(sys.stdout).print(_table(found))
-    for name in trained.left_out:
-        print(f"left out, as not all of its folds have finished: {printable(name)}")
-    print(printable(found.gain.sentence), flush=True)
-    return ensemble_of(folder, found, trained.metric, own.trust)
-
-
-def _snapshots(own: argparse.Namespace) -> tuple[EnsembleRecord, Making]:
-    """Take the checkpoints of a run, and print which."""
-    if own.method not in (None, "mean"):
-        raise BadOption(
-            f"--method {own.method} is for candidates of a cross-validation; of the checkpoints of a run "
-            "there is the mean"
-        )
-    record, making = snapshots_of(RunFolder.open(own.farm), own.top, own.trust)
-    print(f"snapshots: {', '.join(one.candidate for one in record.members)}", flush=True)
-    return record, making
-
-
-def _table(found: Choice) -> TextTable:
+def _table(found: Selection) -> TextTable:
     """Return the table of all candidates with their weights, and of the two that are compared."""
-    metric = found.scores[ENSEMBLE].metric
-    table = TextTable(["candidate", "weight", metric, "deviation"])
-    made = found.combination
-    shown = [f"{weight:.3f}" for weight in made.weights]
-    weights = dict(zip(made.candidates, shown, strict=True))
-    named = [name for name in found.scores if name not in (ENSEMBLE, BEST)]
-    sign = -1 if MEASURES[metric].better == "higher" else 1
-    for name in [*sorted(named, key=lambda name: sign * found.scores[name].mean), BEST, ENSEMBLE]:
+    score = found.gain.score
+    table = TextTable(["candidate", "weight", str(score), "deviation"])
+    named = [name for name in best_first(found.scores) if name not in (ENSEMBLE, BEST)]
+    for name in [*named, BEST, ENSEMBLE]:
         one = found.scores[name]
+        weight = f"{found.weights[name]:.3f}" if name in found.weights else ""
         called = name if name in named else f"{name}, chosen on other folds"
-        table.add_row(called, weights.get(name, ""), _figure(one.mean, one), _figure(one.deviation, one))
+        table.add_row(called, weight, score.text(one.mean), score.text(one.deviation))
     return table
-
-
-def _figure(value: float, scores: Scores) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:.2%}" if MEASURES[scores.metric].share else f"{value:.4g}"

@@ -77,4 +77,4 @@ def _evaluate_ensemble(own: argparse.Namespace, given: dict[str, Any], dotted: d
     whole = {"validation": 0.0} if other and own.part in (None, "train") else {}
     trained = TrainConfig.from_json(record.members[0].config)
     config = config_from({**ELSEWHERE, **whole, **given}, dotted, trained)
-    run_job(EnsembleJob(config, record, own.folder, own.part, whole=other))
+    run_job(EnsembleJob(config, own.folder, own.part, other, own.trust))

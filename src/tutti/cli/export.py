@@ -24,7 +24,7 @@ from tutti.run.config import Options
 
 @part("export")
 class ExportCommand(Command):
-    """Write the model of a run for other programs, or its weights in another form.
+    """Write the model of a run for other programs, or its weights alone.
 
     The weights, and of a checkpoint the optimizer's state too where the form has room for it; or a whole
     program (onnx, torch-export), which is run to see that it computes the same.

@@ -83,13 +83,12 @@ def _report_farm(folder: FarmFolder, out: str | None) -> None:
         print(f"report: {write_tune_page(tuned, page)}")
         return
     # With scikit-learn, which other reports do without.
-    from tutti.studies.cross_validation.display import print_failures, print_scores
+    from tutti.studies.cross_validation.display import print_findings
     from tutti.studies.cross_validation.page import write_cv_page
-    from tutti.studies.cross_validation.study import findings_of
+    from tutti.studies.cross_validation.result import CrossValidated
 
-    found = findings_of(folder)
-    print_scores(found, sys.stdout)
-    print_failures(found, folder, sys.stdout)
+    found = CrossValidated.read(folder)
+    print_findings(found, folder, sys.stdout)
     print(f"report: {write_cv_page(folder, found, page)}")
 
 

@@ -19,9 +19,9 @@ from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
-from tutti.studies.blocks import Blocks
 from tutti.studies.crossing import SHARED
-from tutti.studies.search.space import read_space, space_of
+from tutti.studies.farms import Blocks
+from tutti.studies.score import scores_of
 
 SPACE = "space"
 """The field of a command line, though of no configuration, that takes --space.NAME VALUES."""
@@ -76,60 +76,44 @@ class TuneCommand(Command):
     def _run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         if find_spec("optuna") is None:
             raise BadOption("'tutti tune' needs Optuna: pip install 'tutti[tune]'")
-        from_file = {} if own.space is None else read_space(own.space)
-        space = space_of({**from_file, **dotted.pop(SPACE, {})})
+        if own.resume and own.out is None:
+            raise BadOption("--resume needs --out: the folder of the search to go on with")
         array = array_job(own, given.get("servers", 0))
         of_host = own.blocks if array is None else None
         blocks = Blocks.of(own.block, of_host, own.threads, own.job_timeout, own.time_limit)
-        # As `Search.at_a_time` counts, but for a grid of fewer trials.
-        at_a_time = own.trials * (own.folds if own.pruner == "none" else 1)
-        blocks.prepare(max(0, at_a_time), given.get("servers", 0))
-        # Optuna takes a second to import.
-        from tutti.studies.search.display import print_findings, print_question, tune_shown
-        from tutti.studies.search.objectives import aims_of, with_own
+        blocks.prepare()
+        # These import Optuna and torch, while the fork server imports torch, too.
+        from tutti.studies.samples import look_at
+        from tutti.studies.search.display import print_question, tune_shown
         from tutti.studies.search.page import write_tune_page
-        from tutti.studies.search.study import Search, begin, look
+        from tutti.studies.search.space import read_space, space_of
+        from tutti.studies.search.study import Search
 
+        from_file = {} if own.space is None else read_space(own.space)
+        space = space_of({**from_file, **dotted.pop(SPACE, {})})
         config = config_from(given, dotted)
-        names, metrics = with_own(words_of(own.objective), config.metrics)
-        search = Search(
-            replace(config, metrics=metrics),
-            space,
-            aims_of(names),
-            own.sampler,
-            own.pruner,
-            own.folds,
-            own.stratified,
-        )
-        if own.resume and own.out is None:
-            raise BadOption("--resume needs --out: the folder of the search to go on with")
+        scores, metrics = scores_of(words_of(own.objective), config.metrics, "--objective")
+        config = replace(config, metrics=metrics)
+        search = Search(config, space, scores, own.sampler, own.pruner, own.folds, own.stratified)
         search.check()
-        search.count(own.trials)
-        most = search.at_a_time(own.trials)
-        if own.blocks is not None and own.blocks > most:
-            idle = (
-                f"{own.blocks - most} of {own.blocks} blocks will have nothing to do: {most} jobs at a time"
-            )
-            print(f"tutti: warning: {idle}", file=sys.stderr, flush=True)
-        samples = look(search, blocks, own.trials)
-        print_question(search, own.trials, sys.stdout)
+        samples = look_at(search.at_ends(), own.block)
         if own.dry_run:
+            print_question(search, own.trials, sys.stdout)
             if array is not None:
                 print_script(array, Path(own.out or "FARM"))
             return 0
-        folder = begin(search, samples, own.out, own.resume)
+        folder = search.begin(samples, own.out, own.resume)
         if array is not None:
             submit(array, folder.path)
             return 0
-        found = tune_shown(search, folder, own.trials, blocks, sys.stdout)
-
-        print_findings(found, sys.stdout, partial(train_command, block=own.block))
+        command = partial(train_command, block=own.block)
+        found = tune_shown(search, folder, own.trials, blocks, sys.stdout, command)
         print_page(lambda: write_tune_page(found), folder.path)
         if found.outcome is not None and found.outcome.stopped is not None:
             return stopped(found.outcome.stopped, folder.path)
-        return 0 if found.best else 1
+        return 0 if found.front else 1
 
 
 def train_command(config: TrainConfig, block: int) -> str:
-    """Return the command that trains alone what a block of so many ranks trains, servers included."""
+    """Return the command that trains alone what a block of ranks trains, servers included."""
     return "tutti train " + shlex.join(command_words(replace(config, workers=str(block - config.servers))))

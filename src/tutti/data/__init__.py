@@ -2,9 +2,8 @@
 
 from tutti.data.batches import Batch, Batches, Queue, Round
 from tutti.data.builtin import BUILT_IN
-from tutti.data.opening import open_data
+from tutti.data.opening import SamplePool, open_data, open_pool
 from tutti.data.parts import DataSet, Part, Scale
-from tutti.data.pool import SamplePool, divided, open_pool
 
 __all__ = [
     "BUILT_IN",
@@ -16,7 +15,6 @@ __all__ = [
     "Round",
     "SamplePool",
     "Scale",
-    "divided",
     "open_data",
     "open_pool",
 ]

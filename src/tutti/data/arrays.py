@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,7 @@ def part_columns(
     targets: object,
     missing: str = "error",
     columns: tuple[str, ...] = (),
+    finite: bool = True,
 ) -> tuple[tuple[Column[Rows], ...], Array, Indices]:
     """Return the inputs and targets of a part, the inputs in the form in which they are kept.
 
@@ -47,6 +49,7 @@ def part_columns(
         targets: likewise, of the same length.
         missing: one of `MISSING`; samples with NaN are left out, refused, or kept.
         columns: the names of the inputs, if they are those of a table.
+        finite: whether all inputs are read, and NaN and inf refused.
 
     Returns:
         The inputs, the targets, and the numbers of the samples that are kept.
@@ -58,8 +61,12 @@ def part_columns(
     y = targets[:] if isinstance(targets, StoredRows) else as_array(targets, f"{part} targets")
     found = [input_column(part, what, one, y) for what, one in inputs]
     kept = np.arange(len(y))
+    if not finite:
+        return tuple(found), y, kept
+    looks = [not_finite(values_of(column)) for column in found]
     if missing == "drop":
-        kept = np.flatnonzero(~np.logical_or.reduce([_with_nan(y), *map(_incomplete, found)]))
+        incomplete = [_of_samples(column, nan) for column, (nan, _) in zip(found, looks, strict=True)]
+        kept = np.flatnonzero(~np.logical_or.reduce([not_finite(y)[0], *incomplete]))
         if len(kept) < len(y):
             print(
                 f"{len(y) - len(kept):,} of {len(y):,} {part} samples have missing values and are left out",
@@ -67,17 +74,16 @@ def part_columns(
             )
         if not len(kept):
             raise BadData(f"every {part} sample has a missing value; --data.missing mean keeps them")
-        found, y = [replace(column, rows=chosen(column.rows, kept)) for column in found], y[kept]
     if missing == "error" and columns:
-        _refuse_missing(part, found[0].rows, columns)
-    for (what, _), column in zip(inputs, found, strict=True):
-        ragged = column.values is not None
-        if ragged and missing == "drop":
-            continue  # The values of samples that are left out are still there, and nobody sees them.
-        refuse_not_finite(what, values_of(column), but_nan=missing == "mean" and not ragged)
-        if missing == "mean" and part == "train" and not ragged:
-            _refuse_without_values(column.rows, columns)
-    return tuple(found), y, kept
+        _refuse_missing(part, found[0].rows, looks[0][0], columns)
+    for (what, _), column, (nan, infinite) in zip(inputs, found, looks, strict=True):
+        if column.values is None:
+            _refuse_bad(what, infinite[kept] if missing != "error" else nan | infinite, column.rows, missing)
+        elif missing != "drop":  # else the values of samples that are left out are still there
+            _refuse_bad(what, nan | infinite, column.values)
+    if len(kept) < len(y):
+        found = [replace(column, rows=chosen(column.rows, kept)) for column in found]
+    return tuple(found), y[kept], kept
 
 
 def values_of(column: Column[Rows]) -> Rows:
@@ -118,29 +124,16 @@ def input_column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
     return Column(image_layout(x, turn=not isinstance(value, Tensor)))
 
 
-def _incomplete(column: Column[Rows]) -> NDArray[np.bool_]:
-    """Tell which samples of a column have a value that is NaN."""
+def _of_samples(column: Column[Rows], nan: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which samples have a value that is NaN: of a sequence, any."""
     if column.values is None:
-        return _with_nan(column.rows)
-    missing, spans = _with_nan(column.values), column.rows[:]
-    before = np.concatenate([[0], missing.cumsum()])
+        return nan
+    spans, before = column.rows[:], np.concatenate([[0], nan.cumsum()])
     return np.asarray(before[spans.sum(axis=1)] > before[spans[:, 0]])
 
 
-def _with_nan(rows: Rows) -> NDArray[np.bool_]:
-    """Tell which samples have a value that is NaN."""
-    found = np.zeros(len(rows), dtype=bool)
-    if rows.dtype.kind == "f":
-        step = samples_per_chunk(rows)
-        for start in range(0, len(rows), step):
-            chunk = rows[start : start + step]
-            found[start : start + step] = np.isnan(chunk).reshape(len(chunk), -1).any(axis=1)
-    return found
-
-
-def _refuse_missing(part: str, rows: Rows, columns: tuple[str, ...]) -> None:
+def _refuse_missing(part: str, rows: Rows, missing: NDArray[np.bool_], columns: tuple[str, ...]) -> None:
     """Refuse NaN in a table, with the row and the column."""
-    missing = _with_nan(rows)
     if missing.any():
         first = int(missing.argmax())
         column = int(np.isnan(rows[first : first + 1]).reshape(-1).argmax())
@@ -149,20 +142,6 @@ def _refuse_missing(part: str, rows: Rows, columns: tuple[str, ...]) -> None:
             f"missing in {int(missing.sum()):,} of {len(rows):,} rows: leave these rows out by "
             "--data.missing drop, or let the mean of the column stand for them by --data.missing mean"
         )
-
-
-def _refuse_without_values(rows: Rows, columns: tuple[str, ...]) -> None:
-    """Refuse an input of which no sample has a value."""
-    if rows.dtype.kind != "f":
-        return
-    known = np.zeros(rows.shape[1:], dtype=bool)
-    step = samples_per_chunk(rows)
-    for start in range(0, len(rows), step):
-        known |= ~np.isnan(rows[start : start + step]).all(axis=0)
-    if not known.all():
-        at = int((~known).reshape(-1).argmax())
-        which = f"column '{columns[at]}'" if columns else f"input {at}"
-        raise BadData(f"the {which} has no value in any training sample, so it has no mean; leave it out")
 
 
 def as_array(value: object, what: str) -> Array:
@@ -223,35 +202,36 @@ def float_dtype() -> np.dtype[np.generic]:
     return np.dtype(np.float64 if double else np.float32)
 
 
-def refuse_not_finite(what: str, array: Rows, but_nan: bool = False) -> None:
-    """Refuse NaN and inf, and numbers that become inf in the type in which they are kept.
+def not_finite(rows: Rows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which samples have NaN, and which have inf in the type in which they are kept."""
+    nan, infinite = np.zeros((2, len(rows)), dtype=bool)
+    if rows.dtype.kind == "f":
+        dtype = stored_dtype(rows)
+        with np.errstate(over="ignore"):
+            for start, chunk in chunks_of(rows):
+                values = chunk.astype(dtype, copy=False)
+                if not np.isfinite(values).all():
+                    flat, place = values.reshape(len(chunk), -1), slice(start, start + len(chunk))
+                    nan[place], infinite[place] = np.isnan(flat).any(axis=1), np.isinf(flat).any(axis=1)
+    return nan, infinite
 
-    Args:
-        what: such as "train inputs", for the message.
-        array: of shape (samples, ...).
-        but_nan: NaN is no mistake, as it stands for a missing value.
+
+def refuse_not_finite(what: str, rows: Rows) -> None:
+    """Refuse NaN and inf, and numbers that become inf in the type in which they are kept.
 
     Raises:
         NotFinite: with the first such sample and how many there are.
     """
-    if array.dtype.kind != "f":
-        return
-    dtype, step = stored_dtype(array), samples_per_chunk(array)
-    bad = np.zeros(len(array), dtype=bool)
-    with np.errstate(over="ignore"):
-        for start in range(0, len(array), step):
-            chunk = array[start : start + step].astype(dtype, copy=False)
-            finite = np.isfinite(chunk)
-            if but_nan:
-                finite |= np.isnan(chunk)
-            if not finite.all():
-                bad[start : start + step] = ~finite.reshape(len(finite), -1).all(axis=1)
+    _refuse_bad(what, np.logical_or(*not_finite(rows)), rows)
+
+
+def _refuse_bad(what: str, bad: NDArray[np.bool_], rows: Rows, missing: str = "error") -> None:
     if bad.any():
-        first = int(bad.argmax())
+        hint = ", or give --data.missing drop if NaN stands for a missing value" if missing == "error" else ""
         raise NotFinite(
-            f"the {what} hold NaN or inf (or numbers too large for {dtype}) in {int(bad.sum()):,} of "
-            f"{len(array):,} samples, first in sample {first}; drop or replace them"
-            + ("" if but_nan else ", or give --data.missing drop if NaN stands for a missing value")
+            f"the {what} hold NaN or inf (or numbers too large for {stored_dtype(rows)}) in "
+            f"{int(bad.sum()):,} of {len(bad):,} samples, first in sample {int(bad.argmax())}; drop or "
+            f"replace them{hint}"
         )
 
 
@@ -278,7 +258,7 @@ def image_layout(inputs: Rows, turn: bool) -> Rows:
         laid = _laid(np.empty((1, *inputs.shape[1:]), inputs.dtype), turn)
         if laid.shape[1:] == inputs.shape[1:]:
             return inputs
-        return inputs.changed(laid.shape[1:], lambda some: _laid(some, turn))
+        return inputs.changed(laid.shape[1:], partial(_laid, turn=turn))
     assert isinstance(inputs, np.ndarray), "rows are an array, or are read from a file"
     return _laid(inputs, turn)
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import cut
 from tutti.data.columns import Inputs
-from tutti.data.parts import Part
+from tutti.data.parts import Part, epoch_generator
 from tutti.data.sampling import draw
-from tutti.data.streaming.part import StreamedPart
-from tutti.data.streaming.windows import WindowOrder, Windows
 from tutti.errors import BadOption
-from tutti.state import Saved, State, Values
+from tutti.state import Saved, State
 
 LEAST: Final = 2
 """Samples that a split by speed leaves every rank, where an equal split would: BatchNorm needs two."""
@@ -52,12 +49,6 @@ what one rank computes for it, one pass after the other."""
 
 Augment: TypeAlias = Callable[[int, Tensor, Inputs, Tensor], tuple[Inputs, Tensor]]
 """(epoch, `Batch.samples`, inputs, targets) -> inputs and targets as they are trained with."""
-
-Order: TypeAlias = Tensor | WindowOrder
-"""The samples of an epoch in their order, int64: positions in the part, or the places of draws."""
-
-EXTRACT: Final = "extract"
-"""The stage of waiting for the files that samples are in."""
 
 _Span = tuple[int, int, float]
 """The beginning and end of a rank's pass in a round, and its share."""
@@ -135,8 +126,7 @@ class Batches:
         self.take: Callable[[Tensor], tuple[Inputs, Tensor]] = part.take
         self.chances = chances
         self._cumulated = None if chances is None else chances.cumsum(0)
-        self._windows = part.windows if isinstance(part, StreamedPart) else None
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, Tensor] = {}
         self._cut_short: dict[int, Tensor] = {}
         self.rank, self.size, self.passes, self.own = rank, size, passes, own
         self.round_size = batch_size * size if own else batch_size
@@ -175,15 +165,10 @@ class Batches:
             epoch: its number, from 0.
             rounds: where each rank is: the number of the epoch's round that it makes next.
         """
-        kind: Values = {"size": self.size, "batch_size": self.batch_size, "own": self.own, "dealt": None}
-        kind["windows"] = None if self._windows is None else asdict(self._windows)
-        return State(shared={**kind, "rounds": list(rounds), "order": self._cut_short.get(epoch)})
+        return State(shared={"rounds": list(rounds), "left": self._left(epoch, rounds)})
 
     def load_state(self, epoch: int, saved: Saved) -> int:
-        """Go on in the middle of an epoch: each sample that the ranks have left is taken once.
-
-        Where the ranks are as many and the batches as large, each has its own next batches; else what is
-        left is dealt anew.
+        """Go on in the middle of an epoch: each sample that is left is taken once, in their order.
 
         Args:
             epoch: the epoch's number, from 0.
@@ -192,69 +177,49 @@ class Batches:
         Returns:
             The number of the epoch's round to begin with. The epoch ends with the same as any other.
         """
-        at = saved.shared
-        self._keep_order(epoch, at)
-        alike = at["batch_size"] == self.batch_size
-        if alike and (at["size"], at["own"], at["dealt"]) == (self.size, self.own, None):
-            return int(at["rounds"][self.rank])
-        return self._take_only(epoch, self._left(epoch, at))
-
-    def _keep_order(self, epoch: int, at: Values) -> None:
-        """Go on with the order that the run began with, whether or not memory holds the samples now."""
-        windows = at.get("windows")
-        self._windows = None if windows is None else Windows(**windows)
-        if at["order"] is not None:
-            self._cut_short = {epoch: at["order"]}
-
-    def _left(self, epoch: int, at: Values) -> Tensor:
-        """Return the samples of an epoch that are left, in their order."""
-        order = self.order(epoch)
-        if at["dealt"] is not None:
-            return order[at["dealt"] * at["batch_size"] :]
-        size = at["batch_size"] * (at["size"] if at["own"] else 1)
-        skipped = -(-len(self.part) // size) - -(-len(order) // size)
-        if not at["own"]:
-            return order[(at["rounds"][0] - skipped) * size :]
-        left = torch.ones(len(order), dtype=torch.bool)
-        for rank, made in enumerate(at["rounds"]):
-            for start in range(0, min((made - skipped) * size, len(order)), size):
-                mine = cut(min(size, len(order) - start), at["size"])[rank]
-                left[start + mine.start : start + mine.stop] = False
-        return order[left]
-
-    def _take_only(self, epoch: int, left: Tensor) -> int:
-        """Take only some samples in an epoch; returns the round to begin with."""
+        left = saved.shared["left"]
+        if not isinstance(left, Tensor):
+            left = self.order(epoch)[len(self.part) - left :]
         self._cut_short = {epoch: left}
         return self.updates - self.rounds(len(left))
 
-    def order(self, epoch: int) -> Order:
+    def _left(self, epoch: int, rounds: Sequence[int]) -> Tensor | int:
+        """Return the samples of an epoch that are left; a number: so many are, the last ones of its order."""
+        cut_short = self._cut_short.get(epoch)
+        samples = len(self.part) if cut_short is None else len(cut_short)
+        skipped = self.updates - self.rounds(samples)
+        made = [number - skipped for number in rounds]
+        if len({*made}) == 1:
+            start = made[0] * self.round_size
+            return max(0, samples - start) if cut_short is None else cut_short[start:]
+        left = torch.ones(samples, dtype=torch.bool)
+        for rank, count in enumerate(made):
+            for start in range(0, min(count * self.round_size, samples), self.round_size):
+                mine = cut(min(self.round_size, samples - start), self.size)[rank]
+                left[start + mine.start : start + mine.stop] = False
+        return self.order(epoch)[left]
+
+    def order(self, epoch: int) -> Tensor:
         """The order in which epoch number `epoch` takes the samples: positions in the part, int64.
 
         Where it draws with replacement, the places of its draws, of which `drawn` says the samples.
         """
         if epoch in self._cut_short:
             return self._cut_short[epoch]
-        if self._windows is not None:
-            return self._windows.order(self.seed, epoch)
         if self._cumulated is not None:
             return torch.arange(len(self.part))
-        return torch.randperm(len(self.part), generator=self._generator(epoch))
+        return self.part.order(self.seed, epoch)
 
     def drawn(self, epoch: int) -> Tensor | None:
         """The sample of each draw of an epoch: positions in the part, int64; None: it takes each once."""
-        return None if self._cumulated is None else draw(self._cumulated, self._generator(epoch))
-
-    def _generator(self, epoch: int) -> torch.Generator:
-        # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
-        mixed = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
-        return torch.Generator().manual_seed(int(mixed))
+        return None if self._cumulated is None else draw(self._cumulated, epoch_generator(self.seed, epoch))
 
     def prepare(self, epoch: int) -> None:
         """Move an epoch's order to the memory of the samples, while a GPU still computes the epoch before."""
         if epoch in self._orders:
             return
         order = self.order(epoch)
-        if isinstance(order, Tensor) and self.part.device.type == "cuda":
+        if self.part.device.type == "cuda":
             # A copy from pinned memory is queued on the GPU, and no thread waits for it.
             order = order.pin_memory().to(self.part.device, non_blocking=True)
         self._orders = {epoch: order}
@@ -279,10 +244,11 @@ class Batches:
             stop: the round before which to end; None: at the end of the epoch.
         """
         self.prepare(epoch)
-        order, take = self._orders.pop(epoch), self._taking_by(epoch)
+        order, take = self._orders.pop(epoch), self.taking(epoch)
         skipped = self.updates - self.rounds(len(order))
         for update in range(first, self.updates if stop is None else min(self.updates, stop)):
             start = (update - skipped) * self.round_size
+            self.part.expect(order, start)
             spans = self._full if update < self.updates - 1 else self._spans(len(order) - start)
             mine = ((order[start + a : start + b], share) for a, b, share in spans)
             batches = tuple(Batch(*take(samples), share, samples) for samples, share in mine)
@@ -297,23 +263,9 @@ class Batches:
     def _of_draws(self, drawn: Tensor) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
         return lambda places: self.take(drawn[places])
 
-    def _taking_by(self, epoch: int) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
-        """Return `taking`, which reads ahead by the order of the epoch."""
-        part, take = self.part, self.taking(epoch)
-        if self._windows is None or not isinstance(part, StreamedPart):
-            return take
-        order = self._windows.order(self.seed, epoch)
-
-        def following(samples: Tensor) -> tuple[Inputs, Tensor]:
-            part.enter(order, samples)
-            return take(samples)
-
-        return following
-
-    def waited(self) -> Mapping[str, float]:
+    def waited_s(self) -> Mapping[str, float]:
         """Return the seconds since the last call in which this rank has waited for files, by stage."""
-        part = self.part
-        return {EXTRACT: part.take_waited_s()} if isinstance(part, StreamedPart) else {}
+        return self.part.waited_s()
 
     def _spans(self, samples: int) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
@@ -375,26 +327,20 @@ class Queue(Batches):
         """Do nothing: the samples of an epoch are looked up batch by batch."""
 
     @override
-    def state(self, epoch: int, rounds: Sequence[int]) -> State:
-        state, drawn = super().state(epoch, rounds), self._draw(0)
-        # Of an epoch that is still to begin, nothing is dealt: there are only tickets for it.
-        dealt = min(drawn, self._end) - epoch * self._count - self._skipped(epoch)
-        state.shared |= {"dealt": dealt, "drawn": drawn}
-        state.own["ticket"] = self._ticket
-        return state
+    def load_state(self, epoch: int, saved: Saved) -> int:
+        super().load_state(epoch, saved)
+        skipped = self._skipped(epoch)
+        if self.rank == 0:
+            self._draw(epoch * self._count + skipped)
+        return skipped // self.size
 
     @override
-    def load_state(self, epoch: int, saved: Saved) -> int:
-        at = saved.shared
-        self._keep_order(epoch, at)
-        if at["dealt"] is not None and saved.own is not None:
-            drawn, self._ticket = at["drawn"], saved.own["ticket"]
-        else:
-            self._take_only(epoch, self._left(epoch, at))
-            drawn = epoch * self._count + self._skipped(epoch)
-        if self.rank == 0:
-            self._draw(drawn)
-        return int(at["rounds"][self.rank]) if saved.own is not None else 0
+    def _left(self, epoch: int, rounds: Sequence[int]) -> Tensor | int:
+        # Of an epoch that is still to begin, nothing is dealt: there are only tickets for it.
+        dealt = min(self._draw(0), self._end) - epoch * self._count - self._skipped(epoch)
+        cut_short = self._cut_short.get(epoch)
+        start = dealt * self.batch_size
+        return max(0, len(self.part) - start) if cut_short is None else cut_short[start:]
 
     def _skipped(self, epoch: int) -> int:
         """Return the number of batches that a cut-short epoch lacks at its beginning."""
@@ -411,11 +357,12 @@ class Queue(Batches):
         """
         start, order, skipped = epoch * self._count, self.order(epoch), self._skipped(epoch)
         self._end = start + (self._count if stop is None else min(self._count, stop * self.size))
-        take = self._taking_by(epoch)
+        take = self.taking(epoch)
         ticket, self._ticket = self._draw(1) if self._ticket is None else self._ticket, None
         while ticket < self._end:
             number = ticket - start
             at = (number - skipped) * self.batch_size
+            self.part.expect(order, at)
             passes = self._passes(order[at : at + self.batch_size], take)
             yield epoch * self.updates + number // self.size, passes
             ticket = self._draw(1)

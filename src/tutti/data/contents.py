@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic
+from typing import Final, Generic, TypeAlias
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import TypeVar
 
-from tutti.data.columns import LENGTHS, Columns, Stored
+from tutti.data.columns import LENGTHS, Column, Columns, Stored
 from tutti.data.items import TARGETS, read_items
 from tutti.data.rows import Array, Rows, StoredRows
-from tutti.data.structure import Sequences
+from tutti.data.structure import sequence_column, values_and_lengths
 from tutti.errors import BadData
 
 PARTS = {
@@ -74,6 +74,7 @@ class Contents(Generic[T, Y]):
         columns: the names of the inputs, where each is one number of a table.
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
         groups: of the training samples, of shape (samples,), where a column for them was chosen.
+        buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
     """
 
     name: str
@@ -83,6 +84,11 @@ class Contents(Generic[T, Y]):
     columns: tuple[str, ...] = ()
     filled: bool = False
     groups: Array | None = None
+    buffer_bytes: int = 0
+
+
+ReadData: TypeAlias = Contents[Stored[Rows], Array]
+"""A data set as it is once it is checked."""
 
 
 def slot_of(name: str) -> tuple[str, str] | None:
@@ -107,24 +113,21 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
     Raises:
         BadData: it is of another kind, or lacks inputs or targets.
     """
-    if isinstance(value, _DATA_SETS):
-        return Contents(name, {"train": read_items(value, "train")}, labels=_dataset_labels(value))
     if isinstance(value, Mapping):
         return from_keys(value, name, what, labelled)
-    if _are_items(value):
-        return Contents(name, {"train": read_items(value, "train")})
     if not labelled and isinstance(value, np.ndarray | Tensor):
         return Contents(name, {"train": (value, None)})
-    if isinstance(value, tuple | list) and len(value) == 2:
-        first, second = value
-        if isinstance(first, _DATA_SETS) and isinstance(second, _DATA_SETS):
-            labels = {"train": _dataset_labels(first), "test": _dataset_labels(second)}
-            refuse_other_names({part: names for part, names in labels.items() if names}, what)
-            parts = {"train": read_items(first, "train"), "test": read_items(second, "test")}
-            return Contents(name, parts, labels=labels["train"])
-        if _are_items(first) and _are_items(second):
-            parts = {"train": read_items(first, "train"), "test": read_items(second, "test")}
-            return Contents(name, parts)
+    given = [*value] if isinstance(value, tuple | list) and len(value) == 2 else []
+    sets = [value] if _has_items(value) else given
+    if sets and all(map(_has_items, sets)):
+        by_part = dict(zip(("train", "test"), sets, strict=False))
+        labels = {part: _dataset_labels(one) for part, one in by_part.items()}
+        refuse_other_names({part: names for part, names in labels.items() if names}, what)
+        return Contents(
+            name, {part: read_items(one, part) for part, one in by_part.items()}, labels=labels["train"]
+        )
+    if given:
+        first, second = given
         if isinstance(first, tuple) and isinstance(second, tuple):
             return Contents(name, {"train": _pair(first, what), "test": _pair(second, what)})
         return Contents(name, {"train": (first, second)})
@@ -170,7 +173,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
 def _refuse_other_columns(
     parts: Mapping[str, tuple[object, object]], columns: tuple[str, ...], what: str
 ) -> None:
-    """Refuse names that are not as many as the columns of inputs."""
+    """Refuse another number of names than of columns."""
     for part, (inputs, _) in parts.items():
         shape = tuple(getattr(inputs, "shape", ()))
         if columns and shape[1:] != (len(columns),):
@@ -191,7 +194,7 @@ def _several_together(values: Mapping[str, object], what: str) -> dict[str, obje
     for key, value in values.items():
         whole, dot, name = str(key).partition(".")
         if dot and slot_of(str(key)) is not None:
-            if whole not in values:  # else it is something else beside these
+            if whole not in values:  # else it is something else
                 several.setdefault(whole, {})[name] = value
         else:
             found[key] = value
@@ -207,24 +210,14 @@ def _several_together(values: Mapping[str, object], what: str) -> dict[str, obje
     return found
 
 
-def _sequences(values: object, lengths: object, what: str) -> Sequences:
+def _sequences(values: object, lengths: object, what: str) -> Column[Rows]:
     counts = np.asarray(lengths[:] if isinstance(lengths, np.ndarray | StoredRows) else lengths)
-    if not (
-        isinstance(values, np.ndarray | StoredRows)
-        and values.ndim
-        and counts.ndim == 1
-        and counts.dtype.kind in "iu"
-        and counts.min(initial=0) >= 0
-        and sum(counts.tolist()) == len(values)
-    ):
-        raise BadData(
-            f"{what} has lengths of sequences that are not those of its values; make both anew by "
-            "'tutti data convert'"
-        )
-    return Sequences(values, counts.astype(np.int64))
+    if not isinstance(values, np.ndarray | StoredRows) or counts.sum() != len(values):
+        raise BadData(f"{what} has lengths of other sequences; write both by 'tutti data convert'")
+    return sequence_column(values, counts.astype(np.int64))
 
 
-def to_keys(contents: Contents[Stored[Rows], Array]) -> dict[str, Rows]:
+def to_keys(contents: ReadData) -> dict[str, Rows]:
     """Return the arrays of a data set by keys, of which `from_keys` makes it again.
 
     Several inputs are 'x_train.image' and 'x_train.age', or 'x_train.0' and 'x_train.1'; of sequences the
@@ -240,8 +233,8 @@ def to_keys(contents: Contents[Stored[Rows], Array]) -> dict[str, Rows]:
                 if column.values is None:
                     found[f"{key}.{name}"] = column.rows
                 else:
-                    whole = Sequences.of(column)
-                    found |= {f"{key}.{name}": whole.values, f"{key}.{name}{_LENGTHS}": whole.lengths}
+                    values, lengths = values_and_lengths(column)
+                    found |= {f"{key}.{name}": values, f"{key}.{name}{_LENGTHS}": lengths}
         else:
             found[key] = inputs
         found[f"y_{words[part]}"] = targets
@@ -301,9 +294,10 @@ def pair_up(
     return pairs
 
 
-def _are_items(value: object) -> bool:
-    """Tell whether a value is a list of samples, each a dict."""
-    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
+def _has_items(value: object) -> bool:
+    """Return whether a value is read item by item: a data set of torch, or a list of dicts."""
+    dicts = isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
+    return dicts or isinstance(value, _DATA_SETS)
 
 
 def _pair(value: tuple[object, ...], what: str) -> tuple[object, object]:

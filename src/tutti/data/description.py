@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tutti.data.arrays import samples_per_chunk, stored_dtype, values_of
 from tutti.data.columns import Column, Columns, Stored, columns_of
@@ -29,7 +27,7 @@ class Values:
 
     Attributes:
         name: of the column, or of the channel.
-        mean: of them.
+        mean: of the values.
         deviation: from it.
         least: the smallest.
         most: the largest.
@@ -59,8 +57,7 @@ class PartDescription:
         counts: the samples of each class; empty where the targets are values.
         targets: the values to approach, of each output; empty where there are classes.
         repeated: the samples whose input an earlier one of this part has, too.
-        trained: those whose input a training sample has, too; 0 for the training part.
-        contrary: those whose input an earlier one has with another target.
+        trained: the samples whose input a training sample has, too; 0 for the training part.
     """
 
     name: str
@@ -72,153 +69,142 @@ class PartDescription:
     targets: tuple[Values, ...]
     repeated: int
     trained: int
-    contrary: int
 
 
-class _InputStatistics:
-    """One input of a part, read some samples at a time.
+class _Statistics:
+    """Statistics of values that come some samples at a time; `names` are described each on its own."""
 
-    Args:
-        column: the input.
-        groups: the names of what is described on its own.
-    """
+    def __init__(self, names: list[str], floats: bool = True) -> None:
+        self._names, self._floats = names, floats
+        self._shift, self._sums, self._squares = np.zeros((3, len(names)))
+        self._least, self._most = np.full(len(names), np.inf), np.full(len(names), -np.inf)
+        self._missing, self._known = np.zeros((2, len(names)), np.int64)
 
-    def __init__(self, column: Column[Rows], groups: list[str]) -> None:
-        self._column, self._groups = column, groups
-        self._mean, self._squares = np.zeros(len(groups)), np.zeros(len(groups))
-        self._least, self._most = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
-        self._missing, self._known = np.zeros((2, len(groups)), np.int64)
-
-    def read(self, start: int, stop: int) -> tuple[list[Array], NDArray[np.bool_]]:
-        """Return some samples, and which have a value that is NaN."""
-        rows, values = self._column.rows[start:stop], self._column.values
-        if values is None:
-            self._note(rows)
-            missing = np.isnan(rows.astype(np.float64)).reshape(len(rows), -1).any(axis=1)
-            return [*rows], np.asarray(missing)
-        first, last = int(rows[:, 0].min()), int(rows.sum(axis=1).max())
-        read = values[first:last]
-        samples = [read[begin - first : begin - first + length] for begin, length in rows.tolist()]
-        self._note(np.concatenate(samples))
-        return samples, np.array([np.isnan(one.astype(np.float64)).any() for one in samples], dtype=bool)
-
-    def _note(self, chunk: Array) -> None:
-        values = chunk.astype(np.float64).reshape(len(chunk), len(self._groups), -1 if chunk.size else 0)
-        there = ~np.isnan(values)
-        known = there.sum(axis=(0, 2))
-        self._missing += (~there).sum(axis=(0, 2))
-        mean = np.where(there, values, 0).sum(axis=(0, 2)) / np.maximum(1, known)
-        squares = np.where(there, values - mean[:, None], 0) ** 2
-        # Squares around the means of chunks, as those around 0 lose all digits; joined as by Chan, Golub and
-        # LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
-        share, change = known / np.maximum(1, self._known + known), mean - self._mean
-        self._squares += squares.sum(axis=(0, 2)) + change**2 * self._known * share
-        self._mean += change * share
-        self._known += known
-        least, most = (np.where(there, values, bound) for bound in (np.inf, -np.inf))
-        self._least = np.minimum(self._least, least.min(axis=(0, 2), initial=np.inf))
-        self._most = np.maximum(self._most, most.max(axis=(0, 2), initial=-np.inf))
+    def add(self, chunk: Array) -> None:
+        values = chunk.astype(np.float64).reshape(len(chunk), len(self._names), -1 if chunk.size else 0)
+        missing = np.isnan(values).sum(axis=(0, 2))
+        known = values.size // len(self._names) - missing
+        if not self._known.any():
+            # Squares around 0 lose all digits where the mean is large.
+            self._shift = np.nansum(values, axis=(0, 2)) / np.maximum(1, known)
+        self._missing, self._known = self._missing + missing, self._known + known
+        self._least = np.fmin(self._least, np.fmin.reduce(values, axis=(0, 2), initial=np.inf))
+        self._most = np.fmax(self._most, np.fmax.reduce(values, axis=(0, 2), initial=-np.inf))
+        values = values - self._shift[:, None]
+        self._sums += np.nansum(values, axis=(0, 2))
+        self._squares += np.nansum(values**2, axis=(0, 2))
 
     def described(self) -> Iterator[Values]:
-        """Describe all that was read."""
-        floats = stored_dtype(values_of(self._column)).kind == "f"
-        for at, name in enumerate(self._groups):
-            mean, least, most = (float(of[at]) for of in (self._mean, self._least, self._most))
-            deviation = 0.0 if least == most else math.sqrt(self._squares[at] / max(1, self._known[at]))
-            yield Values(name, mean, deviation, least, most, int(self._missing[at]), floats)
+        means = self._sums / np.maximum(1, self._known)
+        variances = np.maximum(0, self._squares / np.maximum(1, self._known) - means**2)
+        variances[self._least == self._most] = 0
+        found = (means + self._shift, np.sqrt(variances), self._least, self._most)
+        for name, missing, *numbers in zip(self._names, self._missing.tolist(), *found, strict=True):
+            mean, deviation, least, most = map(float, numbers)
+            yield Values(name, mean, deviation, least, most, missing, self._floats)
 
 
 def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
     """Describe each part of a data set; each sample is read once."""
-    trained: dict[bytes, bytes] = {}
-    found = []
-    for part, (stored, targets) in contents.parts.items():
-        known = trained if part == "train" else {}
-        repeated = contrary = from_training = incomplete = 0
-        inputs = [_InputStatistics(one, names) for one, names in _groups(stored, contents.columns)]
-        # No chunk of any input is larger than those that are read elsewhere.
-        step = min(_samples_at_once(one) for one in columns_of(stored))
-        for start in range(0, len(targets), step):
-            goals = targets[start : start + step]
-            samples, missing = zip(*[one.read(start, start + len(goals)) for one in inputs], strict=True)
-            incomplete += int(np.logical_or.reduce(missing).sum())
-            for *sample, target in zip(*samples, goals, strict=True):
-                digest, goal = _digest(sample), target.tobytes()
-                from_training += part != "train" and digest in trained
-                if digest in known:
-                    repeated += 1
-                    contrary += known[digest] != goal
-                known.setdefault(digest, goal)
-        found.append(
-            PartDescription(
-                part,
-                len(targets),
-                tuple(_forms(stored)),
-                tuple(values for one in inputs for values in one.described()),
-                incomplete,
-                _counts(targets, contents.classes),
-                () if contents.classes is not None else tuple(_described(targets)),
-                repeated,
-                from_training,
-                contrary,
-            )
-        )
-    return found
+    trained: set[bytes] = set()
+    return [
+        _described(contents, part, stored, targets, trained)
+        for part, (stored, targets) in contents.parts.items()
+    ]
+
+
+def _described(
+    contents: Contents[Stored[Rows], Array],
+    part: str,
+    stored: Stored[Rows],
+    targets: Array,
+    trained: set[bytes],
+) -> PartDescription:
+    """Describe a part; the training part, which is first, adds digests of its samples to `trained`."""
+    columns = columns_of(stored)
+    labels = [_label(stored, at) for at in range(len(columns))]
+    inputs = [
+        _Statistics(_names(column, label, contents.columns), stored_dtype(values_of(column)).kind == "f")
+        for column, label in zip(columns, labels, strict=True)
+    ]
+    seen: set[bytes] = set()
+    incomplete = from_training = 0
+    step = min(
+        max(1, samples_per_chunk(values_of(one)) * len(one.rows) // max(1, len(values_of(one))))
+        for one in columns
+    )
+    for start in range(0, len(targets), step):
+        each = [_samples(column, start, min(start + step, len(targets))) for column in columns]
+        for statistics, samples in zip(inputs, each, strict=True):
+            statistics.add(np.concatenate(samples))
+        for sample in zip(*each, strict=True):
+            incomplete += any(one.dtype.kind == "f" and np.isnan(one).any() for one in sample)
+            digest = hashlib.blake2b(digest_size=16)
+            for one in sample:
+                digest.update(repr(one.shape).encode() + one.tobytes())
+            from_training += part != "train" and digest.digest() in trained
+            seen.add(digest.digest())
+    if part == "train":
+        trained |= seen
+    goals = _Statistics([f"target {at}" for at in range(targets[0].size)] if targets.ndim > 1 else ["target"])
+    if contents.classes is None:
+        goals.add(targets)
+        counts: list[int] = []
+    else:
+        counts = np.bincount(targets[targets >= 0].reshape(-1), minlength=contents.classes).tolist()
+    return PartDescription(
+        part,
+        len(targets),
+        tuple(_form(column, label) for column, label in zip(columns, labels, strict=True)),
+        tuple(values for one in inputs for values in one.described()),
+        incomplete,
+        tuple(counts),
+        tuple(goals.described()) if contents.classes is None else (),
+        len(targets) - len(seen),
+        from_training,
+    )
 
 
 def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescription]) -> list[str]:
     """Say what would go wrong in training, a sentence each."""
-    said = []
-    train, *others = parts
-    for part in parts:
-        if part.incomplete:
-            said.append(
-                f"{part.incomplete:,} of {part.samples:,} {part.name} samples have missing values: leave "
-                "them out by --data.missing drop, or let means stand for them by --data.missing mean"
-            )
-        if part.contrary:
-            said.append(
-                f"{part.contrary:,} {part.name} samples have the input of another one, but another target: "
-                "no model gets both right"
-            )
+    train = parts[0]
+    said = [
+        f"{part.incomplete:,} of {part.samples:,} {part.name} samples have missing values: leave them out by "
+        "--data.missing drop, or let means stand for them by --data.missing mean"
+        for part in parts
+        if part.incomplete
+    ]
     said += [
         f"{part.trained:,} of {part.samples:,} {part.name} samples are in the training part, too: its "
         "figures will be better than the model; take them out of one"
-        for part in others
+        for part in parts
         if part.trained
     ]
-    if repeated := train.repeated - train.contrary:
+    if train.repeated:
         said.append(
-            f"{repeated:,} training {'sample is' if repeated == 1 else 'samples are'} there more than once: "
-            "a validation part cut from the training part may hold what was trained on"
+            f"{train.repeated:,} training samples are there more than once: a validation part cut from the "
+            "training part may hold what was trained on"
         )
-    names = _class_names(contents, len(train.counts))
-    if train.counts:
-        for name, count in zip(names, train.counts, strict=True):
-            if count == 0:
-                said.append(f"no training sample is of class {name}")
-            elif count < _RARE * max(train.counts):
-                said.append(
-                    f"class {name} has {count:,} training {'sample' if count == 1 else 'samples'} and the "
-                    f"largest {max(train.counts):,}: "
-                    "accuracy hides what the model does with it"
-                )
+    for at, count in enumerate(train.counts):
+        name = contents.labels[at] if contents.labels else str(at)
+        if count == 0:
+            said.append(f"no training sample is of class {name}")
+        elif count < _RARE * max(train.counts):
+            said.append(
+                f"class {name} has {count:,} training samples and the largest {max(train.counts):,}: "
+                "accuracy hides what the model does with it"
+            )
     constant = [one.name for one in train.inputs if one.deviation == 0]
     if constant:
         said.append(f"{_first(constant)} never changes: it takes time and tells nothing")
-    wide = [one for one in train.inputs if one.floats and max(abs(one.mean), one.deviation) > _WIDE]
-    if wide:
-        said.append(
-            f"{_first([one.name for one in wide])} has the mean {wide[0].mean:.3g} and the deviation "
-            f"{wide[0].deviation:.3g}: floats are given to the model as they are; bring "
-            "each to mean 0 and deviation 1"
-        )
-    wide = [one for one in train.targets if max(abs(one.mean), one.deviation) > _WIDE]
-    if wide:
-        said.append(
-            f"the targets have the mean {wide[0].mean:.3g} and the deviation {wide[0].deviation:.3g}: the "
-            "first steps only learn that; bring them to mean 0 and deviation 1"
-        )
+    for kind, values in (("inputs", train.inputs), ("targets", train.targets)):
+        wide = [one for one in values if one.floats and max(abs(one.mean), one.deviation) > _WIDE]
+        if wide:
+            said.append(
+                f"{_first([one.name for one in wide])} has the mean {wide[0].mean:.3g} and the deviation "
+                f"{wide[0].deviation:.3g}: a model gets {kind} as they are; bring each to mean 0 "
+                "and deviation 1"
+            )
     return said
 
 
@@ -226,76 +212,40 @@ def _first(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1:,} more)"
 
 
-def _class_names(contents: Contents[Stored[Rows], Array], classes: int) -> tuple[str, ...]:
-    return contents.labels or tuple(str(number) for number in range(classes))
+def _samples(column: Column[Rows], start: int, stop: int) -> list[Array]:
+    """Return some samples of an input, each an array."""
+    rows = column.rows[start:stop]
+    if column.values is None:
+        return [*rows[:, None]]
+    first, last = int(rows[:, 0].min()), int(rows.sum(axis=1).max())
+    read = column.values[first:last]
+    return [read[begin - first : begin - first + length] for begin, length in rows.tolist()]
 
 
-def _groups(stored: Stored[Rows], columns: tuple[str, ...]) -> Iterator[tuple[Column[Rows], list[str]]]:
-    """Yield each input, and the names of what is described on its own.
-
-    That is each column of a table, each channel of pictures, each number of a row in a sequence; else all.
-    """
-    for at, column in enumerate(columns_of(stored)):
-        name = _input_name(stored, at)
-        values = values_of(column)
-        if (values.ndim == 2 and values.shape[1] > 1) or (values.ndim == 2 and not name):
-            yield (
-                column,
-                list(columns) or [f"{name or 'input'} {number}" for number in range(values.shape[1])],
-            )
-        elif values.ndim == 4 and column.values is None:
-            yield column, [f"{name} channel {number}".strip() for number in range(values.shape[1])]
-        else:
-            yield column, [name or "all inputs"]
-
-
-def _forms(stored: Stored[Rows]) -> Iterator[str]:
-    """Yield the shape and the type of each input in words."""
-    for at, column in enumerate(columns_of(stored)):
-        name, values = _input_name(stored, at), values_of(column)
-        shape = f"of shape {tuple(values.shape[1:])}"
-        form = f"{shape}, {values.dtype}"
-        if column.values is not None:
-            lengths = column.rows[:][:, 1]
-            each = "numbers" if values.ndim == 1 else f"arrays {shape}"
-            form = (
-                f"sequences of {int(lengths.min()):,} to {int(lengths.max()):,} {each}, "
-                f"{lengths.mean():.3g} in the mean, {values.dtype}"
-            )
-        yield f"{name} {form}" if name else form
-
-
-def _input_name(stored: Stored[Rows], at: int) -> str:
+def _label(stored: Stored[Rows], at: int) -> str:
     """Return the name of an input, or its number where there are several; an only one has none."""
     if not isinstance(stored, Columns) or (len(stored.columns) == 1 and not stored.names):
         return ""
     return stored.names[at] if stored.names else f"input {at}"
 
 
-def _samples_at_once(column: Column[Rows]) -> int:
+def _names(column: Column[Rows], label: str, columns: tuple[str, ...]) -> list[str]:
+    """Return the names of what is described: each column of a table, each channel of pictures; else all."""
     values = values_of(column)
-    return max(1, samples_per_chunk(values) * len(column.rows) // max(1, len(values)))
+    if values.ndim == 2 and (values.shape[1] > 1 or not label):
+        return [*columns] or [f"{label or 'input'} {number}" for number in range(values.shape[1])]
+    if values.ndim == 4 and column.values is None:
+        return [f"{label} channel {number}".strip() for number in range(values.shape[1])]
+    return [label or "all inputs"]
 
 
-def _described(targets: Array) -> Iterator[Values]:
-    flat = targets.reshape(len(targets), -1).astype(np.float64)
-    for at, column in enumerate(flat.T):
-        name = "target" if flat.shape[1] == 1 else f"target {at}"
-        yield Values(
-            name, float(column.mean()), float(column.std()), float(column.min()), float(column.max()), 0
+def _form(column: Column[Rows], label: str) -> str:
+    """Return the shape and the type of an input in words."""
+    values = values_of(column)
+    form = f"of shape {tuple(values.shape[1:])}, {values.dtype}"
+    if column.values is not None:
+        lengths = column.rows[:][:, 1]
+        form = (
+            f"sequences of length {lengths.min():,} to {lengths.max():,}, mean {lengths.mean():.3g}, {form}"
         )
-
-
-def _counts(targets: Array, classes: int | None) -> tuple[int, ...]:
-    if classes is None:
-        return ()
-    return tuple(np.bincount(targets[targets >= 0].reshape(-1), minlength=classes).tolist())
-
-
-def _digest(sample: Sequence[Array]) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
-    for one in sample:
-        if len(sample) > 1:  # else sequences of several inputs might flow into each other
-            found.update(len(one).to_bytes(8, "little") if one.ndim else b"")
-        found.update(np.ascontiguousarray(one).tobytes())
-    return found.digest()
+    return f"{label} {form}".strip()

@@ -52,25 +52,24 @@ class Published:
         return Contents(self.name, parts, len(self.labels), self.labels)
 
     def files(self) -> list[Path]:
-        """Find the `IDX_FILES` on this machine, packed or not; download those that are missing.
-
-        They are looked for in `TUTTI_DATA/NAME` (if that folder exists it must hold all of them), then in the
-        cache, `TUTTI_CACHE` or `~/.cache/tutti`.
+        """Find the `IDX_FILES` in `TUTTI_DATA/NAME`, or in the cache, into which missing ones are downloaded.
 
         Raises:
-            BadData: a file is missing and cannot be downloaded, or is not the one that was published.
+            BadData: a file is missing, or is not the one that was published.
         """
         given = given_folder(self.name)
-        if given is not None:
-            return [_found(given, file) or _missing(given, file) for file in IDX_FILES]
-        cache = cache_folder() / self.name
-        return [
-            _found(cache, file) or self._download(file, sha256, cache)
-            for file, sha256 in zip(IDX_FILES, self.sha256, strict=True)
-        ]
+        folder = given or cache_folder() / self.name
+        found = []
+        for file, sha256 in zip(IDX_FILES, self.sha256, strict=True):
+            both = (folder / f"{file}.gz", folder / file)
+            there = next((path for path in both if path.is_file()), None)
+            if given and there is None:
+                raise BadData(f"{given} has no {file}.gz, packed or not; add it or unset TUTTI_DATA")
+            found.append(there or self._download(file, sha256, folder))
+        return found
 
     def _download(self, file: str, sha256: str, folder: Path) -> Path:
-        """Put a file into the cache, whole and checked, or not at all; others may do the same meanwhile."""
+        """Put a file into a folder, whole and checked, or not at all; other processes may do the same."""
         # Imported here because only a download needs it: it would slow every start.
         import pooch
 
@@ -81,16 +80,15 @@ class Published:
             try:
                 pooch.retrieve(url, f"sha256:{sha256}", file, folder, downloader=_unpack_from)
             except (OSError, EOFError, ValueError, zlib.error) as error:
-                failures.append(f"{url}: {_cause(error)}")
+                failures.append(f"  {url}: {str(error)[:300]}")
             else:
                 (folder / file).chmod(0o644)
                 return folder / file
-        tried = "\n".join(f"  {failure}" for failure in failures)
+        tried = "\n".join(failures)
         files = ", ".join(f"{name}.gz" for name in IDX_FILES)
         raise BadData(
-            f"'{self.name}' could not be downloaded:\n{tried}\n"
-            f"to go on without: put its files ({files}) into FOLDER/{self.name}/ and set TUTTI_DATA=FOLDER, "
-            f"or use '--data digits'"
+            f"'{self.name}' could not be downloaded:\n{tried}\nto go on without: put its files ({files}) "
+            f"into FOLDER/{self.name}/ and set TUTTI_DATA=FOLDER, or use '--data digits'"
         )
 
 
@@ -107,25 +105,6 @@ def given_folder(name: str) -> Path | None:
     if not folder.is_dir():
         raise BadData(f"TUTTI_DATA is '{given}', which is no folder; correct it or unset it")
     return folder / name if (folder / name).is_dir() else None
-
-
-def _found(folder: Path, file: str) -> Path | None:
-    both = (folder / f"{file}.gz", folder / file)
-    return next((path for path in both if path.is_file()), None)
-
-
-def _missing(folder: Path, file: str) -> Path:
-    there = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
-    raise BadData(
-        f"{folder} has no {file}.gz (nor is it there unpacked); it has: {there}; add it or unset TUTTI_DATA"
-    )
-
-
-def _cause(error: BaseException) -> str:
-    """Return the innermost error's message: requests wraps errors in others, and quotes them all."""
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _unpack_from(url: str, to: str, _: object) -> None:

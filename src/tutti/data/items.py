@@ -10,7 +10,7 @@ An input whose first size differs from sample to sample, such as a list of token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -20,16 +20,15 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
     default_collate,
 )
-from typing_extensions import override
 
 from tutti.data.arrays import as_array
+from tutti.data.columns import Column
 from tutti.data.rows import Array
 from tutti.data.structure import sequences
 from tutti.errors import BadData
@@ -42,31 +41,11 @@ TARGET_WORDS: Final = frozenset({*TARGETS, "label", "class", "cls"})
 
 
 @dataclass(frozen=True)
-class Collated(Dataset[object]):
-    """A data set whose items go through the `collate_fn` of a DataLoader, one by one.
-
-    Attributes:
-        dataset: gives the items.
-        collate: makes a batch of a list of items.
-    """
-
-    dataset: Any
-    collate: Callable[[list[object]], object]
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    @override
-    def __getitem__(self, index: int) -> object:
-        return _only(self.collate([self.dataset[index]]))
-
-
-@dataclass(frozen=True)
 class Unloaded:
     """The contents of a DataLoader, whose shuffling and workers are not needed.
 
     Attributes:
-        dataset: its data set; one that goes through its `collate_fn`, if that is not torch's own.
+        dataset: its data set.
         batch_size: its batch size.
         said: what is taken of it, in a line.
     """
@@ -80,45 +59,33 @@ class Unloaded:
         """Take a DataLoader apart.
 
         Raises:
-            BadData: it decides by a sampler of its own which samples are in which batch, or by its class
-                what becomes of them.
+            BadData: it chooses its samples, or changes them, in a way that is not used here.
         """
-        kind = type(loader)
-        if isinstance(loader.dataset, IterableDataset):
-            raise BadData(
-                f"the DataLoader's data set, a {type(loader.dataset).__name__}, has no length; give one "
-                "with __len__ and __getitem__, or write a loop of your own, over tutti.shard(loader)"
-            )
-        if kind.__iter__ is not DataLoader.__iter__:
-            raise BadData(
-                f"the DataLoader's class, {kind.__name__}, has an __iter__ of its own, which is not called "
-                "here; give its data set, loader.dataset, and what __iter__ does as --augment, or write "
-                "a loop of your own, over tutti.shard(loader)"
-            )
         sampler, samples = loader.sampler, cast("Sized", loader.dataset)
-        own = type(sampler) not in (SequentialSampler, RandomSampler)
-        if isinstance(sampler, RandomSampler):  # which may draw with replacement, or fewer or more
-            own = own or sampler.replacement or sampler.num_samples != len(samples)
-        if own or loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-            chosen = type(loader.sampler if own else loader.batch_sampler).__name__
+        plain = (
+            not isinstance(samples, IterableDataset)
+            and type(loader).__iter__ is DataLoader.__iter__
+            and type(sampler) in (SequentialSampler, RandomSampler)
+            and type(loader.batch_sampler) is BatchSampler
+            and loader.collate_fn is default_collate
+        )
+        if plain and isinstance(sampler, RandomSampler):  # It may draw with replacement, or fewer or more.
+            plain = not sampler.replacement and sampler.num_samples == len(samples)
+        if not plain or loader.batch_size is None:
             raise BadData(
-                f"the DataLoader chooses its samples by a {chosen}, which is not used here; give its data "
-                "set, loader.dataset, and --sampling for samples that are to be drawn more often than others"
+                f"the {type(loader).__name__} has a sampler, a collate_fn, an __iter__ or a data set without "
+                "length, which are not used here; give its data set, loader.dataset, with --sampling or "
+                "--augment, or write your own loop, over tutti.shard(loader)"
             )
-        dataset: object = loader.dataset
-        parts = ["data set", f"batch size {loader.batch_size}"]
-        if loader.collate_fn is not default_collate:
-            dataset = Collated(dataset, loader.collate_fn)
-            parts.append("collate_fn, sample by sample")
         last = "; a last batch that is not full counts, too" if loader.drop_last else ""
         said = (
-            f"of the DataLoader are taken: its {', its '.join(parts)}; samples are read once, and shuffled "
-            f"anew in each epoch{last}"
+            f"of the DataLoader are taken: its data set, its batch size {loader.batch_size}; samples are "
+            f"read once, and shuffled again in each epoch{last}"
         )
-        return cls(dataset, loader.batch_size, said)
+        return cls(samples, loader.batch_size, said)
 
 
-def read_items(dataset: object, part: str) -> tuple[object, Array | Tensor]:
+def read_items(dataset: object, part: str) -> tuple[object, object]:
     """Return the inputs and the targets of a map-style torch data set, each sample read once.
 
     The data set's transforms are applied once, not in every epoch.
@@ -144,38 +111,30 @@ def read_items(dataset: object, part: str) -> tuple[object, Array | Tensor]:
     if isinstance(dataset, TensorDataset) and _is_pair(dataset):
         x, y = dataset.tensors
         return x, y
-    count = len(dataset)
-    if count == 0:
+    if len(dataset) == 0:
         raise BadData(f"the {part} part has no samples; give at least one")
-    first, goal = _item(dataset, 0, part)
-    named = _by_name(first)
-    inputs: dict[str, list[Array]] = {name: [] for name in named}
-    targets: list[Array] = []
-    for index in range(count):
-        value, goal = _item(dataset, index, part) if index else (first, goal)
-        found, target = _by_name(value), as_array(goal, f"{part} targets")
-        if found.keys() != inputs.keys():
+    items = [_item(dataset, index, part) for index in range(len(dataset))]
+    first = items[0][0]
+    for index, (named, _) in enumerate(items):
+        if named.keys() != first.keys():
             raise BadData(
-                f"item {index} of the {part} part has {_listed(found)}, and item 0 {_listed(inputs)}; all "
-                "items need the same inputs"
+                f"item {index} of the {part} part has the inputs {_listed(named)}, and item 0 "
+                f"the inputs {_listed(first)}; all items need the same inputs"
             )
-        for name, one in found.items():
-            inputs[name].append(
-                _input(f"input{_called(name)} of item {index} of the {part} part", one, inputs[name])
-            )
-        if targets:
-            refuse_other(target, targets[0], f"target of item {index} of the {part} part")
-        targets.append(target)
-    # A tensor's channels come first already; what came as an array or a picture is laid out later.
-    whole = {name: _together(one, isinstance(named[name], Tensor), part) for name, one in inputs.items()}
-    stacked: Array = np.stack(targets)
-    if isinstance(first, Mapping):
-        return whole, stacked
-    return (whole[_ALONE] if _ALONE in whole else tuple(whole.values())), stacked
+    whole = {
+        name: _together([named[name] for named, _ in items], f"input{f' {name!r}' if name else ''}", part)
+        for name in first
+    }
+    targets = _together([goal for _, goal in items], "target", part)
+    if isinstance(targets, Column):
+        raise BadData(f"the targets of the {part} part differ in their lengths; pad them")
+    if _ALONE in whole:
+        return whole[_ALONE], targets
+    return (tuple(whole.values()) if "0" in whole else whole), targets
 
 
 def _is_pair(dataset: TensorDataset) -> bool:
-    """Tell whether a data set gives two tensors as they are: a class derived from it may change them."""
+    """Return whether a data set gives two tensors as they are: a class derived from it may change them."""
     return len(dataset.tensors) == 2 and type(dataset).__getitem__ is TensorDataset.__getitem__
 
 
@@ -183,47 +142,30 @@ _ALONE: Final = ""
 """The name of the only input."""
 
 
-def _input(what: str, value: object, before: list[Array]) -> Array:
-    """Return an input of an item; it may differ from that of the first in its length alone."""
-    array = as_array(value, what)
-    if array.dtype.kind in "US":
+def _together(values: list[object], what: str, part: str) -> object:
+    """Return an input, or the target, of all items. A tensor's channels come first already."""
+    arrays = [as_array(one, f"{what}s") for one in values]
+    first = arrays[0]
+    if any(one.dtype.kind in "US" for one in arrays) and what != "target":
         raise BadData(
-            f"the {what} is a text, '{str(value)[:40]}'; make numbers of it, such as the tokens that a "
-            "tokenizer gives"
+            f"the {what} of item 0 of the {part} part is a text, '{str(values[0])[:40]}'; make numbers of "
+            "it, such as the tokens that a tokenizer gives"
         )
-    if not before:
-        return array
-    first = before[0]
-    if array.ndim and not array.size:
-        return array.reshape(0, *first.shape[1:]).astype(first.dtype)  # Nothing has no type of its own.
-    if not (
-        array.ndim
-        and array.ndim == first.ndim
-        and array.shape[1:] == first.shape[1:]
-        and array.dtype == first.dtype
-    ):
-        refuse_other(array, first, what)
-    return array
-
-
-def _together(arrays: list[Array], tensors: bool, part: str) -> object:
-    """Return an input of all items."""
+    for index, one in enumerate(arrays):
+        # A list of nothing has no shape of its items.
+        if one.ndim != first.ndim or (one.size and one.shape[1:] != first.shape[1:]):
+            raise BadData(
+                f"the {what} of item {index} of the {part} part has the shape {one.shape}, but item 0 has "
+                f"{first.shape}; all items need one shape (resize or pad them)"
+            )
     if len({len(one) for one in arrays if one.ndim}) > 1:
         return sequences(arrays, f"{part} inputs")
     stacked: Array = np.stack(arrays)
-    return torch.from_numpy(stacked) if tensors else stacked
+    return torch.from_numpy(stacked) if isinstance(values[0], Tensor) and what != "target" else stacked
 
 
-def _by_name(value: object) -> Mapping[str, object]:
-    """Return the inputs of an item by their names, or by their numbers; an only one without."""
-    if isinstance(value, Mapping):
-        return value
-    if isinstance(value, tuple) and any(isinstance(one, np.ndarray | Tensor | list) for one in value):
-        return {str(number): one for number, one in enumerate(value)}
-    return {_ALONE: value}
-
-
-def _item(dataset: Any, index: int, part: str) -> tuple[object, object]:
+def _item(dataset: Any, index: int, part: str) -> tuple[Mapping[str, object], object]:
+    """Return the inputs of an item by their names, or by their numbers, and its target."""
     try:
         item = dataset[index]
     except Exception as error:
@@ -243,37 +185,11 @@ def _item(dataset: Any, index: int, part: str) -> tuple[object, object]:
             f"item {index} of the {part} part is a {found}; every item must be a pair (input, target); "
             "several inputs are ((first, second), target), or a dict"
         )
-    return item[0], item[1]
-
-
-def _called(name: str) -> str:
-    return f" '{name}'" if name else ""
+    value, target = item
+    if isinstance(value, tuple) and any(isinstance(one, np.ndarray | Tensor | list) for one in value):
+        value = {str(number): one for number, one in enumerate(value)}
+    return (value if isinstance(value, Mapping) else {_ALONE: value}), target
 
 
 def _listed(inputs: Mapping[str, object]) -> str:
-    if not any(name and not name.isdigit() for name in inputs):
-        return "one input" if len(inputs) == 1 else f"{len(inputs)} inputs"
-    return f"the inputs {', '.join(map(str, inputs))}"
-
-
-def refuse_other(found: Array, first: Array, what: str) -> None:
-    """Refuse what differs from the first in shape or type."""
-    if found.shape != first.shape or found.dtype != first.dtype:
-        raise BadData(
-            f"the {what} has the shape {found.shape} and type {found.dtype}, but item 0 has {first.shape} "
-            f"and {first.dtype}; all items need one shape and type (resize or pad them)"
-        )
-
-
-def _only(batch: object) -> object:
-    """Return the sample of a batch of one."""
-    if isinstance(batch, Mapping):
-        return {name: _only(one) for name, one in batch.items()}
-    if isinstance(batch, tuple | list):
-        return tuple(map(_only, batch))
-    if isinstance(batch, Tensor | np.ndarray) and len(batch) == 1:
-        return batch[0]
-    raise BadData(
-        f"the collate_fn makes a {type(batch).__name__} of a list of one sample; it must make tensors whose "
-        "first size is the number of samples"
-    )
+    return ", ".join(map(str, inputs))

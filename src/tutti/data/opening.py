@@ -1,24 +1,185 @@
-"""Opening a data set: one rank of each host reads it, into memory that all ranks of the host share."""
+"""Opening a data set: one rank of each host reads it, into memory that all ranks of the host share.
+
+    memory      │ train: inputs │ targets │ validation: inputs │ targets │ test: inputs │ targets │
+    run           rows 0 1 3 4 5 6 8                trained on, nothing is copied
+                  rows 2 7                          kept aside for validation
+
+The samples lie in their stored order. A run, a fold and a prediction are rows of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from tutti.comm.base import Communicator
-from tutti.data.columns import Stored, columns_of, in_place_of
-from tutti.data.contents import Contents
-from tutti.data.parts import DataSet
-from tutti.data.pool import read_once
-from tutti.data.remote import local_copy
-from tutti.data.rows import Array, Rows, chosen
-from tutti.data.sources import read_source
+from tutti.data.arrays import chunks_of, stored_dtype
+from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
+from tutti.data.contents import ReadData
+from tutti.data.formats.npy import Mapped
+from tutti.data.parts import PROBED, DataSet, Part, Scale, once, scale_of_columns
+from tutti.data.rows import Array, Rows
+from tutti.data.scale import mean_scale, pixel_scale
+from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
-from tutti.data.streaming.opening import open_streamed
-from tutti.data.streaming.options import Streamable, streamable, without_stream
+from tutti.data.streaming import Source, StreamedPart
 from tutti.data.targets import KnownClasses
-from tutti.errors import UserError
+from tutti.errors import BadData, UserError
+from tutti.free_memory import free_bytes
+from tutti.records.splits import read_split
+
+T = TypeVar("T")
+
+ALIGNMENT: Final = 64
+"""Alignment of tensors in the memory, in bytes."""
+
+
+@dataclass(frozen=True)
+class SamplePool:
+    """The samples of a data set. Its tensors are in memory, or have none: then it is the outline of a pool.
+
+    Attributes:
+        dataset: with the parts of the source, not scaled.
+        fingerprint: tells the training samples from those of other data; the same for any type of floats.
+    """
+
+    dataset: DataSet
+    fingerprint: str
+
+    @classmethod
+    def outline(cls, contents: ReadData) -> SamplePool:
+        """Return the outline of a data set as it was read."""
+        meta = once(_meta)
+        parts: dict[str, Part] = {}
+        for name, (inputs, y) in contents.parts.items():
+            x = in_place_of(inputs, [column.changed(meta) for column in columns_of(inputs)])
+            if contents.buffer_bytes:
+                (files,) = columns_of(inputs)
+                source = Source(cast("Mapped", files.rows), meta(files.rows).dtype)
+                parts[name] = StreamedPart(
+                    x, _meta(y, y.dtype), buffer_bytes=contents.buffer_bytes, source=source
+                )
+            else:
+                parts[name] = Part(x, _meta(y, y.dtype))
+        dataset = DataSet(
+            contents.name,
+            parts["train"],
+            parts.get("validation"),
+            parts.get("test"),
+            contents.classes,
+            contents.labels,
+            contents.filled,
+            contents.columns,
+        )
+        return cls(dataset, _fingerprint(*contents.parts["train"]))
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors, each once."""
+        every = (tensor for part in self.dataset.parts for tensor in part.tensors())
+        yield from {id(tensor): tensor for tensor in every}.values()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the pool takes, in bytes."""
+        return sum(map(_room, self._tensors()))
+
+    def refuse_too_large(self) -> None:
+        """Refuse data that the free memory does not hold, before they are read.
+
+        Raises:
+            BadData: with the way out.
+        """
+        free, needed = free_bytes(), self.nbytes
+        if free is not None and needed > free:
+            raise BadData(
+                f"{self.dataset.name} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are "
+                "free; write it as NPY files by: tutti data convert DATA NEW, and give --data NEW: such a "
+                "folder is streamed"
+            )
+
+    def laid(self, memory: Tensor) -> SamplePool:
+        """Return the pool of an outline in some memory.
+
+        Args:
+            memory: at least `nbytes` bytes, as uint8, whose first address is a multiple of `ALIGNMENT`.
+        """
+        places, start = {}, 0
+        for one in self._tensors():
+            places[id(one)] = memory[start : start + one.nbytes].view(one.dtype).view(one.shape)
+            start += _room(one)
+        dataset = self.dataset.with_parts(lambda part: part.changed(lambda one: places[id(one)]))
+        return replace(self, dataset=dataset)
+
+    def fill(self, contents: ReadData) -> None:
+        """Write a data set into the memory; one process does."""
+        for name, (inputs, targets) in contents.parts.items():
+            part = cast("Part", getattr(self.dataset, name))
+            part.stored_targets.numpy()[:] = targets
+            if isinstance(part, StreamedPart):
+                continue
+            for read, column in zip(columns_of(inputs), columns_of(part.stored_inputs), strict=True):
+                _write(column.rows, read.rows)
+                if name == "train" and column.values is not None and read.values is not None:
+                    _write(column.values, read.values)  # those of all parts
+
+    def divided(
+        self, comm: Communicator, validation: float, seed: int, place: tuple[str, int] | None = None
+    ) -> DataSet:
+        """Divide the training samples into those to train on and those kept aside (collective).
+
+        Args:
+            comm: all ranks.
+            validation: the share of the training samples that is kept aside, as for `open_data`.
+            seed: decides which.
+            place: a file of splits and the number of one; its held-out samples are the validation part then,
+                in place of any other, and there is no test part: that is left for when all is decided.
+
+        Raises:
+            BadData: a part would be empty, or the split cannot be used; on every rank the same.
+        """
+        train, aside, scale = agreed(
+            comm,
+            lambda: self._division(validation, seed, place),
+            "splits",
+            lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
+        )
+        whole = self.dataset
+        rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
+        validation_part, test = whole.validation, whole.test
+        if len(aside):
+            validation_part = whole.train.with_rows(torch.from_numpy(aside), scale)
+        elif validation_part is not None:
+            validation_part = validation_part.with_rows(None, scale)
+        if test is not None:
+            test = None if place else test.with_rows(None, scale)
+        first = whole.train.with_rows(rows, scale)
+        return replace(whole, train=first, validation=validation_part, test=test)
+
+    def _division(
+        self, validation: float, seed: int, place: tuple[str, int] | None
+    ) -> tuple[Indices, Indices, Scale]:
+        """Return the rows to train on and those kept aside, and the scale."""
+        part, classes = self.dataset.train, self.dataset.classes
+        share = 0 if self.dataset.validation is not None else validation
+        if place is not None:
+            file, number = place
+            found = read_split(Path(file).expanduser(), number, len(part), self.fingerprint)
+            train, aside = found.train, found.test
+        elif isinstance(part, StreamedPart):
+            train, aside = part.split(share, seed)
+        else:
+            train, aside = split(part.stored_targets.numpy(), share, seed, classes)
+        columns = columns_of(part.stored_inputs)
+        scales = [_scale_of(part, column, train, self.dataset.filled) for column in columns]
+        return train, aside, scale_of_columns(part.stored_inputs, scales)
 
 
 def open_data(
@@ -42,7 +203,7 @@ def open_data(
             like those of an NPZ file. Only the first rank of each host looks at it.
         comm: all ranks.
         validation: share of the training samples that is kept aside, 0 to below 1, the same from each class.
-            A source with a validation part of its own keeps that one.
+            A source with its own validation part keeps that one.
         seed: decides which samples are kept aside.
         options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
             `stream` (True, False or "auto") and `buffer` (MB) are for folders of NPY files: their inputs are
@@ -58,67 +219,143 @@ def open_data(
         BadOption: an option that cannot be used.
         UnknownName: no such built-in data set, file, factory or option.
     """
-    streamed = _streamed(data, options or {}, comm)
-    if streamed.wanted:
-        return open_streamed(streamed.given, comm, validation, seed, known)
-    data, options = streamed.data, streamed.options
-    return read_once(
-        comm, lambda: _divided(read_source(data, options, known), validation, seed), _STREAMED
-    ).dataset
+    return open_pool(data, comm, options, known).divided(comm, validation, seed)
 
 
-def _divided(
-    contents: Contents[Stored[Rows], Array], validation: float, seed: int
-) -> Contents[Stored[Rows], Array]:
-    """Return a data set whose validation part is some of the training samples, unless it has its own."""
-    inputs, targets = contents.parts["train"]
-    share = 0 if "validation" in contents.parts else validation
-    kept, aside = split(targets, share, seed, contents.classes)
-    if not len(aside):
-        return contents
+def open_pool(
+    data: object,
+    comm: Communicator,
+    options: Mapping[str, object] | None = None,
+    known: KnownClasses | None = None,
+) -> SamplePool:
+    """Read a data set into a pool (collective): once per host, into memory that the host's ranks share.
 
-    def some(numbers: Indices) -> tuple[Stored[Rows], Array]:
-        columns = [replace(column, rows=chosen(column.rows, numbers)) for column in columns_of(inputs)]
-        return in_place_of(inputs, columns), targets[numbers]
+    Args:
+        data: as for `open_data`; only the first rank of each host looks at it.
+        comm: all ranks.
+        options: likewise.
+        known: likewise.
 
-    return replace(contents, parts={**contents.parts, "train": some(kept), "validation": some(aside)})
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """The decision to stream the data: on all hosts, or on none.
-
-    Attributes:
-        wanted: whether they are.
-        given: the folder, if they can be.
-        data: what is to be read otherwise.
-        options: of that.
+    Raises:
+        UserError: as `open_data` does; on every rank the same.
     """
-
-    wanted: bool
-    given: Streamable | None
-    data: object
-    options: Mapping[str, object]
+    return _pooled(comm, lambda: read_source(data, options or {}, known))
 
 
-def _streamed(data: object, options: Mapping[str, object], comm: Communicator) -> _Choice:
-    """Decide whether data are streamed (collective); only the first rank of each host looks at them."""
-    given: Streamable | UserError | None = None
+def open_inputs(
+    data: object, comm: Communicator, options: Mapping[str, object], part: str | None = None
+) -> DataSet:
+    """Open the inputs of a part of a data set as a training part, whose targets are 0 (collective).
+
+    Args:
+        data: as for `open_data`; only the first rank of each host looks at it.
+        comm: all ranks.
+        options: likewise.
+        part: "train", "validation" or "test"; None: the test part, or the only one.
+
+    Raises:
+        UserError: as `open_data` does; on every rank the same.
+    """
+    return _pooled(comm, lambda: read_inputs(data, options, part)).dataset
+
+
+def _pooled(comm: Communicator, read: Callable[[], ReadData]) -> SamplePool:
+    found: list[ReadData] = []
+
+    def look() -> SamplePool:
+        contents = read()
+        outline = SamplePool.outline(contents)
+        outline.refuse_too_large()
+        found.append(contents)
+        return outline
+
+    outline = agreed(comm, look)
+    pool = outline.laid(comm.node.shared(outline.nbytes, dtype=torch.uint8))
+    for contents in found:
+        pool.fill(contents)
+    comm.node.barrier()  # The leader has filled it.
+    return pool
+
+
+def agreed(
+    comm: Communicator, look: Callable[[], T], what: str = "data", about: Callable[[T], object] = repr
+) -> T:
+    """Return what the first rank of this host has found (collective).
+
+    Args:
+        comm: all ranks.
+        look: called by the first rank of each host.
+        what: it looks at, for messages.
+        about: what must be the same on all hosts.
+
+    Raises:
+        UserError: a look ended with it; on every rank the first one.
+        BadData: two hosts have found different things.
+    """
+    found: T | UserError | None = None
     if comm.node.rank == 0:
         try:
-            data = local_copy(data)
-            given = streamable(data, options)
-            options = without_stream(data, options)
+            found = look()
         except UserError as error:
-            given = error
-    said = None if given is None else given.wanted if isinstance(given, Streamable) else given
-    told = cast("list[bool | UserError | None]", comm.all_gather_objects(said))
-    for one in told:
+            found = error  # the host's other ranks wait for it
+    known = cast("T | UserError", comm.node.broadcast_object(found))
+    every = comm.all_gather_objects(known if isinstance(known, UserError) else about(known))
+    for rank, one in enumerate(every):
         if isinstance(one, UserError):
             raise one
-    return _Choice(True in told, cast("Streamable | None", given), data, options)
+        if one != every[0]:
+            raise BadData(
+                f"the hosts read different {what}: rank {rank} has others than rank 0; copy the same files "
+                "to every host"
+            )
+    return cast("T", known)
 
 
-_STREAMED: Final = (
-    "write it as NPY files by: tutti data convert DATA NEW, and give --data NEW: such a folder is streamed"
-)
+def _meta(rows: Rows, dtype: np.dtype[np.generic] | None = None) -> Tensor:
+    """Return a tensor without memory of the shape and type in which rows are kept."""
+    kept = torch.from_numpy(np.empty(0, dtype or stored_dtype(rows))).dtype
+    return torch.empty(rows.shape, dtype=kept, device="meta")
+
+
+def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) -> Scale:
+    """Return the scale of an input from some training samples."""
+    if column.values is None and column.rows.dtype == torch.uint8:
+        if isinstance(part, StreamedPart):
+            return pixel_scale(part.source.files.__getitem__, part.thinned(train))
+        return pixel_scale(column.rows.numpy().__getitem__, train)
+    if filled and column.values is None and column.rows.is_floating_point():
+        return mean_scale(column.rows.numpy(), train)
+    return Scale()
+
+
+def _write(memory: Tensor, rows: Rows) -> None:
+    found = memory.numpy()
+    for start, chunk in chunks_of(rows):
+        found[start : start + len(chunk)] = chunk
+
+
+def _room(tensor: Tensor) -> int:
+    """The bytes of a tensor and of the gap after it."""
+    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _fingerprint(inputs: Stored[Rows], targets: Array) -> str:
+    """Return what tells samples from others: their shapes, all targets and some inputs."""
+    some = np.linspace(0, len(targets) - 1, min(len(targets), PROBED)).astype(np.int64)
+    columns = columns_of(inputs)
+    shapes = [rows.shape for column in columns for rows in (column.rows, column.values) if rows is not None]
+    found = hashlib.sha256(repr((*shapes, targets.shape)).encode())
+    if isinstance(inputs, Columns):
+        found.update(repr(inputs.names).encode())
+    for array in (targets, *(array for column in columns for array in _some_of(column, some))):
+        kept = np.dtype(np.float32) if array.dtype.kind == "f" else stored_dtype(array)
+        found.update(np.ascontiguousarray(array, kept).tobytes())
+    return found.hexdigest()
+
+
+def _some_of(column: Column[Rows], some: Indices) -> Iterator[Array]:
+    rows = column.rows[some]
+    yield rows
+    if column.values is not None:
+        for start, length in rows:
+            yield column.values[start : start + length]

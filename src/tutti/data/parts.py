@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -29,12 +29,14 @@ from tutti.data.columns import (
     padded,
 )
 from tutti.records.shapes import Shape
-from tutti.replica import stretch_like
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 PIXEL_MAX = 255.0
 """The divisor of uint8 inputs, so that means and deviations are those of pixels between 0 and 1."""
 
-PROBED: Final = 1000
+PROBED: Final = 100
 """Samples of a part whose inputs are looked at to tell data sets apart."""
 
 
@@ -122,6 +124,17 @@ class Part:
     def __len__(self) -> int:
         return len(self.stored_targets if self.rows is None else self.rows)
 
+    def order(self, seed: int, epoch: int) -> Tensor:
+        """Return the order in which an epoch takes the samples: their positions, int64."""
+        return torch.randperm(len(self), generator=epoch_generator(seed, epoch))
+
+    def expect(self, order: Tensor, start: int) -> None:
+        """Prepare for reading the samples of an epoch's order from position `start` on."""
+
+    def waited_s(self) -> Mapping[str, float]:
+        """Return the seconds that this rank has waited for files since the last call, by stage."""
+        return {}
+
     def take(self, indices: Tensor) -> tuple[Inputs, Tensor]:
         """Copy the inputs, as the model sees them, and the targets of some samples.
 
@@ -155,7 +168,12 @@ class Part:
     @property
     def inputs(self) -> Stored[Tensor]:
         """The inputs of its samples, as they are stored: a copy, if it has rows."""
-        return self._stored(self.rows)
+        return self.stored_inputs if self.rows is None else self._inputs_of(self.rows)
+
+    def _inputs_of(self, rows: Tensor) -> Stored[Tensor]:
+        columns = columns_of(self.stored_inputs)
+        some = [replace(column, rows=column.rows.index_select(0, rows)) for column in columns]
+        return in_place_of(self.stored_inputs, some)
 
     @property
     def targets(self) -> Tensor:
@@ -176,20 +194,12 @@ class Part:
         return self.stored_targets.device
 
     def stretch(self, positions: slice) -> Part:
-        """Return the part of the samples at some positions, whose tensors are storages of their own.
-
-        A view would be pickled with all that it is a view of.
-        """
-        rows = None if self.rows is None else self.rows[positions]
-
-        def stretched(stored: Tensor) -> Tensor:
-            return _stretch(stored, positions) if rows is None else stored.index_select(0, rows)
-
-        columns = (
-            alone(replace(column, rows=stretched(column.rows))) for column in columns_of(self.stored_inputs)
-        )
-        inputs = in_place_of(self.stored_inputs, columns)
-        return Part(inputs, stretched(self.stored_targets), self.scale)
+        """Return a copy of the samples at some positions, as a view would be pickled with all others."""
+        every = torch.arange(len(self.stored_targets), device=self.device) if self.rows is None else self.rows
+        some = every[positions]
+        inputs = self._inputs_of(some)
+        copied = in_place_of(inputs, [alone(column) for column in columns_of(inputs)])
+        return Part(copied, self.stored_targets.index_select(0, some), self.scale)
 
     def fingerprint(self) -> str:
         """Return what tells its samples from others: their shapes, all targets and some inputs."""
@@ -221,32 +231,26 @@ class Part:
             device: such as "cuda".
             copied: copies the tensors that other parts may see, too; None: each is copied.
         """
-        copied = copied or (lambda stored: stored.to(device))
-        return Part(
-            in_place_of(
-                self.stored_inputs, [column.changed(copied) for column in columns_of(self.stored_inputs)]
-            ),
-            copied(self.stored_targets),
-            self.scale.on(device),
-            None if self.rows is None else self.rows.to(device),
-        )
+        moved = self.changed(copied or (lambda stored: stored.to(device)))
+        return moved.with_rows(None if self.rows is None else self.rows.to(device), self.scale.on(device))
+
+    def with_rows(self, rows: Tensor | None, scale: Scale) -> Part:
+        """Return the part of other stored samples, with a scale."""
+        return replace(self, rows=rows, scale=scale)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Part:
+        """Return the part with other tensors in place of those in `tensors`."""
+        columns = [column.changed(change) for column in columns_of(self.stored_inputs)]
+        inputs = in_place_of(self.stored_inputs, columns)
+        return replace(self, stored_inputs=inputs, stored_targets=change(self.stored_targets))
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors that its inputs are stored in."""
+        """Yield all tensors in memory that samples are stored in."""
         for column in columns_of(self.stored_inputs):
-            yield column.rows
             if column.values is not None:
                 yield column.values
-
-    def _stored(self, rows: Tensor | None) -> Stored[Tensor]:
-        """Return the inputs of some stored samples: a copy, unless they are all."""
-        if rows is None:
-            return self.stored_inputs
-        columns = (
-            replace(column, rows=column.rows.index_select(0, rows))
-            for column in columns_of(self.stored_inputs)
-        )
-        return in_place_of(self.stored_inputs, columns)
+            yield column.rows
+        yield self.stored_targets
 
 
 def shape_of(stored: Stored[Tensor]) -> Shape:
@@ -268,12 +272,6 @@ def column_shape(column: Column[Tensor]) -> tuple[int, ...]:
 def scale_of_columns(stored: object, scales: Sequence[Scale]) -> Scale:
     """Return the scale of inputs from those of their columns."""
     return Scale(each=tuple(scales)) if isinstance(stored, Columns) else scales[0]
-
-
-def _stretch(samples: Tensor, positions: slice) -> Tensor:
-    each = samples[:1].numel()
-    span = slice(positions.start * each, positions.stop * each)
-    return stretch_like(samples.view(-1), span, samples[positions])
 
 
 @dataclass(frozen=True)
@@ -313,8 +311,7 @@ class DataSet:
     @property
     def nbytes(self) -> int:
         """The memory that its parts take, in bytes; what several see counts once."""
-        tensors = [tensor for part in self.parts for tensor in (*part.tensors(), part.stored_targets)]
-        return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
+        return sum({id(one): one.nbytes for part in self.parts for one in part.tensors()}.values())
 
     def with_parts(self, change: Callable[[Part], Part]) -> DataSet:
         """Return it with each part changed, in the order of `parts`."""
@@ -324,11 +321,24 @@ class DataSet:
 
     def on(self, device: str) -> DataSet:
         """Copy it to the memory of a device, such as "cuda"; what several parts see is copied once."""
-        copies: dict[int, Tensor] = {}
-
-        def copied(stored: Tensor) -> Tensor:
-            if id(stored) not in copies:
-                copies[id(stored)] = stored.to(device)
-            return copies[id(stored)]
-
+        copied: Callable[[Tensor], Tensor] = once(lambda stored: stored.to(device))
         return self.with_parts(lambda part: part.on(device, copied))
+
+
+def once(change: Callable[[T], U]) -> Callable[[T], U]:
+    """Return a function that changes an object when it is first seen; later the result is the same object."""
+    seen: dict[int, tuple[T, U]] = {}
+
+    def changed(one: T) -> U:
+        if id(one) not in seen:
+            seen[id(one)] = one, change(one)
+        return seen[id(one)][1]
+
+    return changed
+
+
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """Return the random numbers of an epoch."""
+    # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
+    mixed = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
-
-_GAP: Final = 64
-"""Samples between two that are wanted: as many are rather read along than left out by another reading."""
 
 
 class StoredRows:
@@ -24,17 +22,12 @@ class StoredRows:
         shape: the number of samples, and the shape of one.
         dtype: the type of a value.
         read: returns the samples from one number up to another, which is not among them.
-        most: the most samples that are to be read at once when single ones are wanted.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        read: Callable[[int, int], Array],
-        most: int = 1 << 14,
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], read: Callable[[int, int], Array]
     ) -> None:
-        self.shape, self.dtype, self._read, self._most = shape, np.dtype(dtype), read, most
+        self.shape, self.dtype, self._read = shape, np.dtype(dtype), read
 
     @property
     def ndim(self) -> int:
@@ -44,10 +37,7 @@ class StoredRows:
     @property
     def size(self) -> int:
         """The number of values."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -58,9 +48,9 @@ class StoredRows:
             start, stop, step = wanted.indices(len(self))
             return self._read(start, max(start, stop))[::step]
         found = np.empty((len(wanted), *self.shape[1:]), self.dtype)
-        for at in _runs(wanted, self._most):
-            first, last = int(wanted[at.start]), int(wanted[at.stop - 1])
-            found[at] = self._read(first, last + 1)[wanted[at] - first]
+        for run in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(wanted) != 1) + 1):
+            if len(run):
+                found[run] = self._read(int(wanted[run[0]]), int(wanted[run[-1]]) + 1)
         return found
 
     def changed(self, shape: tuple[int, ...], change: Callable[[Array], Array]) -> StoredRows:
@@ -71,7 +61,7 @@ class StoredRows:
             change: what is done to some of them.
         """
         return StoredRows(
-            (len(self), *shape), self.dtype, lambda start, stop: change(self._read(start, stop)), self._most
+            (len(self), *shape), self.dtype, lambda start, stop: change(self._read(start, stop))
         )
 
 
@@ -112,27 +102,3 @@ def chosen(rows: Rows, numbers: Indices) -> Rows:
     return StoredRows(
         (len(numbers), *rows.shape[1:]), rows.dtype, lambda start, stop: rows[numbers[start:stop]]
     )
-
-
-def piece(rows: Rows, start: int, stop: int) -> Rows:
-    """Return the samples from one number up to another, as far as there are some; nothing is copied yet."""
-    stop = min(stop, len(rows))
-    if isinstance(rows, np.ndarray):
-        return rows[start:stop]
-    return StoredRows(
-        (stop - start, *rows.shape[1:]), rows.dtype, lambda low, high: rows[start + low : start + high]
-    )
-
-
-def _runs(wanted: Indices, most: int) -> list[slice]:
-    """The stretches of ascending numbers that are read at once."""
-    runs, start = [], 0
-    for at in range(1, len(wanted) + 1):
-        if (
-            at == len(wanted)
-            or not 0 <= wanted[at] - wanted[at - 1] <= _GAP
-            or wanted[at] - wanted[start] >= most
-        ):
-            runs.append(slice(start, at))
-            start = at
-    return runs

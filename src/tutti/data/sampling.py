@@ -8,12 +8,14 @@ drawn           0.41 ──► sample 1       from a generator of (seed, epoch),
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tutti.data.arrays import as_array
+from tutti.data.formats.npy import read_npy
 from tutti.data.parts import Part
 from tutti.data.targets import NO_LABEL
 from tutti.errors import BadData, BadOption
@@ -31,12 +33,13 @@ def chances_of(given: object, part: Part) -> Tensor:
         part: the samples to train on; where it is not all of the source's, it has rows.
 
     Raises:
-        BadOption: balanced where the targets are no classes, or the file cannot be read.
-        BadData: there are not as many weights as samples, or they cannot be used.
+        BadOption: balanced where the targets are no classes.
+        BadData: the file cannot be read, or its weights cannot be used.
     """
     if isinstance(given, str) and given == BALANCED:
         return _balanced(part.targets.cpu())
-    weights = torch.as_tensor(np.asarray(_read(given) if isinstance(given, str) else given, dtype=np.float64))
+    values = read_npy(Path(given)) if isinstance(given, str) else given
+    weights = torch.from_numpy(np.array(as_array(values, "weights"), np.float64))
     count = len(part.stored_targets)
     if weights.shape != (count,):
         raise BadData(
@@ -54,28 +57,12 @@ def chances_of(given: object, part: Part) -> Tensor:
 
 
 def draw(cumulated: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw as many samples as there are, with replacement.
-
-    Args:
-        cumulated: the sums of the weights up to each sample, of shape (samples,), float64.
-        generator: of random numbers.
-
-    Returns:
-        Positions, int64.
-    """
+    """Draw positions with replacement, a number for each sample, by the sums of weights up to each."""
     return found_at(cumulated, torch.rand(len(cumulated), generator=generator, dtype=torch.float64))
 
 
 def found_at(cumulated: Tensor, points: Tensor) -> Tensor:
-    """Return the samples that numbers from 0 to below 1 stand for.
-
-    Args:
-        cumulated: as for `draw`.
-        points: the numbers, float64, of any shape.
-
-    Returns:
-        Positions, int64, of that shape.
-    """
+    """Return the positions, int64, that numbers from 0 to below 1 stand for, by the sums of weights."""
     # The first whose sum is above the point: none with weight 0. A point may be rounded up to the whole sum.
     last = torch.searchsorted(cumulated, cumulated[-1])
     return torch.searchsorted(cumulated, points * cumulated[-1], right=True).minimum(last)
@@ -94,18 +81,3 @@ def _balanced(targets: Tensor) -> Tensor:
     weights = (1 / counts.double()).where(found != NO_LABEL, 0.0)
     mine: Tensor = weights[numbers]
     return mine
-
-
-def _read(path: str) -> Any:
-    file = Path(path)
-    if not file.is_file():
-        raise BadOption(
-            f"--sampling is '{path}', and there is no such file; give balanced, or an NPY file with a weight "
-            "for each training sample"
-        )
-    try:
-        return np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise BadOption(
-            f"the weights in {path} cannot be read ({error}); write them with numpy.save"
-        ) from error

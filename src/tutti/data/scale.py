@@ -1,8 +1,8 @@
-"""The scale of inputs, from the training samples: of 8-bit ones exact, whatever the order of the samples."""
+"""The scale of inputs, from the training samples: exact for 8-bit ones, in any order of the samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from tutti.data.rows import Array, Indices
 
 
 def pixel_sums(inputs: Array) -> NDArray[np.int64]:
-    """Return the sum of the values of each sample and that of their squares, of shape (samples, channels, 2).
+    """Return the sums of the values and of the squares of each sample, of shape (samples, channels, 2).
 
     Args:
         inputs: 8-bit, of shape (samples, ...); of four dimensions, the second is the channel.
@@ -26,11 +26,26 @@ def pixel_sums(inputs: Array) -> NDArray[np.int64]:
     return sums
 
 
+def pixel_scale(read: Callable[[Indices], Array], rows: Indices) -> Scale:
+    """Return the scale of 8-bit inputs.
+
+    Args:
+        read: returns some samples, as for `pixel_sums`.
+        rows: the samples that decide it.
+    """
+    step = samples_per_chunk(read(rows[:1]))
+    total, count = np.zeros((1, 2), np.int64), 0
+    for start in range(0, len(rows), step):
+        chunk = np.ascontiguousarray(read(rows[start : start + step]))
+        total, count = total + pixel_sums(chunk).sum(0), count + chunk.size // _channels(chunk)
+    return scale_of(total, count)
+
+
 def scale_of(total: NDArray[np.int64] | NDArray[np.float64], count: int) -> Scale:
     """Return the scale of inputs.
 
     Args:
-        total: the sum of the values of each channel and that of their squares, of shape (channels, 2).
+        total: the sums of the values and of the squares of each channel, of shape (channels, 2).
         count: the number of values of one channel.
     """
     mean, squares = total.T / count

@@ -22,22 +22,22 @@ import numpy as np
 from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
-from tutti.data.contents import Contents, contents_of
-from tutti.data.formats import OF_ALL, format_of, read_path, takes_data_option
-from tutti.data.formats.parquet import are_parts, is_frame, read_frame, read_parts
+from tutti.data.contents import Contents, ReadData, contents_of
+from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
+from tutti.data.formats.arrow_tables import TABLE_OPTIONS, are_parts, is_frame, read_frame, read_parts
+from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
-from tutti.data.rows import Array, Rows, StoredRows, joined
-from tutti.data.streaming.options import without_stream
+from tutti.data.rows import Rows, StoredRows, joined
+from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
+from tutti.free_memory import free_bytes
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
 from tutti.records.untrusted import printable
 
 
-def read_source(
-    data: object, options: Mapping[str, object], known: KnownClasses | None = None
-) -> Contents[Stored[Rows], Array]:
+def read_source(data: object, options: Mapping[str, object], known: KnownClasses | None = None) -> ReadData:
     """Read and check a data set.
 
     Args:
@@ -53,48 +53,74 @@ def read_source(
         BadOption: an option that cannot be used.
         UnknownName: no such built-in data set, file, factory or option.
     """
-    contents, given, missing = _contents(data, without_stream(data, options))
+    contents, given, missing = _contents(data, dict(options))
     try:
-        return _checked(contents, given, missing, known)
+        return _with_targets(_checked(contents, missing), given, known)
     except (BadData, NotFinite) as error:
         if not isinstance(data, str | Path) or data in BUILT_IN or str(data) in str(error):
             raise
         raise type(error)(f"{data}: {error}") from error
 
 
-def _checked(
-    contents: Contents[object], given: int | None, missing: str, known: KnownClasses | None
-) -> Contents[Stored[Rows], Array]:
-    """Bring inputs and targets into the form in which they are kept."""
-    given_inputs = taken_apart({part: x for part, (x, _) in contents.parts.items()})
-    read = {
-        part: part_columns(
-            part,
-            [(given_inputs.label(part, number), one) for number, one in enumerate(given_inputs.parts[part])],
-            y,
-            missing,
-            contents.columns,
+def read_inputs(data: object, options: Mapping[str, object], part: str | None = None) -> ReadData:
+    """Read and check the inputs of a part, whether or not it has targets: all targets are 0.
+
+    Args:
+        data: as for `read_source`.
+        options: likewise; samples are not to be dropped.
+        part: "train", "validation" or "test"; None: the test part, or the only one.
+
+    Raises:
+        UserError: as `read_source` does.
+    """
+    contents, _, missing = _contents(data, dict(options), labelled=False)
+    if missing == "drop":
+        raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
+    only = next(iter(contents.parts)) if len(contents.parts) == 1 else None
+    wanted = part or only or "test"
+    # The only part of a file is called the training part, whatever it is for.
+    if wanted not in contents.parts:
+        raise BadData(
+            f"{contents.name} has no {wanted} part; it has: {', '.join(contents.parts)}. "
+            + ("Leave --part out" if only else "Choose one with --part")
         )
-        for part, (_, y) in contents.parts.items()
-    }
-    _refuse_other_kinds(given_inputs, {part: x for part, (x, *_) in read.items()})
-    inputs = _in_one_form(given_inputs, {part: x for part, (x, *_) in read.items()})
-    parts = {part: (inputs[part], y) for part, (_, y, _) in read.items()}
+    name = contents.name if only else f"{wanted} part of {contents.name}"
+    inputs, _ = contents.parts[wanted]
+    return _checked(replace(contents, name=name, parts={"train": (inputs, None)}), missing, "given")
+
+
+def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
+    """Bring inputs into the form in which they are kept."""
+    structure = taken_apart({part: x for part, (x, _) in contents.parts.items()})
+    streamed = contents.buffer_bytes > 0
+    read = {}
+    for part, (_, y) in contents.parts.items():
+        word = called or part
+        inputs = [(structure.label(word, at), one) for at, one in enumerate(structure.parts[part])]
+        targets = np.zeros(_samples(*inputs[0]), np.float32) if y is None else y
+        read[part] = part_columns(word, inputs, targets, missing, contents.columns, finite=not streamed)
+    columns = {part: x for part, (x, *_) in read.items()}
+    _refuse_other_kinds(structure, columns)
+    inputs_of = _in_one_form(structure, columns)
     train, _, kept = read["train"]
-    filled = missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train)
     groups = contents.groups
     if groups is not None:
         before = len(cast("Sized", contents.parts["train"][1]))
         if len(groups) != before:
             raise BadData(f"there are {len(groups):,} groups, but {before:,} samples; give one for each")
         groups = groups[kept]
-    arrays = replace(
-        Contents(printable(contents.name), parts, contents.classes, contents.labels),
+    return replace(
+        cast(ReadData, contents),
+        name=printable(contents.name),
+        parts={part: (inputs_of[part], y) for part, (_, y, _) in read.items()},
         columns=tuple(map(printable, contents.columns)),
-        filled=filled,
+        filled=missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train),
         groups=groups,
     )
-    found = with_checked_targets(arrays, given, known)
+
+
+def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | None) -> ReadData:
+    found = with_checked_targets(contents, given, known)
     _, first = found.parts["train"]
     for part, (_, targets) in found.parts.items():
         if targets.shape[1:] != first.shape[1:]:
@@ -136,32 +162,6 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
 
 
-def read_inputs(data: object, options: Mapping[str, object]) -> Contents[Stored[Rows], None]:
-    """Read and check the inputs of a data set, whether or not it has targets.
-
-    Args:
-        data: as for `read_source`.
-        options: likewise; samples are not to be dropped.
-
-    Raises:
-        UserError: as `read_source` does.
-    """
-    contents, _, missing = _contents(data, without_stream(data, options), labelled=False)
-    if missing == "drop":
-        raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
-    given = taken_apart({part: x for part, (x, _) in contents.parts.items()})
-    read: dict[str, tuple[Column[Rows], ...]] = {}
-    for part, inputs in given.parts.items():
-        called = part if len(given.parts) > 1 else "given"
-        several = [(given.label(called, number), one) for number, one in enumerate(inputs)]
-        targets = np.zeros(_samples(*several[0]), np.int8)  # One for each input is due.
-        read[part], *_ = part_columns(called, several, targets, missing, contents.columns)
-    if not given.single:
-        _refuse_other_kinds(given, read)
-    parts = {part: (inputs, None) for part, inputs in _in_one_form(given, read).items()}
-    return Contents(printable(contents.name), parts, columns=tuple(map(printable, contents.columns)))
-
-
 def _samples(what: str, value: object) -> tuple[int, ...]:
     """Return how many samples an input has, as a shape: none, if it is a single value."""
     if isinstance(value, Column):
@@ -185,7 +185,7 @@ def with_columns(data: object, options: Mapping[str, object], columns: Sequence[
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if not named or "columns" in found or made or not isinstance(data, str | Path):
         return found
-    if takes_data_option(Path(str(local_copy(data))).expanduser(), "columns"):
+    if "columns" in options_of(Path(str(local_copy(data))).expanduser()):
         found["columns"] = list(columns)
     return found
 
@@ -206,16 +206,15 @@ def _contents(
         check_named(data)
     data = local_copy(data)
     if isinstance(data, str | Path) and data not in BUILT_IN:
+        wanted, buffer_bytes, options = stream_options(options)
         path = Path(data).expanduser()
-        return read_path(path, {**options, "missing": missing}, labelled), classes, missing
-    if is_frame(data):
-        own: dict[str, object] = {"frame": data, "missing": missing, "labelled": labelled}
-        made = call_with_options(read_frame, options, "data", type(data).__name__, own, OF_ALL)
-        return cast("Contents[object]", made), classes, missing
-    if are_parts(data, bool(options)):
-        own = {"frames": data, "missing": missing, "labelled": labelled}
-        made = call_with_options(read_parts, options, "data", "pair of frames", own, OF_ALL)
-        return cast("Contents[object]", made), classes, missing
+        read = read_path(path, {**options, "missing": missing}, labelled)
+        streamed = _is_streamed(read, wanted, missing, path)
+        return replace(read, buffer_bytes=buffer_bytes if streamed else 0), classes, missing
+    if is_frame(data) or are_parts(data, options):
+        check_options(options, TABLE_OPTIONS, "the frame")
+        reader = read_frame if is_frame(data) else read_parts
+        return reader(data, {**options, "missing": missing}, labelled), classes, missing
     if options:
         raise UnknownName(
             "option",
@@ -228,6 +227,27 @@ def _contents(
         return BUILT_IN[data](), classes, missing
     name = "arrays" if isinstance(data, tuple | list | dict) else type(data).__name__
     return contents_of(data, name, "the data", labelled), classes, missing
+
+
+def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, path: Path) -> bool:
+    """Return whether the inputs stay in their files.
+
+    Raises:
+        BadOption: it is wanted and not possible.
+    """
+    inputs = [x for x, _ in contents.parts.values()]
+    if wanted is False:
+        return False
+    if missing != "error" or not all(isinstance(one, Mapped) for one in inputs):
+        if wanted:
+            raise BadOption(
+                f"--data.stream true is for folders of NPY files with one input and no missing values, which "
+                f"{path} is not; write one by: tutti data convert {path} NEW, then give --data NEW"
+            )
+        return False
+    free = free_bytes()
+    needed = sum(one.size * stored_dtype(one).itemsize for one in inputs if isinstance(one, Mapped))
+    return bool(wanted) or (free is not None and needed > MOST * free)
 
 
 def check_named(data: str) -> None:
@@ -246,7 +266,7 @@ def check_named(data: str) -> None:
     if not (data and path.exists()) and path.name == data and not path.suffix:
         BUILT_IN.check(data)
     if data not in BUILT_IN:
-        format_of(path).check(path)
+        format_of(path).files(path)
 
 
 def _missing(value: object) -> str:

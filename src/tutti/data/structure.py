@@ -17,42 +17,28 @@ from torch import Tensor
 
 from tutti.data.arrays import as_array
 from tutti.data.columns import LENGTHS, Column
-from tutti.data.rows import Array, Rows, StoredRows, joined, piece
+from tutti.data.rows import Array, Rows, StoredRows, chosen
 from tutti.errors import BadData
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Sequences of unequal length.
+def sequence_column(values: Rows, lengths: Array) -> Column[Rows]:
+    """Return sequences as they are kept.
 
-    Attributes:
-        values: of all of them, one after the other, of shape (values, ...).
+    Args:
+        values: of all sequences, one after the other, of shape (values, ...).
         lengths: of each, int64, of shape (samples,).
     """
+    return Column(
+        np.stack([lengths.cumsum() - lengths, lengths], axis=1), values, int(lengths.max(initial=0))
+    )
 
-    values: Rows
-    lengths: Array
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @classmethod
-    def of(cls, column: Column[Rows]) -> Sequences:
-        """Return the sequences of a column; the values of others may lie between theirs."""
-        assert column.values is not None, "they are sequences"
-        begins, lengths = np.asarray(column.rows[:], np.int64).T
-        breaks = np.flatnonzero(begins[1:] != begins[:-1] + lengths[:-1]) + 1
-        pieces = [
-            piece(column.values, int(begins[some[0]]), int(begins[some[-1]] + lengths[some[-1]]))
-            for some in np.split(np.arange(len(begins)), breaks)
-        ]
-        return cls(joined(pieces), lengths)
-
-    @property
-    def column(self) -> Column[Rows]:
-        """The sequences as they are kept."""
-        begins = self.lengths.cumsum() - self.lengths
-        return Column(np.stack([begins, self.lengths], axis=1), self.values, int(self.lengths.max(initial=0)))
+def values_and_lengths(column: Column[Rows]) -> tuple[Rows, Array]:
+    """Return what `sequence_column` makes a column of; the values of others may lie between its own."""
+    assert column.values is not None, "they are sequences"
+    spans = np.asarray(column.rows[:], np.int64)
+    wanted = np.concatenate([np.arange(begin, begin + length) for begin, length in spans])
+    return chosen(column.values, wanted), spans[:, 1]
 
 
 @dataclass(frozen=True)
@@ -87,45 +73,50 @@ def taken_apart(inputs: Mapping[str, object]) -> Structure:
         BadData: the parts have different inputs, or sequences differ in more than their lengths.
     """
     first_part, first = next(iter(inputs.items()))
-    names = _names(first)
-    parts = {}
+    names = tuple(_by_name(first))
+    parts: dict[str, list[Any]] = {}
     for part, value in inputs.items():
-        if _kind(value) != _kind(first) or set(_names(value)) != set(names):
+        found = _by_name(value)
+        if found.keys() != {*names}:
+            here, there = (", ".join(some) or "one input" for some in (found, names))
             raise BadData(
-                f"the {part} part has {_said(value)}, and the {first_part} part {_said(first)}; all parts "
-                "need the same inputs"
+                f"the {part} part has the inputs {here}, and the {first_part} part {there}; all parts need "
+                "the same inputs"
             )
-        if isinstance(value, Mapping):
-            found = [value[name] for name in names]
-        else:
-            found = [*value] if isinstance(value, tuple) and _is_several(value) else [value]
-        parts[part] = [_sequences(one, f"{part} inputs") for one in found]
-    numbers = {part: len(found) for part, found in parts.items()}
-    if len(set(numbers.values())) > 1:
-        raise BadData(
-            f"the parts have different numbers of inputs: {numbers}; all parts need the same inputs"
-        )
-    for number in range(numbers[first_part]):
-        if any(isinstance(found[number], Sequences) for found in parts.values()):
-            for part, found in parts.items():
-                found[number] = _as_sequences(found[number], f"{part} inputs")
-    single = _kind(first) == "one" and not isinstance(parts[first_part][0], Sequences)
-    kept = {
-        part: tuple(one.column if isinstance(one, Sequences) else one for one in found)
-        for part, found in parts.items()
-    }
-    return Structure(kept, names, single)
+        parts[part] = [_sequences(found[name], f"{part} inputs") for name in names]
+    for number in range(len(names)):
+        if any(isinstance(found[number], Column) for found in parts.values()):
+            for part, several in parts.items():
+                several[number] = _as_sequences(several[number], f"{part} inputs")
+    single = names == ("",) and not isinstance(parts[first_part][0], Column)
+    kept = {part: tuple(found) for part, found in parts.items()}
+    return Structure(kept, names if isinstance(first, Mapping) else (), single)
 
 
-def sequences(items: Sequence[object], what: str) -> Sequences:
-    """Return sequences, of which each is an array, a tensor or a list.
+def _by_name(value: object) -> dict[str, Any]:
+    """Return inputs by their names or positions; an only one is called ""."""
+    if isinstance(value, Mapping):
+        wrong = next((name for name in value if not (isinstance(name, str) and name.isidentifier())), None)
+        if wrong is not None or LENGTHS in value or not value:
+            raise BadData(
+                f"the inputs are called {', '.join(map(repr, value)) or 'nothing'}; give each a name of "
+                f"letters, digits and _, by which a model takes it, but not '{LENGTHS}', which is taken"
+            )
+        return dict(value)
+    kinds = (np.ndarray, Tensor, StoredRows, Column, list)
+    if isinstance(value, tuple) and value and all(isinstance(one, kinds) for one in value):
+        return {str(number): one for number, one in enumerate(value)}
+    return {"": value}  # a tuple of numbers or of tuples is an array
+
+
+def sequences(items: Sequence[object], what: str) -> Column[Rows]:
+    """Return sequences: each is an array, a tensor or a list.
 
     Raises:
         BadData: they differ in more than their lengths.
     """
     arrays = [as_array(one, what) for one in items]
-    lengths = np.array([len(one) if one.ndim else -1 for one in arrays], dtype=np.int64)
-    # Nothing has no shape and no type of its own.
+    # An empty list has neither a shape nor a type.
     template = next((one for one in arrays if one.ndim and len(one)), arrays[0])
     for number, one in enumerate(arrays):
         if one.ndim == 0 or (len(one) and one.shape[1:] != template.shape[1:]):
@@ -134,47 +125,7 @@ def sequences(items: Sequence[object], what: str) -> Sequences:
                 "first; sequences may differ in their first size alone"
             )
     values = np.concatenate([one for one in arrays if len(one)] or [template])
-    return Sequences(values, lengths)
-
-
-def _names(value: object) -> tuple[str, ...]:
-    if not isinstance(value, Mapping):
-        return ()
-    if not value:
-        raise BadData("the inputs are an empty dict; give at least one input")
-    wrong = next((name for name in value if not (isinstance(name, str) and name.isidentifier())), None)
-    if wrong is not None:
-        raise BadData(
-            f"an input is called {wrong!r}, and a model takes inputs by their names as keywords; give it a "
-            "name of letters, digits and _"
-        )
-    if LENGTHS in value:
-        raise BadData(
-            f"an input is called '{LENGTHS}': a model gets the lengths of sequences by this name; give the "
-            "sequences unpadded as lists, whose lengths are known, or call the input otherwise"
-        )
-    return tuple(value)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "named"
-    return "several" if _is_several(value) else "one"
-
-
-def _is_several(value: object) -> bool:
-    """Tell whether a value is a tuple of inputs; a tuple of numbers or of tuples is an array."""
-    return (
-        isinstance(value, tuple)
-        and bool(value)
-        and all(isinstance(one, np.ndarray | Tensor | StoredRows | Sequences | list) for one in value)
-    )
-
-
-def _said(value: object) -> str:
-    if isinstance(value, Mapping):
-        return f"the inputs {', '.join(map(str, value))}"
-    return f"{len(value)} inputs" if _is_several(value) and isinstance(value, tuple) else "one input"
+    return sequence_column(values, np.array([len(one) for one in arrays], dtype=np.int64))
 
 
 def _sequences(value: object, what: str) -> object:
@@ -182,19 +133,18 @@ def _sequences(value: object, what: str) -> object:
     if isinstance(value, Tensor) and value.is_nested:
         return sequences(value.unbind(), what)
     objects = isinstance(value, np.ndarray) and value.dtype == object
-    if not isinstance(value, list | np.ndarray) or not (objects or isinstance(value, list)):
+    if not objects and not isinstance(value, list):
         return value
-    items: list[Any] = [*value]
+    items: list[Any] = [*value]  # type: ignore[misc]
     if not items or not all(isinstance(one, list | tuple | np.ndarray | Tensor) for one in items):
         return value
     if any(isinstance(one, np.ndarray | Tensor) and one.ndim == 0 for one in items):
         return value
-    unequal = len({len(one) for one in items}) > 1
-    return sequences(items, what) if unequal or isinstance(value, np.ndarray) else value
+    return sequences(items, what) if objects or len({len(one) for one in items}) > 1 else value
 
 
-def _as_sequences(value: object, what: str) -> Sequences:
-    if isinstance(value, Sequences):
+def _as_sequences(value: object, what: str) -> Column[Rows]:
+    if isinstance(value, Column):
         return value
     array: Array = value[:] if isinstance(value, StoredRows) else as_array(value, what)
     return sequences([*array], what)

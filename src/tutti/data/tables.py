@@ -1,26 +1,18 @@
-"""Tables: which columns are inputs and which are targets, and values that are missing."""
+"""Tables: which columns are inputs and which are targets."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tutti.data.arrays import float_dtype
 from tutti.data.items import TARGET_WORDS
-from tutti.data.rows import Array
 from tutti.errors import BadData, BadOption
 
 ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that stand for a missing value, in lower case."""
-
-MOST_NAME: Final = 256
-"""The longest text that is the name of a class: with each text goes room for the longest."""
 
 _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 """The names of an index that had none, in Parquet files and in CSV files that were read and written again."""
@@ -30,57 +22,51 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Choice:
-    """The columns of a table that are used, by their positions; `group` is None without groups."""
+    """The names of the columns of a table that are used; `group` is None without groups."""
 
-    inputs: tuple[int, ...]
-    targets: tuple[int, ...]
-    group: int | None = None
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    group: str | None = None
 
 
-def choose(
-    names: Sequence[str],
-    target: object,
-    columns: object,
-    what: str,
-    labelled: bool = True,
-    group: object = None,
-) -> Choice:
+def choose(names: Sequence[str], options: Mapping[str, Any], what: str, labelled: bool = True) -> Choice:
     """Choose the columns of a table.
 
     Args:
         names: of its columns.
-        target: the name or the position of the target, or several; None: the one whose name says it.
-        columns: those of the inputs; None: all others, but for the index of a frame.
+        options: "target", the name or the position of a column, or several; without it the one whose name
+            says it. "columns", those of the inputs; without it all others but the index of a frame. "group",
+            the column by which samples are grouped, which is no input.
         what: the table, for messages.
         labelled: whether there must be a target; without, it is no input where the table has it, nor read.
-        group: the column by which samples are grouped, which is no input; None: there is none.
 
     Raises:
         BadData: there is no such column, or none that can be taken for the target.
         BadOption: a column is input and target at once, or is given twice.
     """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadData(f"{what} has two columns called '{twice}'; give them different names")
+    target, columns, group = (options.get(name) for name in ("target", "columns", "group"))
     if target is None:
-        named = [at for at, name in enumerate(names) if name.strip().lower() in TARGET_WORDS]
-        if len(named) != 1 and labelled:
-            found = "no column" if not named else "several columns"
+        targets = tuple(name for name in names if name.strip().lower() in TARGET_WORDS)
+        if len(targets) != 1 and labelled:
+            found = "no column" if not targets else "several columns"
             raise BadData(
                 f"{what} has {found} with a name such as 'target' or 'label': say which column is to be "
                 f"predicted by --data.target NAME; its columns are {_listed(names)}"
             )
-        targets = tuple(named)
     else:
-        targets = _positions(names, target, "target", what)
-    grouped = None if group is None else _grouping(names, str(group))
-    if group is not None and grouped is None and labelled:  # what is to be predicted may lack it
-        grouped = _position(names, str(group), "--group-by", what)
+        targets = _named(names, target, "--data.target", what)
+    if group is not None and (labelled or str(group) in names):  # what is to be predicted may lack it
+        (group,) = _named(names, str(group), "--group-by", what)
     if columns is None:
-        left_out = {*targets, grouped}
-        inputs = tuple(at for at in range(len(names)) if at not in left_out and not _counts_rows(names[at]))
+        inputs = tuple(name for name in names if name not in (*targets, group) and not _counts_rows(name))
     else:
-        inputs = _positions(names, columns, "columns", what)
+        inputs = _named(names, columns, "--data.columns", what)
     if not inputs:
         raise BadData(f"{what} has no column but the target; add columns that it is to be predicted from")
-    if grouped in inputs:
+    if group in inputs:
         raise BadOption(
             f"samples are grouped by the column '{group}', and it is an input, too, though no group is met "
             "again; leave it out of --data.columns"
@@ -89,83 +75,36 @@ def choose(
         return Choice(inputs, ())
     both = sorted({*inputs} & {*targets})
     if both:
-        raise BadOption(f"the column '{names[both[0]]}' is input and target at once; leave it out of one")
-    return Choice(inputs, targets, grouped)
-
-
-def _grouping(names: Sequence[str], name: str) -> int | None:
-    """Return the position of a column by which samples are grouped, if it is there once."""
-    found = [at for at, one in enumerate(names) if one == name]
-    if not found and re.fullmatch(r"-?\d{1,9}", name) and -len(names) <= int(name) < len(names):
-        return int(name) % len(names)
-    return found[0] if len(found) == 1 else None
-
-
-def groups_of(column: Column, kept: NDArray[np.bool_], what: str) -> Array:
-    """Return the groups of the rows of the table `what` that are kept.
-
-    Raises:
-        BadData: one of them has no group, or a list in its place.
-    """
-    lacking = column.absent & kept
-    if lacking.any():
-        raise BadData(
-            f"{what} has no value in row {int(lacking.argmax()) + 1:,} of the column '{column.name}', "
-            "by which samples are grouped; give each sample a group"
-        )
-    if column.values.ndim > 1:
-        raise BadData(
-            f"{what} has lists in '{column.name}'; give each sample a number or a text as its group"
-        )
-    return column.values[kept]
+        raise BadOption(f"the column '{both[0]}' is input and target at once; leave it out of one")
+    return Choice(inputs, targets, group)
 
 
 def _counts_rows(name: str) -> bool:
-    """Tell whether a column is the index of a frame, by the names that pandas gives it in files."""
+    """Return whether a column is the index of a frame, by the names that pandas gives it in files."""
     return name.strip() == "" or _INDEX.fullmatch(name) is not None
 
 
-def _positions(names: Sequence[str], given: object, option: str, what: str) -> tuple[int, ...]:
-    wanted = given if isinstance(given, list | tuple) else [given]
-    found = [_position(names, one, f"--data.{option}", what) for one in wanted]
+def _named(names: Sequence[str], given: object, option: str, what: str) -> tuple[str, ...]:
+    """Return the names of columns that are given by name or by position."""
+    found = []
+    for one in given if isinstance(given, list | tuple) else [given]:
+        if str(one) in names:
+            found.append(str(one))
+        elif isinstance(one, int) and not isinstance(one, bool) and -len(names) <= one < len(names):
+            found.append(names[one])
+        else:
+            near = difflib.get_close_matches(str(one), names, n=1, cutoff=0.5)
+            meant = f"did you mean '{near[0]}'? " if near else ""
+            raise BadData(f"{what} has no column '{one}' ({option}); {meant}its columns are {_listed(names)}")
     if not found or len({*found}) < len(found):
-        raise BadOption(f"--data.{option} names {'a column twice' if found else 'no column'}; give each once")
+        raise BadOption(f"{option} names {'a column twice' if found else 'no column'}; give each once")
     return tuple(found)
-
-
-def _position(names: Sequence[str], given: object, option: str, what: str) -> int:
-    name = str(given)
-    matches = [at for at, one in enumerate(names) if one == name]
-    if len(matches) > 1:
-        raise BadData(f"{what} has {len(matches)} columns called '{name}'; give them different names")
-    if matches:
-        return matches[0]
-    if isinstance(given, int) and not isinstance(given, bool) and -len(names) <= given < len(names):
-        return given % len(names)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = f"did you mean '{near[0]}'? " if near else ""
-    raise BadData(f"{what} has no column '{name}' ({option}); {meant}its columns are {_listed(names)}")
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(name[:40] for name in names[:_SHOWN]) + (
         f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
     )
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of targets.
-
-    Attributes:
-        name: of the column.
-        values: numbers, or texts.
-        absent: which of them are missing; what is in their place means nothing.
-    """
-
-    name: str
-    values: Array
-    absent: NDArray[np.bool_]
 
 
 def is_number(text: str) -> bool:
@@ -175,52 +114,3 @@ def is_number(text: str) -> bool:
     except ValueError:
         return text.strip().lower() in ABSENT
     return True
-
-
-def refuse_long_texts(texts: Iterable[str], name: str, what: str) -> None:
-    """Refuse targets that are too long for names of classes.
-
-    Raises:
-        BadData: with the first such text.
-    """
-    long = next((text for text in texts if len(text) > MOST_NAME), None)
-    if long is not None:
-        raise BadData(
-            f"the target '{name}' of {what} has a text of {len(long):,} letters, '{long[:40]}...', and the "
-            f"name of a class has {MOST_NAME} at most; choose another column by --data.target NAME"
-        )
-
-
-def targets_of(columns: Sequence[Column], missing: str, what: str) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the targets, and which rows are kept.
-
-    Args:
-        columns: one, or several numbers for each row.
-        missing: "drop" leaves out rows whose target is missing.
-        what: the table, for messages.
-
-    Raises:
-        BadData: a target is missing, or one of several is a text.
-    """
-    absent = np.logical_or.reduce([column.absent for column in columns])
-    if absent.any() and missing != "drop":
-        row = int(absent.argmax())
-        name = next(column.name for column in columns if column.absent[row])
-        others = int(absent.sum()) - 1
-        further = f", nor in {others:,} further {'row' if others == 1 else 'rows'}" if others else ""
-        raise BadData(
-            f"{what} has no value in row {row + 1:,} of the target '{name}'{further}; leave such rows out by "
-            "--data.missing drop"
-        )
-    for column in columns:
-        if len(columns) > 1 and column.values.dtype.kind not in "biuf":
-            raise BadData(
-                f"the target '{column.name}' of {what} holds texts, such as '{column.values[0]}'; several "
-                "targets must be numbers"
-            )
-    kept = ~absent
-    if len(columns) == 1:
-        return columns[0].values[kept], kept
-    whole = all(column.values.dtype.kind in "biu" for column in columns)
-    stacked = np.stack([column.values[kept] for column in columns], axis=1)
-    return stacked if whole else stacked.astype(float_dtype()), kept

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 from tutti.data.arrays import float_dtype, refuse_not_finite
-from tutti.data.columns import Stored
-from tutti.data.contents import Contents
-from tutti.data.rows import Array, Rows
+from tutti.data.contents import ReadData
+from tutti.data.rows import Array
 from tutti.errors import BadData
 
 NO_LABEL: Final = -100
 """The class number of a sample that has no label: torch's losses ignore it by default."""
-
-_MOST_CLASSES: Final = 1 << 24
-"""The most classes that a file may claim: a model has an output for each."""
-
-_BLOCK: Final = 1 << 16
-"""Texts that are sorted at a time."""
 
 _MANY = 1000
 """Integer targets that reach beyond this, and beyond ten times the samples, are amounts, not classes."""
@@ -42,8 +33,8 @@ class KnownClasses:
 
 
 def with_checked_targets(
-    contents: Contents[Stored[Rows], Array], given: int | None, known: KnownClasses | None = None
-) -> Contents[Stored[Rows], Array]:
+    contents: ReadData, given: int | None, known: KnownClasses | None = None
+) -> ReadData:
     """Decide whether the targets are classes or values, and check them.
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
@@ -66,27 +57,24 @@ def with_checked_targets(
         BadData: labels outside 0..classes-1, labels that are no whole numbers, or targets of another type.
         NotFinite: NaN or inf among float targets.
     """
-    classes = given if given is not None else contents.classes
-    if contents.classes is not None and not 0 < contents.classes <= _MOST_CLASSES:
-        raise BadData(f"{contents.name} says that it has {contents.classes:,} classes, which no data set has")
-    if known is not None:
-        classes = known.count if given is None else given
+    classes = given
+    if given is None:
+        classes = contents.classes if known is None else known.count
     flat = {part: _flattened(y, classes) for part, (_, y) in contents.parts.items()}
-    kinds = {values.dtype.kind for values in flat.values()}
-    if kinds <= {"U", "S"}:
-        return _named(contents, flat, classes) if known is None else _numbered(contents, flat, known)
     if known is not None and known.names and not contents.labels:
         # Names such as 1, 2 and A: data without the class A hold numbers.
-        named = {part: values.astype(str) for part, values in flat.items()}
-        if all(np.isin(values, known.names).all() for values in named.values()):
-            return _numbered(contents, named, known)
+        texts = {part: _as_texts(values) for part, values in flat.items()}
+        flat = texts if all(np.isin(values, known.names).all() for values in texts.values()) else flat
+    kinds = {values.dtype.kind for values in flat.values()}
+    if kinds <= {"U", "S"}:
+        named = _named(contents, flat, classes if known is None else None)
+        return named if known is None else _renumbered(named, known)
     for part, values in flat.items():
-        if values.dtype.kind not in "biuf":
+        if values.dtype.kind not in "biuf" or not values.size:
             raise BadData(
-                f"the {part} targets are of type {values.dtype}; give numbers, or texts in all parts"
+                f"the {part} targets are of type {values.dtype} and shape {values.shape}; give numbers, or "
+                "texts in all parts"
             )
-        if not values.size:
-            raise BadData(f"the {part} targets have the shape {values.shape}: there is nothing to learn")
         refuse_not_finite(f"{part} targets", values)
     amounts = "f" in kinds or known is not None or all(map(_several_flags, flat.values()))
     if classes is None and amounts:
@@ -94,70 +82,21 @@ def with_checked_targets(
         return _kept(contents, floats, None, ())
     whole = {part: _whole(part, values, classes) for part, values in flat.items()}
     if known is not None and known.names and contents.labels:
-        names = np.array(contents.labels)
         for part, values in whole.items():
             _refuse_outside(part, values, len(contents.labels), given=False)
-        absent = {part: values == NO_LABEL for part, values in whole.items()}
-        texts = {part: names[values.clip(0)] for part, values in whole.items()}
-        return _numbered(contents, texts, known, absent)
-    largest = max(int(values.max()) for values in whole.values())
-    if largest == NO_LABEL:
-        raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
-    expected = classes if classes is not None else max(largest + 1, len(contents.labels))
-    if known is not None and largest >= expected:
-        raise BadData(
-            f"{contents.name} has the class {largest}, but the model was trained on {expected} classes, "
-            "numbered from 0; give data of the same classes"
-        )
-    for part, values in whole.items():
-        _refuse_outside(part, values, expected, given=classes is not None)
-    if classes is None:
-        samples = sum(map(len, whole.values()))
-        if largest >= max(_MANY, 10 * samples):
-            raise BadData(
-                f"the targets are whole numbers up to {largest:,} for {samples:,} samples, which look like "
-                f"amounts, not classes; convert them to floats to approach them, or give --data.classes N"
-            )
-        _refuse_one_class(expected)
-        _refuse_unseen(whole, [str(number) for number in range(expected)])
+        return _renumbered(_kept(contents, whole, len(contents.labels), contents.labels), known)
+    expected = _number_of_classes(contents, whole, classes, known)
     return _kept(contents, whole, expected, contents.labels if len(contents.labels) == expected else ())
 
 
 def _kept(
-    contents: Contents[Stored[Rows], Array],
+    contents: ReadData,
     targets: dict[str, Array],
     classes: int | None,
     labels: tuple[str, ...],
-) -> Contents[Stored[Rows], Array]:
+) -> ReadData:
     parts = {part: (inputs, targets[part]) for part, (inputs, _) in contents.parts.items()}
     return replace(contents, parts=parts, classes=classes, labels=labels)
-
-
-def _refuse_one_class(classes: int) -> None:
-    if classes == 1:
-        raise BadData(
-            "all samples are of one class, so that there is nothing to tell apart; give other data, or "
-            "--data.classes N if there are classes without samples"
-        )
-
-
-def _refuse_unseen(targets: dict[str, Array], names: Sequence[str]) -> None:
-    """Refuse a class that no training sample has."""
-    # Samples without a label come last.
-    seen = np.zeros(len(names) + 1, dtype=bool)
-    for some in _blocks(targets["train"]):
-        seen[np.where(some < 0, len(names), some)] = True
-    seen[-1] = True
-    for part, values in targets.items():
-        if part == "train":
-            continue
-        unseen = ~seen[np.where(values < 0, len(names), values)]
-        if unseen.any():
-            raise BadData(
-                f"the {part} part has the class '{names[values[unseen][0]]}' in {int(unseen.sum()):,} of "
-                f"{values.size:,} samples, and the training part never; leave these samples out, or give "
-                "--data.classes N if that is meant to be"
-            )
 
 
 def _flattened(values: Array, classes: int | None) -> Array:
@@ -170,65 +109,79 @@ def _several_flags(values: Array) -> bool:
     return values.ndim == 2 and values.dtype.kind in "biu" and bool(((values == 0) | (values == 1)).all())
 
 
-def _named(
-    contents: Contents[Stored[Rows], Array], flat: dict[str, Array], classes: int | None
-) -> Contents[Stored[Rows], Array]:
-    for part, values in flat.items():
-        if values.ndim != 1:
-            raise BadData(f"the {part} targets are texts of shape {values.shape}; give one for each sample")
-    texts = {part: _as_texts(values) for part, values in flat.items()}
-    names = np.unique(
-        np.concatenate([np.unique(one) for values in texts.values() for one in _blocks(values)])
-    )
-    if classes is not None and classes < len(names):
-        raise BadData(f"the targets have {len(names)} different texts, but {classes} classes were asked for")
-    labels = tuple(str(name) for name in names)
-    if classes is None:
-        _refuse_one_class(len(labels))
-    parts: dict[str, Array] = {
-        part: np.concatenate([np.searchsorted(names, one) for one in _blocks(values)]).astype(np.int64)
-        for part, values in texts.items()
-    }
-    if classes is None:
-        _refuse_unseen(parts, labels)
-    return _kept(contents, parts, classes or len(labels), labels if classes in (None, len(labels)) else ())
-
-
 def _as_texts(values: Array) -> Array:
-    """Return texts of any kind as Python has them."""
-    if values.dtype.kind == "U":
-        return values
+    """Return texts of any kind as Python has them, and numbers in digits."""
+    if values.dtype.kind != "S":
+        return values.astype(np.str_, copy=False)
     decoded: Array = np.char.decode(values, "utf-8", "backslashreplace")
     return decoded
 
 
-def _blocks(values: Array) -> list[Array]:
-    """Cut texts into pieces: to sort them takes several times their room."""
-    return np.split(values, range(_BLOCK, len(values), _BLOCK))
-
-
-def _numbered(
-    contents: Contents[Stored[Rows], Array],
-    flat: dict[str, Array],
-    known: KnownClasses,
-    absent: Mapping[str, Array] = MappingProxyType({}),
-) -> Contents[Stored[Rows], Array]:
-    """Give the names of classes the numbers that a model knows, where no label is absent."""
-    numbers = {name: number for number, name in enumerate(known.names)}
-    found = {}
+def _named(contents: ReadData, flat: dict[str, Array], classes: int | None) -> ReadData:
+    """Number classes that are texts in sorted order."""
     for part, values in flat.items():
-        gone = absent.get(part, np.zeros(values.shape, dtype=bool))
-        names, at = np.unique(_as_texts(values)[~gone], return_inverse=True)
-        unknown = [str(name) for name in names if str(name) not in numbers]
-        if unknown:
+        if values.ndim != 1:
+            raise BadData(f"the {part} targets are texts of shape {values.shape}; give one for each sample")
+    texts = {part: _as_texts(values) for part, values in flat.items()}
+    names = np.unique(np.concatenate([np.unique(values) for values in texts.values()]))
+    if classes is not None and classes < len(names):
+        raise BadData(f"the targets have {len(names)} different texts, but {classes} classes were asked for")
+    labels = tuple(str(name) for name in names)
+    numbers = {part: np.searchsorted(names, values).astype(np.int64) for part, values in texts.items()}
+    return _kept(contents, numbers, classes or len(labels), labels if classes in (None, len(labels)) else ())
+
+
+def _renumbered(contents: ReadData, known: KnownClasses) -> ReadData:
+    """Give named classes the numbers that a model knows."""
+    numbers = {name: number for number, name in enumerate(known.names)}
+    places = np.array([numbers.get(name, -1) for name in contents.labels])
+    found = {}
+    for part, (_, values) in contents.parts.items():
+        found[part] = np.where(values == NO_LABEL, NO_LABEL, places[values.clip(0)])
+        unknown = values[found[part] == -1]
+        if unknown.size:
             trained = ", ".join(known.names) or ("numbers" if known.count else "amounts")
             raise BadData(
-                f"{contents.name} has the class '{unknown[0]}', but the model was trained on {trained}; give "
-                "data of the same classes"
+                f"{contents.name} has the class '{contents.labels[unknown[0]]}', but the model was trained "
+                f"on {trained}; give data of the same classes"
             )
-        found[part] = np.full(values.shape, NO_LABEL)
-        found[part][~gone] = np.array([numbers[str(name)] for name in names], np.int64)[at]
     return _kept(contents, found, known.count, known.names)
+
+
+def _number_of_classes(
+    contents: ReadData,
+    whole: dict[str, Array],
+    classes: int | None,
+    known: KnownClasses | None,
+) -> int:
+    """Return the number of classes of targets that are class numbers.
+
+    Raises:
+        BadData: they look like amounts, or a label is outside of the classes.
+    """
+    largest = max(int(values.max()) for values in whole.values())
+    if largest == NO_LABEL:
+        raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
+    expected = classes if classes is not None else max(largest + 1, len(contents.labels))
+    if known is not None and largest >= expected:
+        raise BadData(
+            f"{contents.name} has the class {largest}, but the model was trained on {expected} classes, "
+            "numbered from 0; give data of the same classes"
+        )
+    for part, values in whole.items():
+        _refuse_outside(part, values, expected, given=classes is not None)
+    samples = sum(map(len, whole.values()))
+    if classes is None and largest >= max(_MANY, 10 * samples):
+        raise BadData(
+            f"the targets are whole numbers up to {largest:,} for {samples:,} samples, which look like "
+            f"amounts, not classes; convert them to floats to approach them, or give --data.classes N"
+        )
+    if classes is None and expected == 1:
+        raise BadData(
+            "all samples are of one class, so that there is nothing to tell apart; give other data, or "
+            "--data.classes N if there are classes without samples"
+        )
+    return expected
 
 
 def _whole(part: str, values: Array, classes: int | None) -> Array:

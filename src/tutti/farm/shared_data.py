@@ -17,11 +17,9 @@ import torch
 
 from tutti.comm.base import Communicator
 from tutti.comm.shm.arena import Arena
-from tutti.data import DataSet
+from tutti.data import DataSet, SamplePool
 from tutti.data.arrays import keeping_doubles
-from tutti.data.pool import BY_NUMBER, FEWER, PoolOutline, SamplePool, refuse_too_large
 from tutti.data.sources import read_source
-from tutti.data.streaming.options import without_stream
 from tutti.errors import UserError
 from tutti.farm.messages import INDEX_BYTES, SharedPlace
 from tutti.launch.runtime_settings import give_back_memory
@@ -35,7 +33,7 @@ class _Lying(NamedTuple):
     """A data set in the arena: where it begins, and what it is."""
 
     offset: int
-    outline: PoolOutline
+    outline: SamplePool
 
 
 class SharedData:
@@ -48,7 +46,7 @@ class SharedData:
     def __init__(self, place: SharedPlace) -> None:
         self._arena, self._index = Arena.open(place.arena), place.table
         self._known: dict[str, _Lying] = {}
-        self._seen: dict[_Lying, SamplePool] = {}
+        self._seen: dict[int, SamplePool] = {}
 
     def open(self, recipe: Recipe, comm: Communicator) -> DataSet:
         """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was."""
@@ -76,18 +74,18 @@ class SharedData:
     def _read(self, recipe: Recipe, key: str) -> None:
         with seeded(data_seed(recipe.config)), keeping_doubles(recipe.config.precision == "fp64"):
             given, options = given_data(recipe)
-            contents = read_source(given, without_stream(given, options, BY_NUMBER))
-            outline = PoolOutline.of(contents)
-        refuse_too_large(outline.name, outline.nbytes, FEWER)
+            contents = read_source(given, options)
+            outline = SamplePool.outline(contents)
+        outline.refuse_too_large()
         self._known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
         self._pool(self._known[key]).fill(contents)
         self._write_index()
 
     def _pool(self, lying: _Lying) -> SamplePool:
-        if lying not in self._seen:
+        if lying.offset not in self._seen:
             memory = self._arena.tensor(lying.offset, (lying.outline.nbytes,), torch.uint8)
-            self._seen[lying] = lying.outline.laid(memory)
-        return self._seen[lying]
+            self._seen[lying.offset] = lying.outline.laid(memory)
+        return self._seen[lying.offset]
 
     def _read_index(self) -> dict[str, _Lying]:
         length = self._arena.words(self._index, 1)[0]

@@ -27,7 +27,7 @@ FILES: Final[Registry[Callable[[Path, object], nn.Module]]] = Registry(
 
 
 def names_file(spec: str) -> bool:
-    """Tell whether `spec` is the path of a file that holds a whole model, such as 'net.pt2'.
+    """Return whether `spec` is the path of a file that holds a whole model, such as 'net.pt2'.
 
     Reading it may run code.
     """
@@ -87,8 +87,8 @@ def build(
         spec: a name in `MODELS`, `package.module:factory`, `file.py:factory`, a factory itself, or a module,
             which is taken as it is. A factory is called with the options, and with `shape=` and `outputs=`
             where it has parameters of these names.
-        shape: of one input, without the batch, such as (1, 28, 28); of several that of each, by name or by
-            position.
+        shape: of one input, without the batch, such as (1, 28, 28); of several inputs the shape of each, by
+            name or by position.
         outputs: the numbers that the model gives for one input: the number of classes, or of targets.
         options: of the model, by name.
 
@@ -98,7 +98,6 @@ def build(
         BadModel: the model does not fit `shape`, or the factory returned something else than an `nn.Module`.
     """
     options = dict(options or {})
-    given = {"shape": shape if isinstance(shape, dict) else tuple(shape), "outputs": outputs}
     factory: object
     if isinstance(spec, str):
         factory = MODELS.load(spec)
@@ -119,14 +118,7 @@ def build(
                 "leave them out, or name a function that builds it"
             )
         return factory
-    for name in given.keys() & options.keys():
-        raise BadOption(f"option '{name}' of model '{spec}' follows from the data; leave it out")
-    taken = {name: value for name, value in given.items() if takes_option(factory, name)}
-    if "keras.src.utils.naming" in sys.modules:
-        # Keras numbers the layers of a process in their names, which are to be the same in every one.
-        # (Its public `clear_session` would forget what the user has set, too.)
-        sys.modules["keras.src.utils.naming"].reset_uids()
-    module = call_with_options(factory, options, "model", spec, taken)
+    module = _made(factory, spec, options, shape, outputs)
     _refuse_other_keras(module)
     if not isinstance(module, nn.Module):
         found = "nothing" if module is None else f"an object of type '{type(module).__name__}'"
@@ -137,6 +129,19 @@ def build(
 
         follow_mode(module)
     return module
+
+
+def _made(factory: object, spec: str, options: Mapping[str, Any], shape: Shape, outputs: int) -> object:
+    """Call a factory with the options, and with the shape and the outputs where it takes them."""
+    given = {"shape": shape if isinstance(shape, dict) else tuple(shape), "outputs": outputs}
+    for name in given.keys() & options.keys():
+        raise BadOption(f"option '{name}' of model '{spec}' follows from the data; leave it out")
+    if "keras.src.utils.naming" in sys.modules:
+        # Keras numbers the layers of a process in their names, which must be the same in each process.
+        # (Its public `clear_session` would forget the user's settings, too.)
+        sys.modules["keras.src.utils.naming"].reset_uids()
+    taken = {name: value for name, value in given.items() if takes_option(factory, name)}
+    return call_with_options(factory, options, "model", spec, taken)
 
 
 def _refuse_other_keras(given: object) -> None:

@@ -9,6 +9,9 @@ from torch import nn
 from tutti.models.fitting import as_maps, image_size, is_small, share, whole_numbers
 from tutti.registry import part
 
+CONVOLUTIONS = ((192, 5, True), (384, 3, False), (256, 3, False), (256, 3, True))
+"""Maps and size of the convolutions behind the first, and whether a pooling follows."""
+
 SMALLEST = 63
 """Height and width that leave one number of each map behind the third pooling."""
 
@@ -48,36 +51,22 @@ def alexnet(
     small = is_small(stem, shape)
     channels, _, _ = image_size("alexnet", shape, SMALLEST_SMALL if small else SMALLEST)
     dropped = share("dropout", dropout)
-    first = (
-        nn.Conv2d(channels, 64, kernel_size=3, padding=1)
-        if small
-        else nn.Conv2d(channels, 64, kernel_size=11, stride=4, padding=2)
-    )
     # On small images a padded pooling rounds up: 32, 16, 8, 4 and 28, 14, 7, 4.
-    rim = 1 if small else 0
-    features = nn.Sequential(
-        first,
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, stride=2, padding=rim),
-        nn.Conv2d(64, 192, kernel_size=5, padding=2),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, stride=2, padding=rim),
-        nn.Conv2d(192, 384, kernel_size=3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(384, 256, kernel_size=3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(256, 256, kernel_size=3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, stride=2, padding=rim),
-    )
+    pooling = nn.MaxPool2d(3, stride=2, padding=1 if small else 0)
+    first = nn.Conv2d(channels, 64, 3, padding=1) if small else nn.Conv2d(channels, 64, 11, 4, padding=2)
+    features, width = [first, nn.ReLU(inplace=True), pooling], 64
+    for maps, size, pooled in CONVOLUTIONS:
+        features += [nn.Conv2d(width, maps, size, padding=size // 2), nn.ReLU(inplace=True)]
+        features += [pooling] if pooled else []
+        width = maps
     side = 4 if small else 6
-    width, dense = 256 * side * side, list[nn.Module]()
+    width, dense = width * side * side, list[nn.Module]()
     for size in whole_numbers("hidden", hidden):
         dense += [nn.Dropout(dropped), nn.Linear(width, size), nn.ReLU(inplace=True)]
         width = size
     layers: dict[str, nn.Module] = {
         "maps": as_maps(shape),
-        "features": features,
+        "features": nn.Sequential(*features),
         "avgpool": nn.AdaptiveAvgPool2d(side),
         "flatten": nn.Flatten(),
         "classifier": nn.Sequential(*dense, nn.Linear(width, outputs)),

@@ -10,7 +10,7 @@ from torch import nn
 from tutti.errors import BadModel, BadOption, UnknownName
 
 SMALL: Final = 64
-"""Images with a side below so many pixels are small ones."""
+"""Images with a side below this number of pixels are small ones."""
 
 STEMS: Final = ("auto", "small", "large")
 """Values of the option 'stem' of networks for photographs."""
@@ -77,7 +77,7 @@ def choice(option: str, value: object, choices: Iterable[str]) -> str:
 
 
 def is_small(stem: object, shape: tuple[int, ...]) -> bool:
-    """Tell whether a network for photographs leaves out the first two of its five halvings.
+    """Return whether a network for photographs leaves out the first two of its five halvings.
 
     Args:
         stem: the option: "small", "large", or "auto": small for images with a side below 64 pixels.

@@ -20,7 +20,7 @@ def jets(
     f: object = (100, 100, 100),
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Build a particle flow network: F(sum of Phi(particle) over the particles), whatever their order.
+    """Build a particle flow network: F(sum of Phi(particle) over the particles), in any order.
 
     With three features and two outputs it has 82,458 parameters, as EnergyFlow's by default.
 

@@ -12,7 +12,7 @@ from tutti.models.fitting import share, whole_numbers
 from tutti.registry import part
 
 OTHERS = {"GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d", "Softmin", "Threshold"}
-"""Classes beside torch's activations that do not map each number by itself, or need options."""
+"""Classes among torch's activations that map several numbers at once, or need options."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name.lower(): getattr(activations, name) for name in activations.__all__ if name not in OTHERS

@@ -120,6 +120,6 @@ def normed_convolution(inputs: int, outputs: int, size: int, stride: int = 1, gr
 
 
 def in_eights(maps: float) -> int:
-    """Round to a multiple of 8, at least 8, which is no more than a tenth below `maps`."""
+    """Round to a multiple of 8, at least 8, and at most a tenth below `maps`."""
     rounded = max(8, int(maps + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * maps else rounded + 8

@@ -82,14 +82,14 @@ class Steps(nn.Module):
 
 
 def is_there(steps: Tensor, lengths: Tensor) -> Tensor:
-    """Tell which steps belong to their sequence, and which only pad it; an empty one has its first.
+    """Return which steps belong to their sequence and are no padding; an empty one has its first.
 
     Args:
         steps: of shape (n, longest, ...).
         lengths: of the sequences, of shape (n,).
 
     Returns:
-        Of shape (n, longest), true for those that belong to it.
+        Of shape (n, longest), true for steps that belong to it.
     """
     return torch.arange(steps.shape[1], device=steps.device) < lengths.to(steps.device).clamp(
         min=1

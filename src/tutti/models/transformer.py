@@ -164,7 +164,7 @@ def positions(vectors: Tensor) -> Tensor:
         vectors: of shape (n, length, width).
     """
     _, length, width = vectors.shape
-    # Steps beyond the 256th have no numbers of their own in 16 bits.
+    # In 16 bits the numbers of steps beyond the 256th are not exact.
     precise = torch.promote_types(vectors.dtype, torch.float32)
     steps = torch.arange(length, dtype=precise, device=vectors.device)
     even = torch.arange(0, width, 2, dtype=precise, device=vectors.device)

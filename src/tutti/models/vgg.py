@@ -40,18 +40,6 @@ def vgg11(
     return vgg("vgg11", (1, 1, 2, 2, 2), shape, outputs, batch_norm, hidden, dropout)
 
 
-@part("vgg13")
-def vgg13(
-    shape: tuple[int, ...],
-    outputs: int,
-    batch_norm: bool = True,
-    hidden: object = "auto",
-    dropout: float | None = None,
-) -> nn.Module:
-    """Build VGG configuration B: ten convolutions. Options and errors are those of `vgg`."""
-    return vgg("vgg13", (2, 2, 2, 2, 2), shape, outputs, batch_norm, hidden, dropout)
-
-
 @part("vgg16")
 def vgg16(
     shape: tuple[int, ...],
@@ -89,8 +77,8 @@ def vgg(
 
     Simonyan, Zisserman 2015, "Very Deep Convolutional Networks for Large-Scale Image Recognition", table 1;
     Ioffe, Szegedy 2015, "Batch Normalization". On 3 x 224 x 224 with 1000 outputs and without BatchNorm
-    vgg11, vgg13, vgg16 and vgg19 have the 132,863,336, 133,047,848, 138,357,544 and 143,667,240 parameters
-    of the paper (table 2: 133, 133, 138 and 144 million). Initialised as torchvision's.
+    vgg11, vgg16 and vgg19 have the 132,863,336, 138,357,544 and 143,667,240 parameters of the paper (table 2:
+    133, 138 and 144 million). Initialised as torchvision's.
 
     Args:
         name: of the model.
@@ -113,6 +101,26 @@ def vgg(
     if hidden == "auto" and min(height, width) < SMALL:
         sizes = []
     dropped = share("dropout", (0.5 if sizes else 0.0) if dropout is None else dropout)
+    rows, columns = (min(7, ceil(side / 32)) if sizes else 1 for side in (height, width))
+    inputs, dense = MAPS[-1] * rows * columns, list[nn.Module]()
+    for size in sizes:
+        dense += [nn.Linear(inputs, size), nn.ReLU(inplace=True), nn.Dropout(dropped)]
+        inputs = size
+    dense += [nn.Dropout(dropped)] if dropped and not sizes else []
+    layers: dict[str, nn.Module] = {
+        "maps": as_maps(shape),
+        "features": _features(channels, convolutions, normed),
+        "avgpool": nn.AdaptiveAvgPool2d((rows, columns)),
+        "flatten": nn.Flatten(),
+        "classifier": nn.Sequential(*dense, nn.Linear(inputs, outputs)),
+    }
+    network = nn.Sequential(OrderedDict(layers))
+    draw_convolutions(network)
+    draw_dense(network, deviation=0.01)
+    return network
+
+
+def _features(channels: int, convolutions: Sequence[int], normed: bool) -> nn.Module:
     features = list[nn.Module]()
     for maps, count in zip(MAPS, convolutions, strict=True):
         for _ in range(count):
@@ -122,20 +130,4 @@ def vgg(
             channels = maps
         # Rounded up, so that images below 32 x 32 have something left behind the fifth pooling.
         features.append(nn.MaxPool2d(2, ceil_mode=True))
-    rows, columns = (min(7, ceil(side / 32)) if sizes else 1 for side in (height, width))
-    inputs, dense = channels * rows * columns, list[nn.Module]()
-    for size in sizes:
-        dense += [nn.Linear(inputs, size), nn.ReLU(inplace=True), nn.Dropout(dropped)]
-        inputs = size
-    dense += [nn.Dropout(dropped)] if dropped and not sizes else []
-    layers: dict[str, nn.Module] = {
-        "maps": as_maps(shape),
-        "features": nn.Sequential(*features),
-        "avgpool": nn.AdaptiveAvgPool2d((rows, columns)),
-        "flatten": nn.Flatten(),
-        "classifier": nn.Sequential(*dense, nn.Linear(inputs, outputs)),
-    }
-    network = nn.Sequential(OrderedDict(layers))
-    draw_convolutions(network)
-    draw_dense(network, deviation=0.01)
-    return network
+    return nn.Sequential(*features)

@@ -24,17 +24,14 @@ VERSION: Final = 1
 
 
 @dataclass(frozen=True)
-class Combination(Record):
-    """The weights of candidates' values, which add up to 1, and the method that found them."""
+class EnsembleMember(Record):
+    """A trained network of an ensemble.
 
-    method: str
-    candidates: tuple[str, ...]
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Member(Record):
-    """A trained network of an ensemble, of a candidate that several may be of."""
+    Attributes:
+        candidate: the name of the candidate that it is of; several may be of one.
+        config: the configuration that it was trained with, as JSON values.
+        data: the data that it was trained on, as it saw them.
+    """
 
     candidate: str
     config: Json
@@ -43,11 +40,21 @@ class Member(Record):
 
 @dataclass(frozen=True)
 class EnsembleRecord(Record):
-    """An ensemble without its weights: its kind ("classes", "flags", "amounts") and members in order."""
+    """An ensemble, all but its weights.
+
+    Attributes:
+        kind: of the values: "classes", "flags" or "amounts".
+        method: by which the weights were found.
+        weights: of the values of each candidate, the mean of its members' values; they add up to 1. A value
+            is a probability, or an amount.
+        members: in the order of their parameters in the file.
+        version: of the file.
+    """
 
     kind: str
-    combination: Combination
-    members: tuple[Member, ...]
+    method: str
+    weights: dict[str, float]
+    members: tuple[EnsembleMember, ...]
     version: int = VERSION
 
     def __post_init__(self) -> None:

@@ -11,10 +11,9 @@ import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
@@ -22,9 +21,6 @@ from tutti.errors import BadData
 from tutti.records.untrusted import printable
 
 Array = NDArray[Any]
-
-_NPY_HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
-"""The readers of an array's header, by the version of its format."""
 
 DAMAGED = (
     *(zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, KeyError, TypeError),
@@ -101,9 +97,3 @@ def damaged(path: Path, error: Exception) -> BadData:
     size = path.stat().st_size
     reason = printable(" ".join(str(error)[:200].split()))
     return BadData(f"{path} is truncated or damaged ({size:,} bytes): {reason}; copy it again")
-
-
-def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
-    """Read shape, whether it is in Fortran's order, and type of an NPY file; None: of a rare version."""
-    reader = _NPY_HEADERS.get(read_magic(file))
-    return None if reader is None else reader(file)

@@ -49,15 +49,6 @@ class Kind(Enum):
         nearest = np.rint(values).clip(0, None if classes is None else classes - 1).astype(np.int64)
         return nearest.reshape(len(nearest)) if classes is not None else nearest
 
-    def outputs(self, values: Array) -> Array:
-        """Return the outputs of a network that would mean these values."""
-        if self is Kind.AMOUNTS:
-            return values
-        if self is Kind.CLASSES:
-            return np.log(np.maximum(values, LEAST))
-        found: Array = special.logit(np.clip(values, LEAST, 1 - np.finfo(np.float64).eps))
-        return found
-
 
 LOSSES: Final = {
     "cross_entropy": Kind.CLASSES,

@@ -14,7 +14,8 @@ from typing import Final
 from tutti.errors import UserError
 from tutti.run.config import TrainConfig
 
-_OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "resume", "n"})
+_OF_STUDIES: Final = {"block", "blocks", "job_timeout", "sweep", "group_by"}
+_OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "resume", "n"} | _OF_STUDIES)
 
 _QUOTED: Final = re.compile(r"'(-[^']*)'")
 _OPTION: Final = re.compile(r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?( (?=\d))?")

@@ -22,13 +22,12 @@ from torch.utils.data import Dataset
 
 from tutti import models, strategies
 from tutti.comm.base import Communicator
-from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, divided, open_data, open_pool
+from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, open_pool
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
-from tutti.data.streaming.options import decided
-from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming import StreamedPart, decided
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.launch.runtime_settings import give_back_memory
@@ -105,23 +104,18 @@ def open_config_data(
     """
     config, options = recipe.config, recipe.config.data_options
     given: object = None
-    # Where samples are asked for by their numbers, they stay in their stored order.
-    by_number = config.split is not None or config.predictions or config.sampling not in (None, BALANCED)
-    # To evaluate takes no numbers, and only `open_data` finds the classes of a model.
     leads = pool is None and comm.node.rank == 0
+    # A data set may draw numbers for each sample.
     seeding = seeded(data_seed(config)) if leads and config.split is not None else nullcontext()
     with seeding, keeping_doubles(config.precision == "fp64"):
         if leads:
             given, options = given_data(recipe)
-        if pool is None and (not by_number or (known is not None and config.split is None)):
-            found = open_data(given, comm, config.validation, config.seed, options, known)
-            if leads and isinstance(found.train, StreamedPart):
-                give_back_memory()  # Targets of many samples were checked in several times their room.
-            return found
-        # Here a data set may draw numbers for each sample, too.
-        pool = pool or open_pool(given, comm, options)
+        pool = pool or open_pool(given, comm, options, known)
     place = None if config.split is None else split_of(config.split)
-    return divided(pool, comm, config.validation, config.seed, place)
+    found = pool.divided(comm, config.validation, config.seed, place)
+    if leads and isinstance(found.train, StreamedPart):
+        give_back_memory()  # Targets of many samples were checked in several times their room.
+    return found
 
 
 def data_seed(config: TrainConfig) -> int:
@@ -149,7 +143,7 @@ def free_given_data(recipe: Recipe, comm: Communicator) -> None:
 
 def outputs_for(dataset: DataSet) -> int:
     """Count the outputs that a model needs: one for each class, or for each number of a target."""
-    return dataset.classes or max(1, math.prod(dataset.train.targets.shape[1:]))
+    return dataset.classes or max(1, math.prod(dataset.train.stored_targets.shape[1:]))
 
 
 def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:

@@ -26,7 +26,7 @@ SOLO: Final = "solo"
 """The strategy of one worker."""
 
 _STREAM: Final = "stream"
-"""The option of `tutti.data.streaming.options`, which imports torch."""
+"""The option of `tutti.data.streaming`, which imports torch."""
 
 MAY_DIFFER: Final = frozenset(
     {

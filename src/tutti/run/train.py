@@ -20,7 +20,7 @@ from tutti.checkpoint.reading import Checkpoint
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
-from tutti.data.streaming.part import StreamedPart
+from tutti.data.streaming import StreamedPart
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import print_stacks_when_asked
@@ -408,11 +408,11 @@ def _print_beginning(parts: Assembly) -> None:
     task, train = parts.task, parts.task.dataset.train
     together = not parts.schedule.batches.own
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
-    if isinstance(train, StreamedPart) and train.windows is not None:
-        each, windows = cast("torch.Tensor", train.stored_inputs)[:1].nbytes, train.windows
+    if isinstance(train, StreamedPart):
+        each, windows = train.sample_bytes, train.windows
         print(
-            f"streaming {len(train) * each / 1e9:.2f} GB in windows of {windows.largest * each / 1e6:.1f} "
-            f"MB; a batch draws from {windows.largest / windows.samples:.2%} of the samples",
+            f"streaming {len(train) * each / 1e9:.2f} GB in windows of {windows.window * each / 1e6:.1f} "
+            f"MB; a batch draws from {windows.window / windows.samples:.2%} of the samples",
             flush=True,
         )
 

@@ -21,7 +21,7 @@ from tutti import models
 from tutti.batch_last import BATCH_LAST
 from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
 from tutti.data.columns import Column, Columns, Inputs, each_of, mapped
-from tutti.data.formats.parquet import is_frame, read_frame
+from tutti.data.formats.arrow_tables import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
@@ -303,7 +303,8 @@ def _in_order(inputs: object, data: TrainedOn) -> object:
     if not data.dtype.startswith("float"):  # of arrays that had names
         frame: Any = inputs
         return frame.select(names) if hasattr(frame, "select") else frame[names]
-    return read_frame(inputs, columns=names, missing=_missing(data), labelled=False).parts["train"][0]
+    found = read_frame(inputs, {"columns": names, "missing": _missing(data)}, labelled=False)
+    return found.parts["train"][0]
 
 
 def _missing(data: TrainedOn) -> str:

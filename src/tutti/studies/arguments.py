@@ -1,11 +1,15 @@
-"""The arguments of `tutti.cross_validate` and `tutti.tune`: what both do with them before they ask."""
+"""The arguments of `tutti.cross_validate` and `tutti.tune` that are the same."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import IO, Any, cast
 
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from tutti.data.arrays import keeping_doubles
@@ -22,7 +26,25 @@ from tutti.run.build import seeded
 from tutti.run.config import Options, TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.run.pickled_arguments import by_name
-from tutti.studies.blocks import Blocks
+from tutti.strategies import Strategy
+from tutti.studies.farms import Blocks
+from tutti.terminal import lasting_output
+
+
+class StudyOptions(TrainOptions, total=False):
+    """The `**options` of `tutti.cross_validate` and `tutti.tune`."""
+
+    strategy: str | Strategy | None
+    optimizer: str | Callable[..., Optimizer] | None
+    loss: str | Callable[..., Any]
+    metrics: str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
+    sampling: object
+    augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
+    block: int
+    blocks: int | None
+    job_timeout: str | None
+    resume: bool
+    quiet: bool
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,8 @@ class Arguments:
         objects: what was given as Python objects, as in a `Job`.
         blocks: the ranks.
         out: the folder of the farm; None: the usual one.
+        resume: whether the farm is to go on.
+        quiet: print nothing.
     """
 
     config: TrainConfig
@@ -43,54 +67,54 @@ class Arguments:
     objects: dict[str, Pickled]
     blocks: Blocks
     out: str | None
+    resume: bool
+    quiet: bool
 
     @classmethod
-    def of(
-        cls,
-        function: str,
-        data: object,
-        given: Mapping[str, object],
-        options: TrainOptions,
-        *,
-        workers: int,
-        blocks: int | None,
-        job_timeout: str | None,
-        resume: bool,
-        quiet: bool,
-    ) -> Arguments:
+    def of(cls, function: str, data: object, options: StudyOptions, **given: object) -> Arguments:
         """Check the arguments, and read data that are given as an object.
 
         Args:
             function: the name of the study in Python.
             data: as `tutti.train` takes it.
-            given: the arguments that may be Python objects, by the fields of a configuration.
-            options: the others.
-            workers: the ranks of each run.
-            blocks: runs at a time.
-            job_timeout: of each run.
-            resume: whether the farm is to go on.
-            quiet: print nothing.
+            options: the arguments that all studies have.
+            given: further arguments that may be Python objects, by the fields of a configuration.
 
         Raises:
             UserError: an argument is wrong.
         """
-        for name in options:
-            if name not in TrainOptions.__annotations__:
+        left: dict[str, Any] = dict(options)
+        for name in left:
+            if name not in StudyOptions.__annotations__:
                 hint = f"See help(tutti.{function})."
-                raise UnknownName("argument", name, [*TrainOptions.__annotations__], hint)
-        out, limit = options.pop("out", None), options.pop("time_limit", None)
-        threads = options.pop("threads", None)
-        place_blocks(workers, blocks, threads, None)
+                raise UnknownName("argument", name, [*StudyOptions.__annotations__], hint)
+        out, limit, threads = (left.pop(name, None) for name in ("out", "time_limit", "threads"))
+        block, blocks = left.pop("block", 1), left.pop("blocks", None)
+        timeout, resume, quiet = (
+            left.pop("job_timeout", None),
+            left.pop("resume", False),
+            left.pop("quiet", False),
+        )
+        place_blocks(block, blocks, threads, None)
         if resume and out is None:
             raise BadOption("resume=True needs out: the folder of the farm to go on with")
+        given = {
+            "strategy": left.pop("strategy", None) or "auto",
+            "optimizer": left.pop("optimizer", None) or "adam",
+            "loss": left.pop("loss", "auto"),
+            "metrics": left.pop("metrics", "auto"),
+            "sampling": weights_of(left.pop("sampling", None)),
+            "augment": left.pop("augment", None),
+            **given,
+        }
         refuse_built(given["optimizer"])
-        data = without_loaders(data, options, quiet)
-        spell_class_weights(options)
-        known = {"strategy": given["strategy"] or "auto", "optimizer": given["optimizer"] or "adam"}
-        values, objects = by_name({**given, **known, "sampling": weights_of(given["sampling"])})
-        config, contents = _opened(data, TrainConfig.from_json({**values, **options}))
-        ranks = Blocks.of(workers, blocks, threads, job_timeout, limit)
-        return cls(config, contents, objects, ranks, out)
+        data = without_loaders(data, cast("TrainOptions", left), quiet)
+        spell_class_weights(cast("TrainOptions", left))
+        values, objects = by_name(given)
+        config, contents = _opened(data, TrainConfig.from_json({**values, **left}))
+        return cls(
+            config, contents, objects, Blocks.of(block, blocks, threads, timeout, limit), out, resume, quiet
+        )
 
     @property
     def arrays(self) -> dict[str, Array] | None:
@@ -99,6 +123,12 @@ class Arguments:
             return None
         found = to_keys(replace(self.contents, classes=None, columns=()))
         return {key: rows[:] for key, rows in found.items()}
+
+    @contextmanager
+    def stream(self) -> Iterator[IO[str]]:
+        """Yield where the study prints."""
+        with lasting_output(), open(os.devnull, "w") as nothing:
+            yield nothing if self.quiet else sys.stdout
 
 
 def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[Stored[Rows], Array] | None]:

@@ -1,9 +1,10 @@
-"""The options of a study's runs: those that are crossed, and those that only a single run has. No torch."""
+"""The options of a study's runs: which are crossed, and which only a single run has. Needs no torch."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from tutti.errors import BadOption
@@ -34,15 +35,25 @@ SHARED: Final = {
 """Options that differ between no two runs of a study, and what to do instead."""
 
 
-def refuse_single_run(config: TrainConfig) -> None:
-    """Refuse the options that the runs of a study cannot have.
-
-    Raises:
-        BadOption: one is given.
-    """
-    for name, instead in OF_SINGLE_RUNS.items():
+def refuse_single_run(config: TrainConfig, *further: str) -> None:
+    """Refuse the options that the runs of a study cannot have, and `further` ones."""
+    for name in (*OF_SINGLE_RUNS, *further):
         if getattr(config, name) != getattr(TrainConfig, name):
-            raise BadOption(f"{flag(name)} is for a single run: {instead}")
+            raise BadOption(f"{flag(name)} is for a single run: {SHARED[name]}")
+
+
+def refuse_shared(name: str, option: str, further: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Refuse an option, such as "lr" or "model.hidden", that differs between no two runs of a study.
+
+    Args:
+        name: of the option.
+        option: what gave it, for the message.
+        further: others than `SHARED`, and what to do instead.
+    """
+    part, dot, _ = name.partition(".")
+    why = {**SHARED, **further}.get(f"{part}_options" if dot else part)
+    if why is not None:
+        raise BadOption(f"{option} {name}: {why}")
 
 
 def crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -57,9 +68,6 @@ def with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> Train
     Args:
         values: of the configuration, as `TrainConfig.as_json` gives them.
         options: by field; an option of a part is given as "strategy.every".
-
-    Raises:
-        UserError: an option is unknown, or its value cannot be used.
     """
     found = dict(values)
     for name, value in options.items():

@@ -1,27 +1,29 @@
 """The data file formats, a file for each, and what their readers share. Errors name the file and the bytes.
 
-A format is known by the first bytes of a file, not by its name; only one whose files may begin with anything,
-as texts do, is known by their names. A folder is known by what it holds.
+A format is known by the first bytes of a file, not by its name; texts and archives are known by the end of
+their names, and a folder by what it holds.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from tutti.data.arrays import as_array
-from tutti.data.columns import Stored
+from tutti.data.columns import Column
 from tutti.data.contents import Contents
-from tutti.data.rows import Array, Rows, StoredRows, joined
-from tutti.errors import BadData, BadOption
-from tutti.load_object import call_with_options, takes_option
+from tutti.data.rows import Rows, StoredRows, joined
+from tutti.data.structure import sequence_column
+from tutti.errors import BadData, BadOption, UnknownName
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
 
@@ -31,37 +33,39 @@ class Format(ABC):
 
     Attributes:
         name: for users.
-        start: the first bytes of its files; none, if these may be any.
-        endings: those of the names of its files, if these may begin with any bytes.
-        written: the ending of what `write` makes; "/": a folder; "": it makes nothing.
+        start: the first bytes of its files; empty where these may be any.
+        endings: the ends of its files' names, where `start` is empty.
+        options: the names of its options for users, `--data.NAME VALUE`.
     """
 
     name: ClassVar[str]
     start: ClassVar[bytes] = b""
     endings: ClassVar[tuple[str, ...]] = ()
-    written: ClassVar[str] = ""
+    options: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
     def in_folder(folder: Path) -> bool:
-        """Tell whether a folder holds a data set of this format."""
+        """Return whether a folder holds a data set of this format."""
         return False
 
     @staticmethod
-    def check(path: Path) -> None:
-        """Refuse what can be seen to be wrong without reading the data, before any rank is started.
+    def files(path: Path) -> list[Path]:
+        """Return the files of the training part, where a path stands for several; else none.
 
         Raises:
-            BadData: a file that the data consist of is missing.
+            BadData: a file is missing. This is seen before any rank is started.
         """
-        return
+        return []
 
     @staticmethod
     @abstractmethod
-    def read(path: Path) -> Contents[object]:
-        """Read the data set in a file that begins with `start`, through `open_data_file`, or in a folder.
+    def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
+        """Read the data set in a file that begins with `start`, or in a folder.
 
-        Further parameters are options for users, `--data.NAME VALUE`; `missing` is "error", "drop" or "mean".
-        One called `labelled` is none: it is False where targets may be missing, and are not to be read.
+        Args:
+            path: of the file or the folder.
+            options: those in `options` that the user has given, and "missing": "error", "drop" or "mean".
+            labelled: whether targets are needed; where not, they may be missing, and are not to be read.
 
         Returns:
             `Contents(name, {"train": (inputs, targets)})`, with a part "test" where the file has one.
@@ -69,21 +73,6 @@ class Format(ABC):
         Raises:
             BadData: it is broken, or files that belong to it are missing.
         """
-
-    @staticmethod
-    def files(path: Path) -> list[Path]:
-        """Return the files of the training part, where this is a list or a folder of them; else none."""
-        return []
-
-    @staticmethod
-    def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
-        """Write a data set, so that `read` gives the same; no more than a chunk of it is in memory.
-
-        Raises:
-            BadData: the format cannot hold it.
-            OSError: there is no room.
-        """
-        raise NotImplementedError
 
 
 OF_ALL: Final = ("classes", "missing")
@@ -93,54 +82,44 @@ FORMATS: Final[Registry[type[Format]]] = Registry("tutti.data.formats", "data fi
 """The formats by name."""
 
 
+def check_options(options: Iterable[str], known: Collection[str], what: str) -> None:
+    """Refuse options that some data do not have.
+
+    Raises:
+        UnknownName: the message names the nearest.
+    """
+    for name in options:
+        if name not in {*known, *OF_ALL}:
+            raise UnknownName("option", name, {*known, *OF_ALL}, of=what)
+
+
+def options_of(path: Path) -> tuple[str, ...]:
+    """Return the names of the options of a path's format, or of the format of the files it stands for."""
+    form = format_of(path)
+    files = form.files(path)
+    return options_of(files[0]) if files else form.options
+
+
 def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) -> Contents[object]:
     """Read a file or a folder.
 
     Args:
         path: of any format.
-        options: of its reader; "missing" counts only if that takes it.
-        labelled: whether it needs targets; formats without inputs alone are read with them in any case.
+        options: of its format, and "missing".
+        labelled: whether it needs targets.
 
     Raises:
         BadData: it is missing, broken or of an unknown kind.
-        UnknownName: an option that its reader does not have.
+        UnknownName: an option that its format does not have.
     """
-    form = format_of(path)
-    if "group" in options and not form.files(path) and not takes_option(form.read, "group"):
+    form, known = format_of(path), options_of(path)
+    if "group" in options and "group" not in known:
         raise BadOption(
             f"{path} has no columns by name, such as '{options['group']}' (--group-by); give FILE.npy with a "
             "value for each sample"
         )
-    if not takes_option(form.read, "missing"):
-        options = {key: value for key, value in options.items() if key != "missing"}
-    own: dict[str, object] = {"path": path}
-    if takes_option(form.read, "labelled"):
-        own["labelled"] = labelled
-    made = call_with_options(form.read, options, f"{form.name} data", str(path), own, OF_ALL)
-    assert isinstance(made, Contents), f"{form.name} has read no data set"
-    return made
-
-
-def takes_data_option(path: Path, name: str) -> bool:
-    """Tell whether the reader of a file, or of the files in a list or a folder, takes an option."""
-    form = format_of(path)
-    files = form.files(path)
-    return takes_data_option(files[0], name) if files else takes_option(form.read, name)
-
-
-def _joined_groups(paths: Sequence[Path], groups: Sequence[Array | None]) -> Array | None:
-    """Return the groups of the samples of several files.
-
-    Raises:
-        BadData: one has numbers and another texts.
-    """
-    found = [one for one in groups if one is not None]
-    if not found:
-        return None
-    for path, one in zip(paths, found, strict=True):
-        if (one.dtype.kind in "US") != (found[0].dtype.kind in "US"):
-            raise BadData(f"{path} has texts or numbers as groups, and {paths[0]} the other; give one kind")
-    return np.concatenate(found)
+    check_options(options, known, f"the {form.name} data '{path}'")
+    return form.read(path, options, labelled)
 
 
 def read_files(
@@ -148,91 +127,78 @@ def read_files(
 ) -> Contents[object]:
     """Read several files, whose samples are one data set, in the order of the files.
 
-    Args:
-        paths: of files of any format.
-        options: of their readers.
-        labelled: as for `read_path`.
-
     Raises:
-        BadData: one is missing or broken, or has samples of another shape or type than the first.
-        UnknownName: an option that a reader does not have.
+        BadData: a file is missing or broken, or has other parts, columns, class names, shapes or types than
+            the first.
     """
-    all_read = [read_path(path, options, labelled) for path in paths]
-    first, *others = all_read
+    first, *others = every = [read_path(path, options, labelled) for path in paths]
     if not others:
         return first
-    for path, contents in zip(paths[1:], others, strict=True):
-        for what, one, other in (
-            ("parts", list(first.parts), list(contents.parts)),
-            ("columns", list(first.columns), list(contents.columns)),
-            ("class names", list(first.labels), list(contents.labels)),
-        ):
-            if one != other:
+    wanted = _traits(paths[0], first)
+    for path, one in zip(paths[1:], others, strict=True):
+        for here, there in zip_longest(_traits(path, one), wanted, fillvalue="nothing more"):
+            if here != there:
                 raise BadData(
-                    f"{path} has the {what} {listed(other) or 'none'}, but {paths[0]} has "
-                    f"{listed(one) or 'none'}; all files of a data set need the same"
+                    f"{path} has {here}, but {paths[0]} has {there}; all files of a data set need the same"
                 )
-    parts: dict[str, tuple[object, object | None]] = {}
+    parts: dict[str, tuple[object, object]] = {}
     for part in first.parts:
-        pairs = [one.parts[part] for one in all_read]
-        inputs = _together(paths, [x for x, _ in pairs])
-        if not labelled:
-            parts[part] = inputs, None
-            continue
-        targets = [_rows(path, "targets", y)[:] for path, (_, y) in zip(paths, pairs, strict=True)]
-        for path, (x, _), y in zip(paths, pairs, targets, strict=True):
-            each: list[Any] = [*x.values()] if isinstance(x, Mapping) else [x]
-            wrong = next((one for one in each if isinstance(one, Sized) and len(one) != len(y)), None)
-            if wrong is not None:
-                raise BadData(f"{path} has {len(wrong):,} inputs but {len(y):,} targets; give one for each")
-            if not (first.columns and {y.dtype.kind, targets[0].dtype.kind} <= {"i", "f"}):
-                _refuse_other(path, "targets", y, paths[0], targets[0])
-        parts[part] = inputs, np.concatenate(targets)
-    return replace(first, parts=parts, groups=_joined_groups(paths, [one.groups for one in all_read]))
+        inputs, targets = zip(*(one.parts[part] for one in every), strict=True)
+        parts[part] = (
+            _together(inputs),
+            np.concatenate([_rows(one)[:] for one in targets]) if labelled else None,
+        )
+    groups = [one.groups for one in every if one.groups is not None]
+    return replace(first, parts=parts, groups=np.concatenate(groups) if groups else None)
 
 
-def _input_names(inputs: object) -> list[str]:
-    return list(map(str, inputs)) if isinstance(inputs, Mapping) else ["one"]
+def _traits(path: Path, contents: Contents[object]) -> list[str]:
+    """Return what all files of a data set have alike, in words."""
+    found = []
+    for part, (inputs, targets) in contents.parts.items():
+        goals = None if targets is None else _rows(targets)
+        for name, one in inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]:
+            rows = _rows(one.values if isinstance(one, Column) else one)
+            count = len(one.rows if isinstance(one, Column) else rows)
+            if goals is not None and count != len(goals):
+                raise BadData(f"{path} has {count:,} inputs but {len(goals):,} targets; give one for each")
+            found.append(f"the {part} inputs {name} of shape {rows.shape[1:]} and type {rows.dtype}")
+        if goals is not None:
+            kind = "texts" if goals.dtype.kind in "US" else "numbers"
+            found.append(f"{part} targets of shape {goals.shape[1:]}, which are {kind}")
+    columns, names = (listed(some) or "none" for some in (contents.columns, contents.labels))
+    return [f"the columns {columns}", f"the class names {names}", *found]
 
 
-def _together(paths: Sequence[Path], inputs: Sequence[object]) -> object:
-    """Return the inputs of several files as one, or each of several.
+def _together(inputs: Sequence[Any]) -> object:
+    """Return the inputs of several files as one, or each of several."""
+    if isinstance(inputs[0], Mapping):
+        return {name: _together([one[name] for one in inputs]) for name in inputs[0]}
+    if all(isinstance(one, Column) for one in inputs):
+        lengths = np.concatenate([one.rows[:, 1] for one in inputs])
+        return sequence_column(joined([one.values for one in inputs]), lengths)
+    return joined([_rows(one) for one in inputs])
+
+
+def _rows(value: object) -> Rows:
+    return value if isinstance(value, StoredRows) else np.atleast_1d(as_array(value, "data"))
+
+
+def in_order(files: Iterable[Path]) -> list[Path]:
+    """Return the files of an array or of a part in the order of the numbers in their names.
 
     Raises:
-        BadData: a file has others, or of another shape or type, than the first.
+        BadData: a name such as train-00000-of-00004.csv says that there are others than these.
     """
-    first = inputs[0]
-    for path, one in zip(paths, inputs, strict=True):
-        names, here = _input_names(first), _input_names(one)
-        if names != here:
-            raise BadData(
-                f"{path} has the inputs {listed(here)}, but {paths[0]} has {listed(names)}; all files of a "
-                "data set need the same"
-            )
-    if isinstance(first, Mapping):
-        return {name: _together(paths, [cast("Any", one)[name] for one in inputs]) for name in first}
-    if all(isinstance(one, np.ndarray) and one.dtype == object for one in inputs):
-        return np.concatenate([np.asarray(one) for one in inputs])  # sequences
-    rows = [_rows(path, "inputs", x) for path, x in zip(paths, inputs, strict=True)]
-    for path, x in zip(paths, rows, strict=True):
-        _refuse_other(path, "inputs", x, paths[0], rows[0])
-    return joined(rows)
-
-
-def _rows(path: Path, kind: str, value: object) -> Rows:
-    rows = value if isinstance(value, StoredRows) else as_array(value, f"{kind} of {path}")
-    if rows.ndim == 0:
-        raise BadData(f"the {kind} of {path} are a single value; give one for each sample")
-    return rows
-
-
-def _refuse_other(path: Path, kind: str, rows: Rows, model: Path, first: Rows) -> None:
-    texts = rows.dtype.kind in "US" and first.dtype.kind in "US"
-    if rows.shape[1:] != first.shape[1:] or (rows.dtype != first.dtype and not texts):
+    found = sorted(files, key=lambda file: [one.zfill(20) for one in re.split(r"(\d+)", file.name)])
+    matches = [re.search(r"-of-(\d+)", file.name) for file in found]
+    counts = {match and int(match[1]) for match in matches}
+    if found and counts not in ({None}, {len(found)}):
+        names = listed([file.name for file in found])
         raise BadData(
-            f"the {kind} of {path} are of shape {rows.shape[1:]} and type {rows.dtype}, those of {model} of "
-            f"{first.shape[1:]} and {first.dtype}; all files of a data set need one shape and one type"
+            f"{found[0].parent} has {len(found):,} files {names}, whose names say more; copy them again"
         )
+    return found
 
 
 def format_of(path: Path) -> type[Format]:
@@ -241,64 +207,37 @@ def format_of(path: Path) -> type[Format]:
     Raises:
         BadData: it is missing, empty or of another kind.
     """
+    forms = list(FORMATS.values())
     if not path.exists():
-        if "{" in str(path):
+        if any(letter in str(path) for letter in "*?["):
             return FORMATS["pattern"]
         raise BadData(f"there is no {path}; {nearest(path)}")
-    forms = list(FORMATS.values())
     if path.is_dir():
         found = next((form for form in forms if form.in_folder(path)), None)
         if found is None:
             names = sorted(p.name + ("/" if p.is_dir() else "") for p in path.iterdir())
             raise BadData(
-                f"{path} holds no data set that is known: it has {listed(names) or 'nothing'}; expected "
-                "IDX files (train-images-idx3-ubyte and train-labels-idx1-ubyte, also as .gz, and t10k-... "
-                "for the test part), NPY files (x_train.npy and y_train.npy, ...), or a file for each part "
-                "(train.csv, test.csv)"
+                f"{path} holds no data set that is known: it has {listed(names) or 'nothing'}; expected NPY "
+                "files (x_train.npy, y_train.npy, ...), IDX files (train-images-idx3-ubyte, ...), a file for "
+                "each part (train.csv, test.csv), or a folder of pictures for each class"
             )
         return found
-    start = read_start(path, max(4, *(len(form.start) for form in forms)))
-    name = path.name.lower()
-    for form in forms:
-        if name.endswith(form.endings):
-            return form
-    # Of two formats of which one begins like the other, the one that says more.
-    for form in sorted(forms, key=lambda form: len(form.start), reverse=True):
-        if form.start and start.startswith(form.start):
-            return form
-    known = ", ".join(
-        f"{form.name} ({form.start.hex(' ') + ' ...' if form.start else ', '.join(form.endings)})"
-        for form in forms
-        if form.start or form.endings
-    )
-    raise BadData(
-        f"{path} is of no known kind: it begins with the bytes {start.hex(' ')}; give a file of one of these "
-        f"formats: {known}; numpy.savez('data.npz', x=inputs, y=targets) makes an NPZ file of arrays. Or "
-        f"write a function that reads it, and give --data mine.py:read:\n\n{_factory(path)}"
-    )
-
-
-def _factory(path: Path) -> str:
-    """A file mine.py with a function that reads a file, to begin with."""
-    return (
-        "    import numpy as np\n\n"
-        f"    def read(path={str(path)!r}):\n"
-        '        table = np.loadtxt(path, delimiter=",")  # or whatever reads it\n'
-        '        return table[:, :-1].astype("float32"), table[:, -1].astype("int64")\n'
-    )
-
-
-def read_start(path: Path, count: int = 4) -> bytes:
-    """Read the first bytes of a file.
-
-    Raises:
-        BadData: the file cannot be opened, or it is empty.
-    """
     with open_data_file(path) as file:
-        start = file.read(count)
+        start = file.read(max(len(form.start) for form in forms))
     if not start:
         raise BadData(f"{path} is empty (0 bytes); copy or download it again")
-    return start
+    name = path.name.lower()
+    # Of two formats that begin alike, the one with the longer beginning.
+    for form in sorted(forms, key=lambda form: len(form.start), reverse=True):
+        if (form.start and start.startswith(form.start)) or (form.endings and name.endswith(form.endings)):
+            return form
+    known = ", ".join(
+        f"{form.name} ({', '.join(form.endings)})" if form.endings else form.name for form in forms
+    )
+    raise BadData(
+        f"{path} is of no known kind: it begins with the bytes {start[:4].hex(' ')}; give one of: {known}; "
+        "or write a function that reads it and returns (inputs, targets), and give --data mine.py:read"
+    )
 
 
 def nearest(path: Path) -> str:
@@ -314,5 +253,5 @@ def nearest(path: Path) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """List the first of some names."""
+    """List the first ten of some names."""
     return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from typing_extensions import override
 
 from tutti.data.contents import PARTS, Contents
 from tutti.data.formats import Format, listed
 from tutti.data.pictures import ENDINGS, Pictures, decoded, stamp
-from tutti.data.rows import Indices, Rows
 from tutti.errors import BadData
-from tutti.records.npz import open_data_file
 from tutti.records.untrusted import printable
 from tutti.registry import part
 
@@ -25,66 +24,47 @@ _ENDINGS: Final = tuple(f".{ending}" for ending in ENDINGS)
 class ImageFolder(Format):
     """Folders of pictures: cat/1.png, dog/2.png, ...; or train/cat/1.png, test/cat/2.png, ..."""
 
+    options = ("size",)
+
     @staticmethod
+    @override
     def in_folder(folder: Path) -> bool:
-        """Tell whether a folder has folders of pictures, or nothing but pictures."""
-        found = [one for path in _parts(folder).values() for one in _folders(path)]
-        files = [one for one in folder.iterdir() if one.is_file() and not one.name.startswith(".")]
-        alone = bool(files) and not found and all(one.name.lower().endswith(_ENDINGS) for one in files)
-        return alone or any(next(_pictures(one), None) for one in found)
+        """Return whether a folder has folders of pictures, or nothing but pictures."""
+        files = [one.name.lower() for one in folder.iterdir() if one.is_file() and one.name[0] != "."]
+        if any(not name.endswith(_ENDINGS) for name in files):
+            files = []
+        below = [one for path in _parts(folder).values() for one in _folders(path)]
+        return bool(files) or any(next(_pictures(one), None) for one in below)
 
     @staticmethod
-    def read(
-        path: Path, size: object = None, skip_bad: bool = False, labelled: bool = True
-    ) -> Contents[object]:
-        """Read the pictures of all classes, in the order of their names.
-
-        Args:
-            path: of the folder.
-            size: height and width that the pictures are brought to; None: they have one size.
-            skip_bad: leave out pictures that cannot be decoded.
-            labelled: whether there must be folders for the classes.
-
-        Raises:
-            BadData: there is a single class, or a picture that cannot be decoded.
-        """
-        read = _of_part if labelled else _without_classes
-        found = {name: read(folder, size, bool(skip_bad)) for name, folder in _parts(path).items()}
+    @override
+    def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
+        """Read the pictures of all classes, in the order of their names."""
+        size = options.get("size")
+        found = {name: _of_part(folder, size, labelled) for name, folder in _parts(path).items()}
         return Contents(path.resolve().name, found)
 
 
-def _of_part(folder: Path, size: object, skip_bad: bool) -> tuple[object, object]:
-    files: list[Path] = []
-    classes: list[str] = []
-    for one in _folders(folder):
-        own = list(_pictures(one))
-        files += own
-        classes += [printable(one.name)] * len(own)
-    if len(set(classes)) < 2:
-        there = listed([one.name for one in _folders(folder)])
-        raise BadData(
-            f"{folder} has pictures of {'a single class' if classes else 'no class'} (its folders: {there}); "
-            "make a folder for each class, with its pictures"
-        )
-
-    inputs, good = _decoded(folder, files, size, skip_bad)
-    return inputs, np.array(classes, dtype=str)[good]
-
-
-def _without_classes(folder: Path, size: object, skip_bad: bool) -> tuple[object, None]:
-    files = [file for one in (folder, *_folders(folder)) for file in _pictures(one)]
-    return _decoded(folder, list(dict.fromkeys(files)), size, skip_bad)[0], None
-
-
-def _decoded(folder: Path, files: list[Path], size: object, skip_bad: bool) -> tuple[Rows, Indices]:
-    """Return the pictures in files, and which of these are good."""
-
-    def content(number: int) -> bytes:
-        with open_data_file(files[number]) as file:
-            return file.read()
-
-    names = [str(file.relative_to(folder)) for file in files]
-    return decoded(Pictures(folder, [stamp(file) for file in files], names, content), size, skip_bad)
+def _of_part(folder: Path, size: object, labelled: bool) -> tuple[object, object]:
+    by_class = {one.name: list(_pictures(one)) for one in _folders(folder)}
+    if labelled:
+        files = [file for some in by_class.values() for file in some]
+        names = [printable(name) for name, some in by_class.items() for _ in some]
+        if len(set(names)) < 2:
+            raise BadData(
+                f"{folder} has pictures of {'a single class' if names else 'no class'} (its folders: "
+                f"{listed(list(by_class))}); make a folder for each class, with its pictures"
+            )
+        targets = np.array(names, dtype=str)
+    else:
+        files, targets = list(_pictures(folder)), None
+    pictures = Pictures(
+        folder,
+        [stamp(file) for file in files],
+        [str(file.relative_to(folder)) for file in files],
+        lambda number: files[number].read_bytes(),
+    )
+    return decoded(pictures, size), targets
 
 
 def _parts(folder: Path) -> dict[str, Path]:
@@ -102,7 +82,7 @@ def _folders(folder: Path) -> list[Path]:
 def _pictures(folder: Path) -> Iterator[Path]:
     """The pictures in a folder and in those below it, in the order of their names."""
     for at, folders, files in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
         for name in sorted(files):
             if name.lower().endswith(_ENDINGS) and not name.startswith("."):
                 yield Path(at, name)

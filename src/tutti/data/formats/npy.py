@@ -1,31 +1,26 @@
-"""NPY files: one array in each, of which one holds the inputs and another the targets."""
+"""NPY files: one array in each, the inputs in one file and the targets in another."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import IO, Final
+from typing import Any, Final
 
 import numpy as np
 from typing_extensions import override
 
-from tutti.data.arrays import chunks_of
-from tutti.data.columns import Columns, Stored
-from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of, to_keys
-from tutti.data.formats import Format, listed
-from tutti.data.rows import Array, Rows, StoredRows, joined, piece
-from tutti.errors import BadData, BadOption
+from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
+from tutti.data.formats import Format, in_order, listed
+from tutti.data.rows import Array, Indices, Rows, StoredRows
+from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, damaged, open_data_file
 from tutti.registry import part
 
-SHARD_BYTES: Final = 1 << 30
-"""The inputs that a written file holds at most: a larger array is written as several files."""
-
-MAPPED: Final = 64
-"""The files that are mapped at once, at most: each takes one of the open files that a process may have."""
-
-_SHARD: Final = re.compile(r"(.+?)-(\d{1,9})(?:-of-(\d{1,9}))?")
+_SHARD: Final = re.compile(r"(.+?)-\d{1,9}(?:-of-\d{1,9})?")
 """Such as x_train-00003-of-00012, or x_train-3."""
 
 
@@ -38,60 +33,30 @@ class Npy(Format):
     """
 
     start = b"\x93NUMPY"
-    written = "/"
-
-    @staticmethod
-    def in_folder(folder: Path) -> bool:
-        """Tell whether a folder has NPY files."""
-        return any(folder.glob("*.npy"))
-
-    @staticmethod
-    def read(path: Path, labels: str | None = None, labelled: bool = True) -> Contents[object]:
-        """Read a pair of files, or those of a folder. They are mapped, and not read before they are needed.
-
-        Args:
-            path: of the inputs, or of a folder.
-            labels: the path of the targets, from the folder of the inputs; None: its name says it.
-            labelled: whether there must be targets.
-        """
-        if path.is_dir():
-            found = _by_stem(path)
-            if labels is not None and labelled:
-                found = _with_labels(found, path / str(labels))
-            return from_keys(found, path.resolve().name, str(path), labelled)
-        if not labelled:
-            return Contents(path.stem, {"train": (read_npy(path), None)})
-        if labels is not None:
-            return Contents(path.stem, {"train": (read_npy(path), read_npy(path.parent / str(labels)))})
-        slot = slot_of(path.stem)
-        others = {slot_of(file.stem): file for file in sorted(path.parent.glob("*.npy"))}
-        if slot is None or slot[1] != "inputs" or (slot[0], "targets") not in others:
-            there = listed(sorted(file.name for file in path.parent.glob("*.npy")))
-            raise BadData(
-                f"{path} has no targets beside it whose name says that they are its own: its folder has "
-                f"{there}; call a pair x.npy and y.npy, or name the targets by --data.labels FILE"
-            )
-        return Contents(path.stem, {"train": (read_npy(path), read_npy(others[slot[0], "targets"]))})
 
     @staticmethod
     @override
-    def write(contents: Contents[Stored[Rows], Array], path: Path) -> None:
-        """Write a folder with a file for each array; those of a part whose one input is large in pieces."""
-        path.mkdir()
-        cuts: dict[str, range] = {}
-        for name, (inputs, _) in contents.parts.items():
-            if isinstance(inputs, Columns):
-                cuts[name] = range(1)
-                continue
-            each = SHARD_BYTES // max(1, inputs.size // len(inputs) * inputs.dtype.itemsize)
-            cuts[name] = range(0, len(inputs), max(1, each))
-        for key, rows in to_keys(contents).items():
-            slot = slot_of(key)
-            starts = range(1) if slot is None else cuts[slot[0]]
-            for number, start in enumerate(starts):
-                of = f"-{number:05}-of-{len(starts):05}" if len(starts) > 1 else ""
-                with Path(path, f"{key}{of}.npy").open("wb") as file:
-                    write_npy(file, rows if len(starts) == 1 else piece(rows, start, start + starts.step))
+    def in_folder(folder: Path) -> bool:
+        return any(folder.glob("*.npy"))
+
+    @staticmethod
+    @override
+    def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
+        """Read a pair of files, or a folder of them; they are mapped, and read when they are needed."""
+        if path.is_dir():
+            found = {key: joined_files(files) for key, files in files_by_key(path).items()}
+            return from_keys(found, path.resolve().name, str(path), labelled)
+        if not labelled:
+            return Contents(path.stem, {"train": (read_npy(path), None)})
+        slots = {slot_of(file.stem): file for file in sorted(path.parent.glob("*.npy"))}
+        name, kind = slot_of(path.stem) or ("", "")
+        if kind != "inputs" or (name, "targets") not in slots:
+            there = listed(sorted(file.name for file in slots.values()))
+            raise BadData(
+                f"{path} has no targets beside it that are called alike: its folder has {there}; call a pair "
+                "x.npy and y.npy"
+            )
+        return Contents(path.stem, {"train": (read_npy(path), read_npy(slots[name, "targets"]))})
 
 
 def files_by_key(folder: Path) -> dict[str, list[Path]]:
@@ -100,106 +65,101 @@ def files_by_key(folder: Path) -> dict[str, list[Path]]:
     Raises:
         BadData: one of several files of an array is missing, or it is there in two forms.
     """
-    numbered: dict[str, dict[int, Path]] = {}
-    whole: dict[str, Path] = {}
-    counts: dict[str, set[str | None]] = {}
-    for file in sorted(folder.glob("*.npy")):
+    found: dict[str, list[Path]] = {}
+    for file in folder.glob("*.npy"):
         match = _SHARD.fullmatch(file.stem)
-        if slot_of(file.stem) is not None or file.stem in EXTRA_KEYS:
-            whole[file.stem] = file
-        elif match is not None and slot_of(match[1]) is not None:
-            key, number = match[1], int(match[2])
-            if number in numbered.setdefault(key, {}):
-                raise BadData(f"{file} and {numbered[key][number]} have one number; keep one of them")
-            numbered[key][number] = file
-            counts.setdefault(key, set()).add(match[3])
-    for key, files in numbered.items():
-        if key in whole:
-            raise BadData(
-                f"{folder} has {whole[key].name} and {files[min(files)].name}; keep one of these forms"
-            )
-        if len(counts[key]) > 1:
-            raise BadData(f"the names of {key}-... in {folder} say different numbers of files; keep one set")
-        (said,) = counts[key]
-        first = min(files) if min(files) <= 1 else 0
-        due = int(said) if said is not None else max(files) + 1 - first
-        missing = [number for number in range(first, first + due) if number not in files]
-        if missing or len(files) > due:
-            width = len(_SHARD.fullmatch(files[max(files)].stem)[2])  # type: ignore[index]
-            which = f"number {missing[0]:0{width}}" if missing else f"none above {first + due - 1}"
-            raise BadData(
-                f"{folder} has {len(files):,} of {due:,} files {key}-...; it needs {which}: copy it again"
-            )
-    found = {key: [file] for key, file in whole.items()}
-    return found | {key: [files[number] for number in sorted(files)] for key, files in numbered.items()}
-
-
-def _by_stem(folder: Path) -> dict[str, object]:
-    return {key: joined_files(files) for key, files in files_by_key(folder).items()}
-
-
-def _with_labels(arrays: dict[str, object], labels: Path) -> dict[str, object]:
-    """Return the arrays of a folder with other targets of the training part.
-
-    Raises:
-        BadData: the file is missing or broken.
-        BadOption: there is another part, whose targets would mean something else.
-    """
-    slots = {key: slot_of(key) or ("train", "") for key in arrays}
-    other = next((part for part, _ in slots.values() if part != "train"), None)
-    if other is not None:
-        raise BadOption(
-            f"--data.labels names the targets of one part, and {labels.parent} has a {other} part, too; call "
-            "the targets of each y_train.npy, y_test.npy, ... in a folder of their own"
-        )
-    kept = {key: array for key, array in arrays.items() if slots[key][1] != "targets"}
-    return {**kept, "y_train": read_npy(labels)}
+        key = match[1] if match else file.stem
+        if slot_of(key) is not None or key in EXTRA_KEYS:
+            found.setdefault(key, []).append(file)
+    for key, files in found.items():
+        if len(files) > 1 and folder / f"{key}.npy" in files:
+            raise BadData(f"{folder} has {key}.npy and {key}-...; keep one of these forms")
+    return {key: in_order(files) for key, files in found.items()}
 
 
 def joined_files(files: Sequence[Path]) -> Rows:
-    """Map the arrays of several files, of which each sample has one shape, as one.
+    """Map the arrays of several files as one; all samples have one shape.
 
     Raises:
         BadData: a file is missing or broken, or has samples of another shape or type than the first.
     """
-    if len(files) == 1:
-        return read_npy(files[0])
-    pieces: list[Rows] = []
-    for file in files:
-        array = read_npy(file)
-        first = pieces[0] if pieces else array
-        texts = array.dtype.kind in "US" and array.dtype.kind == first.dtype.kind
-        if (
-            array.ndim == 0
-            or array.shape[1:] != first.shape[1:]
-            or (array.dtype != first.dtype and not texts)
-        ):
-            raise BadData(
-                f"{file} has samples of the shape {array.shape[1:]} and type {array.dtype}, {files[0]} of "
-                f"{first.shape[1:]} and {first.dtype}; all files of an array need the same"
-            )
-        pieces.append(array if len(files) <= MAPPED else _mapped_when_read(file, array))
-    return joined(pieces, np.result_type(*(piece.dtype for piece in pieces)))
+    first = read_npy(files[0])
+    if first.ndim and first.dtype.kind in "biuf":
+        return Mapped(files)
+    return first if len(files) == 1 else np.concatenate([read_npy(file) for file in files])
 
 
-def _mapped_when_read(file: Path, array: Array) -> StoredRows:
-    """Return the samples of a file that is mapped for each reading anew."""
-    return StoredRows(array.shape, array.dtype, lambda start, stop: np.array(read_npy(file)[start:stop]))
+class Mapped(StoredRows):
+    """The samples in some NPY files, one after the other.
 
+    Args:
+        paths: of the files.
+        layout: changes the shape of some samples; None: they stay as they are. It can be pickled.
 
-def write_npy(file: IO[bytes], rows: Rows) -> None:
-    """Write samples as an NPY file, chunk by chunk."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(rows.dtype),
-        "fortran_order": False,
-        "shape": tuple(rows.shape),
-    }
-    np.lib.format.write_array_header_1_0(file, header)
-    if rows.ndim == 0:
-        file.write(np.asarray(rows).tobytes())
-        return
-    for _, chunk in chunks_of(rows):
-        file.write(chunk.astype(rows.dtype, copy=False).tobytes())
+    Raises:
+        BadData: a file is broken, or has samples of another shape or type than the first.
+    """
+
+    def __init__(self, paths: Sequence[Path], layout: Callable[[Array], Array] | None = None) -> None:
+        self.paths, self.layout = list(paths), layout
+        self.arrays = [read_npy(path) for path in self.paths]
+        first = self.arrays[0]
+        for path, array in zip(self.paths, self.arrays, strict=True):
+            if (array.shape[1:], array.dtype) != (first.shape[1:], first.dtype):
+                raise BadData(
+                    f"{path} has samples of the shape {array.shape[1:]} and type {array.dtype}, "
+                    f"{self.paths[0]} of {first.shape[1:]} and {first.dtype}; all files of an array need "
+                    "the same"
+                )
+        self._ends = np.array([*accumulate(map(len, self.arrays))])
+        self._starts = self._ends - [len(array) for array in self.arrays]
+        one = first[:1] if layout is None else layout(first[:1])
+        super().__init__((int(self._ends[-1]), *one.shape[1:]), first.dtype, self._stretch)
+
+    @override
+    def __reduce__(self) -> tuple[object, ...]:
+        return Mapped, (self.paths, self.layout)
+
+    @override
+    def changed(self, shape: tuple[int, ...], change: Callable[[Array], Array]) -> Mapped:
+        return Mapped(self.paths, change)
+
+    @override
+    def __getitem__(self, wanted: slice | Indices) -> Array:
+        """Read a stretch, or the samples of some numbers in any order."""
+        return super().__getitem__(wanted) if isinstance(wanted, slice) else self._take(wanted)
+
+    def _take(self, numbers: Indices) -> Array:
+        if len(self.arrays) == 1:
+            found = np.asarray(self.arrays[0][numbers])
+        else:
+            found = np.empty((len(numbers), *self.arrays[0].shape[1:]), self.dtype)
+            files = self._ends.searchsorted(numbers, "right")
+            for file in np.unique(files):
+                own = files == file
+                found[own] = self.arrays[file][numbers[own] - self._starts[file]]
+        return found if self.layout is None else self.layout(found)
+
+    def _stretch(self, start: int, stop: int) -> Array:
+        if len(self.arrays) > 1:
+            return self._take(np.arange(start, max(start, stop)))
+        found = np.asarray(self.arrays[0][start:stop])
+        return found if self.layout is None else self.layout(found)
+
+    def read_ahead(self, start: int, stop: int) -> None:
+        """Let the operating system begin to read the samples from one number up to another."""
+        for number in range(bisect_right(self._ends, start), len(self.arrays)):
+            array, begin = self.arrays[number], int(self._starts[number])
+            if begin >= stop:
+                break
+            low, high = max(start, begin) - begin, min(stop, int(self._ends[number])) - begin
+            each = array.nbytes // len(array)
+            header = self.paths[number].stat().st_size - array.nbytes
+            file = os.open(self.paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(file, header + low * each, (high - low) * each, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(file)
 
 
 def read_npy(path: Path) -> Array:
@@ -218,8 +178,6 @@ def read_npy(path: Path) -> Array:
                 f"{path} holds Python objects, which are not loaded because unpickling runs code; save it as "
                 "numbers: array.astype('float32') or array.astype('int64')"
             ) from error
-        if isinstance(error, OSError) and error.errno is not None:
-            raise BadData(f"{path} cannot be read: {error.strerror}") from error
         raise damaged(path, error) from error
     if not isinstance(array, np.ndarray):
         raise BadData(f"{path} is no NPY file but an archive; call it .npz")

@@ -25,7 +25,7 @@ FLAGS: Final = ("train", "training")
 """Names of the arguments of operators that say whether the model is training."""
 
 PROBABILITIES: Final = ("dropout_p",)
-"""Names of those that are 0 unless it is."""
+"""Names of the arguments that are 0 unless it is."""
 
 
 @part(".pt2")
@@ -36,14 +36,14 @@ def read_program(path: Path, shape: object) -> nn.Module:
 
     Args:
         path: of the file.
-        shape: of one input; of several that of each.
+        shape: of one input; or of each of several.
 
     Raises:
         BadModel: the file holds no program, or one for another shape or number of samples.
     """
     try:
         program = torch.export.load(path)
-    except Exception as error:  # whatever the file makes torch stumble over
+    except Exception as error:  # a file may break torch in any way
         raise BadModel(
             f"the model '{path}' cannot be read: {type(error).__name__}: {error}; write it by "
             "torch.export.save(program, path)"
@@ -56,7 +56,7 @@ def read_program(path: Path, shape: object) -> nn.Module:
 
 
 def follow_mode(module: Any) -> None:
-    """Have the module of a program, as `ExportedProgram.module` makes it, follow training and evaluation.
+    """Let the module of a program, as `ExportedProgram.module` makes it, follow `train` and `eval`.
 
     Args:
         module: changed in place.
@@ -107,7 +107,7 @@ def _check_nothing(module: fx.GraphModule) -> None:
 
 
 def _ask_for_mode(module: fx.GraphModule) -> None:
-    """Have the operators that behave otherwise in training follow the mode of the module."""
+    """Let the operators that differ in training follow the mode of the module."""
     graph = module.graph
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         schema = getattr(node.target, "_schema", None)

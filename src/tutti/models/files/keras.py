@@ -30,7 +30,7 @@ def read_keras(path: Path, shape: object) -> nn.Module:
     refuse_other_backend(keras.config.backend())
     try:
         model = keras.saving.load_model(path, compile=False)
-    except Exception as error:  # whatever the file makes Keras stumble over
+    except Exception as error:  # a file may break Keras in any way
         said, _, _ = str(error).strip().partition("\n")
         raise BadModel(
             f"the model '{path}' cannot be read by Keras {keras.__version__}: {said}; if it needs "

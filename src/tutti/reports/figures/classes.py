@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import altair as alt
@@ -43,17 +43,22 @@ def confusion(results: Results) -> Picture:
     Two matrices of the ways that are chosen below them: the first repeat. Empty cells are left out.
     """
     data, order = _confused(results)
-    if not data:
-        return None
-    ways = [*dict.fromkeys(row["way"] for row in data)]
     chosen = [row.combination.name for row in results.pair(lambda row: row.accuracy)]
-    chosen = [way for way in chosen if way in ways] or ways[:1]
+    return confusion_pair(data, order, chosen)
+
+
+def confusion_pair(data: Data, order: list[str], chosen: Sequence[str]) -> Picture:
+    """Draw two matrices beside each other, first of the chosen ways; None without any cell."""
+    ways = [*dict.fromkeys(row["way"] for row in data)]
+    if not ways:
+        return None
+    first = [way for way in chosen if way in ways] or ways[:1]
     most = max(row["share"] for row in data)
-    sides = zip(("left", "right"), chosen, strict=False)
-    return alt.hconcat(*(confusion_matrix(data, side, way, ways, order, most) for side, way in sides))
+    sides = zip(("left", "right"), first, strict=False)
+    return alt.hconcat(*(_confusion_matrix(data, side, way, ways, order, most) for side, way in sides))
 
 
-def confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], most: float) -> Any:
+def _confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], most: float) -> Any:
     """Draw the cells of the way that is chosen below it, first of `way`; `order` is that of the classes."""
     choice = alt.param(name=side, value=way, bind=alt.binding_select(options=ways, name=f"{side} matrix: "))
     scale = alt.Scale(scheme="viridis", type="sqrt", domain=[0, most])
@@ -78,20 +83,25 @@ def confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: li
     )
 
 
-def _confused(results: Results) -> tuple[Data, list[str]]:
-    """The cells with samples, and the names of the classes in order."""
+def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[int]]) -> tuple[Data, list[str]]:
+    """Return the cells with samples, and the names of the classes in order."""
     data: Data = []
     order: dict[str, None] = {}
-    for way, labels, test in _tests(results):
-        matrix = test.confusion or []
-        for actual, row in enumerate(matrix):
-            for taken, count in enumerate(row):
-                found = _label(labels, taken) if taken < len(matrix) else "no class"
-                order[found] = None
-                cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
-                if count:
-                    data.append({"way": way, **cell, "share": count / sum(row)})
+    for actual, row in enumerate(matrix):
+        for taken, count in enumerate(row):
+            found = _label(labels, taken) if taken < len(matrix) else "no class"
+            order[found] = None
+            cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
+            if count:
+                data.append({"way": way, **cell, "share": count / sum(row)})
     return data, [*order]
+
+
+def _confused(results: Results) -> tuple[Data, list[str]]:
+    """The cells of all ways to train, and the names of the classes in order."""
+    found = [confusion_cells(way, labels, test.confusion or []) for way, labels, test in _tests(results)]
+    order = dict.fromkeys(name for _, names in found for name in names)
+    return [row for rows, _ in found for row in rows], [*order]
 
 
 def _tests(results: Results) -> Iterator[tuple[str, tuple[str, ...], Evaluation]]:

@@ -6,25 +6,26 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
 from tutti.errors import BadOption
+from tutti.farm.jobs import FarmJob
 from tutti.load_object import names_object
-from tutti.run.config import TrainConfig
+from tutti.run.config import OBJECT
 from tutti.run.pickled import Pickled
-from tutti.studies.crossing import SHARED, crossed, refuse_single_run, with_options
+from tutti.studies.crossing import crossed, refuse_shared, with_options
 
 NONE: Final = "none"
 """The name of no schedule."""
 
-NOT_SWEPT: Final = {**SHARED, "model": "name several models", "schedule": "give --schedule several names"}
-"""Options that are the same for all candidates, and what to do instead."""
+NAMED: Final = {"model": "name several models", "schedule": "name several schedules"}
+"""Options that are not swept, and what to do instead."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternative:
     """A model or a schedule.
 
     Attributes:
@@ -35,80 +36,59 @@ class Choice:
 
     name: str
     values: Mapping[str, Any]
-    objects: Mapping[str, Pickled] = field(default_factory=dict)
+    objects: Mapping[str, Pickled]
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A candidate: what is trained on each fold.
-
-    Attributes:
-        config: without its split and its seed.
-        objects: what was given as Python objects, as in a `Job`.
-    """
-
-    config: TrainConfig
-    objects: dict[str, Pickled]
-
-
-def choices_of(kind: str, names: Sequence[str]) -> list[Choice]:
-    """Return the models or schedules of these names; "none" is no schedule.
+def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[Alternative]:
+    """Return models or schedules with their names; "none" is no schedule.
 
     Args:
         kind: the field of a configuration, "model" or "schedule".
-        names: as its option takes them. What is in a file or a package is called by its last name.
+        given: each with the name that it was given. One without is called as what it is: by the last name of
+            what is in a file or a package, a class or a function by its own.
 
     Raises:
-        BadOption: one is there twice, or two cannot be told apart by what they are called.
+        BadOption: there is none, or two are called alike.
     """
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise BadOption(f"the {kind} '{name}' is named {count} times; name each once")
-    if not names:
+    if not given:
         raise BadOption(f"no {kind} is named; name at least one")
-    called = [_called(name) for name in names]
-    # Two files may each have a Net.
-    called = [_called(name, called.count(short) > 1) for name, short in zip(names, called, strict=True)]
-    refuse_alike(kind, names, called)
+    shorts = Counter(_called(one) for _, one in given if isinstance(one, str))
     found = []
-    for name, short in zip(names, called, strict=True):
-        nothing = kind == "schedule" and name == NONE
-        found.append(Choice(short, {kind: None, "schedule_options": {}} if nothing else {kind: name}))
+    for name, one in given:
+        values: dict[str, Any]
+        objects: Mapping[str, Pickled] = {}
+        if one is None or (kind == "schedule" and one == NONE):
+            values, short = {kind: None, "schedule_options": {}}, NONE
+        elif isinstance(one, str):
+            # Two files may each have a Net.
+            values, short = {kind: one}, _called(one, shorts[_called(one)] > 1)
+        else:
+            from tutti.run.pickled_arguments import by_name  # Imports torch.
+
+            values, objects = by_name({kind: one})
+            short = values[kind].removeprefix(OBJECT).rpartition(":")[2].rpartition(".")[2]
+        found.append(Alternative(plain(short if name is None else str(name)), values, objects))
+    for name, count in Counter(one.name for one in found).items():
+        if count > 1:
+            raise BadOption(
+                f"{count} {kind}s are called '{name}' in the results; name each once, or rename one"
+            )
     return found
 
 
-def refuse_alike(kind: str, names: Sequence[str], called: Sequence[str]) -> None:
-    """Refuse models or schedules that cannot be told apart in the results.
-
-    Args:
-        kind: "model" or "schedule".
-        names: as they were given.
-        called: what they are called, one by one.
-
-    Raises:
-        BadOption: two are called the same.
-    """
-    for short, count in Counter(called).items():
-        if count > 1:
-            same = " and ".join(f"'{name}'" for name, own in zip(names, called, strict=True) if own == short)
-            raise BadOption(f"the {kind}s {same} are both called '{short}' in the results; rename one")
-
-
-def contenders(
-    config: TrainConfig,
-    models: Sequence[Choice],
-    schedules: Sequence[Choice],
+def candidates_of(
+    base: FarmJob,
+    models: Sequence[Alternative],
+    schedules: Sequence[Alternative],
     sweep: Mapping[str, Sequence[Any]],
-    objects: Mapping[str, Pickled] | None = None,
-) -> dict[str, Contender]:
+) -> dict[str, FarmJob]:
     """Return all candidates by name, such as "lenet/cosine/lr=0.01".
 
     Args:
-        config: what they have in common.
+        base: what they have in common.
         models: each with each schedule.
         schedules: each with each model.
         sweep: further options, each with the values that are crossed in.
-        objects: those that they have in common.
 
     Raises:
         UserError: an option cannot be crossed in, is unknown, or has a value that cannot be used.
@@ -116,29 +96,21 @@ def contenders(
     for name, values in sweep.items():
         if isinstance(values, str) or not len(values):
             raise BadOption(f"--sweep {name} is {values!r}; give a list of at least one value")
-        part, dot, _ = name.partition(".")
-        if (f"{part}_options" if dot else name) in NOT_SWEPT:
-            raise BadOption(f"--sweep {name}: {NOT_SWEPT[part]}")
+        refuse_shared(name, "--sweep", NAMED)
     found = {}
     for model, schedule, swept in itertools.product(models, schedules, crossed(sweep)):
-        common = {**config.as_json(), **model.values, **schedule.values}
+        common = {**base.config.as_json(), **model.values, **schedule.values}
         name = "/".join([model.name, schedule.name, *_swept(swept)])
-        given = {**(objects or {}), **model.objects, **schedule.objects}
         if name in found:
             raise BadOption(f"two candidates would be called '{name}'; give --sweep each value once")
-        found[name] = Contender(with_options(common, swept), given)
+        objects = {**base.objects, **model.objects, **schedule.objects}
+        found[name] = FarmJob(name, with_options(common, swept), objects)
     return found
 
 
-def refuse_own_folds(config: TrainConfig) -> None:
-    """Refuse options by which a run says itself what is held out, or where it goes.
-
-    Raises:
-        BadOption: one is given.
-    """
-    refuse_single_run(config)
-    if config.validation != TrainConfig.validation:
-        raise BadOption("--validation is for a single run: the folds say what is held out")
+def servers_of(candidates: Mapping[str, FarmJob]) -> int:
+    """Return the number of ranks of a block that train none of the candidates."""
+    return min(one.config.servers for one in candidates.values())
 
 
 def plain(text: str) -> str:
@@ -148,10 +120,10 @@ def plain(text: str) -> str:
 
 def _called(name: str, long: bool = False) -> str:
     if not names_object(name):
-        return plain(name)
+        return name
     where, _, last = name.rpartition(":")
     stem = PurePath(where).stem if where.endswith(".py") else where
-    return plain(f"{stem}.{last}" if long else last)
+    return f"{stem}.{last}" if long else last
 
 
 def _swept(options: Mapping[str, Any]) -> Iterator[str]:

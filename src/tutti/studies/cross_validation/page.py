@@ -1,19 +1,15 @@
-"""The page of a cross-validation: what came out, in words, tables and figures."""
+"""The page of a cross-validation: the findings in words, tables and figures."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
 from tutti.records.farm_folder import FarmFolder
 from tutti.reports.page import PAGE, drawing, write_page
-from tutti.studies.cross_validation.scores import measure_of
-from tutti.studies.cross_validation.study import Findings, best_first
+from tutti.studies.cross_validation.result import CrossValidated
 
 
-def write_cv_page(folder: FarmFolder, found: Findings, page: Path | None = None) -> Path:
+def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None = None) -> Path:
     """Write the page of a cross-validation and return it, with its figures beside it.
 
     Args:
@@ -27,34 +23,20 @@ def write_cv_page(folder: FarmFolder, found: Findings, page: Path | None = None)
     """
     with drawing():
         from tutti.studies.cross_validation.figures import figures_of
-    return write_page(page or folder.path / PAGE, _words(folder, found), figures_of(folder, found))
-
-
-def _words(folder: FarmFolder, found: Findings) -> dict[str, Any]:
-    names, asked = best_first(found), folder.plan.question
-    metric = found.scores[names[0]].metric if names else ""
-    rows = []
-    for at, name in enumerate(names):
-        one, seconds = found.scores[name], found.seconds[name]
-        cells = [name, *(shown(value, metric) for value in (one.mean, one.deviation, one.out_of_fold))]
-        cells += [f"{len(one.known)} of {len(one.folds)}", f"{mean(seconds):.2f}" if seconds else ""]
-        rows.append({"kind": "best" if at == 0 else "", "cells": cells})
-    left = f"{found.left} jobs are yet to be done: 'tutti cv --resume' goes on." if found.left else ""
-    return {
-        "title": f"Cross-validation on {asked['data']}",
-        "verdict": f"{names[0]} has the best mean: {shown(found.scores[names[0]].mean, metric)}"
-        if names
-        else "",
-        "heads": ["candidate", metric, "standard deviation", "out of fold", "folds", "seconds each"],
-        "tables": [{"title": "Scores on what each fold holds out", "rows": rows}],
-        "note": left,
-        "lists": {"What can be told": [one.sentence for one in found.differences]},
+    heads, rows = found.rows()
+    kinds = ["best", *[""] * len(rows)]
+    words = {
+        "title": f"Cross-validation on {folder.plan.question['data']}",
+        "verdict": f"{rows[0][0]} has the best mean: {rows[0][1]}" if rows else "",
+        "heads": heads,
+        "tables": [
+            {
+                "title": "Scores on what each fold holds out",
+                "rows": [{"kind": kind, "cells": row} for kind, row in zip(kinds, rows, strict=False)],
+            }
+        ],
+        "note": f"{found.left} jobs are yet to be done: 'tutti cv --resume' goes on." if found.left else "",
+        "lists": {"Comparison": [one.sentence for one in found.comparison]},
         "failures": list(found.failed.items()),
     }
-
-
-def shown(value: float, metric: str) -> str:
-    """Return a score as text; one that is missing as nothing."""
-    if math.isnan(value):
-        return ""
-    return f"{value:.2%}" if measure_of(metric).share else f"{value:.4g}"
+    return write_page(page or folder.path / PAGE, words, figures_of(folder, found))

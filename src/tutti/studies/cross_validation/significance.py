@@ -1,4 +1,4 @@
-"""Differences between candidates, as far as the scores of folds tell any: the corrected resampled t-test.
+"""Differences between candidates, by the scores of their folds: the corrected resampled t-test.
 
 Folds share training samples, so their scores are not independent, and a plain t-test finds differences where
 there are none. Nadeau and Bengio (Inference for the generalization error, Machine Learning 52, 2003, section
@@ -7,8 +7,8 @@ there are none. Nadeau and Bengio (Inference for the generalization error, Machi
     (1/J + n_test/n_train) s^2
 
 Over all pairs of candidates, p is adjusted by Holm's step-down method (Scandinavian Journal of Statistics 6,
-1979), and each interval is widened as its p is: it leaves out 0 exactly where a difference is told. Needs no
-torch.
+1979), and each interval is widened as its p is: it leaves out 0 exactly where the difference is significant.
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import Final
 import numpy as np
 
 from tutti.errors import BadData
-from tutti.studies.cross_validation.scores import Scores, measure_of, write_table
+from tutti.studies.cross_validation.scores import FoldScores
+from tutti.studies.farms import write_table
+from tutti.studies.score import Score
 
 ALPHA: Final = 0.05
-"""A difference is told when p, adjusted, is below this."""
-
-CONFIDENCE: Final = 1 - ALPHA
-"""Of the interval of a difference."""
+"""A difference is significant when p, adjusted, is below this."""
 
 FEW: Final = 3
 """With fewer folds the interval is wider than scores can differ, and the sentence leaves it out."""
@@ -44,13 +43,11 @@ class Difference:
 
     Attributes:
         first: the name of one candidate.
-        second: that of the other.
-        metric: of the scores.
+        second: the name of the other.
+        score: the figure.
         folds: how many both have.
         mean: of the first's scores - the second's; NaN without a fold.
-        low: the lower end of its interval, adjusted as p is; NaN if there is no test.
-        high: the upper one.
-        t: the statistic; NaN if there is no test.
+        error: the corrected standard error of the mean; NaN if there is no test.
         p: two-sided; NaN if there is no test.
         adjusted: p, adjusted for all pairs that are tested.
         pairs: how many these are.
@@ -59,73 +56,93 @@ class Difference:
 
     first: str
     second: str
-    metric: str
+    score: Score
     folds: int
     mean: float
-    low: float = math.nan
-    high: float = math.nan
-    t: float = math.nan
+    error: float = math.nan
     p: float = math.nan
     adjusted: float = math.nan
     pairs: int = 1
     why: str = ""
 
     @property
-    def told(self) -> bool:
-        """True if one of the two is better."""
-        return self.adjusted < ALPHA
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean, adjusted as p is; NaN if there is no test."""
+        from scipy import stats
+
+        level = ALPHA * self.p / self.adjusted if self.p < self.adjusted else ALPHA
+        margin = float(stats.t.isf(level / 2, max(1, self.folds - 1))) * self.error
+        return self.mean - margin, self.mean + margin
 
     @property
     def better(self) -> str | None:
         """The name of the better one; None: that cannot be told."""
-        if not self.told:
+        if not self.adjusted < ALPHA:
             return None
-        return self.first if (self.mean > 0) == (measure_of(self.metric).better == "higher") else self.second
+        return self.first if (self.mean > 0) == self.score.higher else self.second
 
     @property
     def sentence(self) -> str:
         """The result in words."""
         if self.why:
             return f"nothing can be told of {self.first} and {self.second}: {self.why}"
-        adjusted = f" (adjusted for {self.pairs} comparisons)" if self.pairs > 1 else ""
-        few = f", of {self.folds} folds only" if self.folds < FEW else ""
-        by = amount_of(abs(self.mean), self.metric)
-        low, high = (self.low, self.high) if self.mean >= 0 else (-self.high, -self.low)
-        interval = "" if self.folds < FEW else f"{self._interval(low, high)}, "
-        figures = f"{by}, {interval}{_p(self.adjusted)}{adjusted}{few}"
+        low, high = sorted(end if self.mean >= 0 else -end for end in self.interval)
+        ends = f"{_number(low, self.score)} to {_number(high, self.score)}"
+        figures = [
+            _amount(abs(self.mean), self.score),
+            *([] if self.folds < FEW else [f"{100 * (1 - ALPHA):.0f} % interval {ends}"]),
+            f"{_p(self.adjusted)}{f' (adjusted for {self.pairs} comparisons)' if self.pairs > 1 else ''}",
+            *([f"of {self.folds} folds only"] if self.folds < FEW else []),
+        ]
+        names = (self.first, self.second) if self.mean >= 0 else (self.second, self.first)
         if self.better is None:
-            names = (self.first, self.second) if self.mean >= 0 else (self.second, self.first)
-            return f"no difference can be told between {' and '.join(names)}: {figures}"
+            return f"no difference can be told between {' and '.join(names)}: {', '.join(figures)}"
         other = self.second if self.better == self.first else self.first
-        return f"{self.better} is better than {other} by {figures}"
-
-    def _interval(self, low: float, high: float) -> str:
-        ends = " to ".join(_number(end, self.metric) for end in (low, high))
-        return f"{100 * CONFIDENCE:.0f} % interval {ends}"
+        return f"{self.better} is better than {other} by {', '.join(figures)}"
 
 
-def none_told(differences: Sequence[Difference]) -> str:
-    """Return one sentence for several comparisons, all with a test, none of which tells a difference."""
-    least = min(differences, key=lambda one: one.adjusted)
-    few = f", of {least.folds} folds only" if least.folds < FEW else ""
-    return (
-        f"no difference can be told between any two of the candidates: the smallest p is of {least.first} "
-        f"and {least.second}, {_p(least.adjusted)} (adjusted for {least.pairs} comparisons){few}"
+def compare(candidates: Mapping[str, FoldScores], ratios: Sequence[float]) -> list[Difference]:
+    """Compare each candidate with each other one.
+
+    Args:
+        candidates: the scores by the name of what was trained, all of the same figure and folds.
+        ratios: of each fold, the held-out samples / those that it trains on.
+
+    Raises:
+        BadData: the scores are of other folds.
+    """
+    for name, scores in candidates.items():
+        if len(scores.folds) != len(ratios):
+            raise BadData(f"{name} has the scores of {len(scores.folds)} folds, and there are {len(ratios)}")
+    found = [
+        _difference(first, second, candidates, ratios)
+        for first, second in itertools.combinations(candidates, 2)
+    ]
+    adjusted = holm([one.p for one in found])
+    pairs = sum(not math.isnan(value) for value in adjusted)
+    return [replace(one, adjusted=p, pairs=pairs) for one, p in zip(found, adjusted, strict=True)]
+
+
+def _difference(
+    first: str, second: str, candidates: Mapping[str, FoldScores], ratios: Sequence[float]
+) -> Difference:
+    """Compare two candidates; p is not adjusted yet."""
+    scores = np.array([candidates[name].folds for name in (first, second)], dtype=np.float64)
+    both = np.isfinite(scores).all(0)
+    differences, folds = (scores[0] - scores[1])[both], int(both.sum())
+    found = Difference(
+        first, second, candidates[first].score, folds, float(differences.mean()) if folds else math.nan
     )
+    if folds < 2:
+        return replace(found, why=f"they share the scores of {folds} folds; a comparison needs at least two")
+    if float(np.ptp(differences)) <= ROUNDING * float(np.abs(scores[:, both]).max()):
+        same = _amount(abs(found.mean), found.score)
+        return replace(found, why=f"they differ by the same {same} in each fold")
+    error, p = corrected_test(differences.tolist(), float(np.mean(np.array(ratios)[both])))
+    return replace(found, error=error, p=p)
 
 
-def amount_of(value: float, metric: str) -> str:
-    """Return a difference in words: of shares in points of 100."""
-    unit = "points" if measure_of(metric).share else f"in {metric}"
-    return f"{_number(value, metric)} {unit}"
-
-
-def _number(value: float, metric: str) -> str:
-    # Nothing is -0.00.
-    return f"{round(100 * value, 2) + 0.0:.2f}" if measure_of(metric).share else f"{value + 0.0:.4g}"
-
-
-def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, float, float]:
+def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, float]:
     """Test whether the mean of differences between two candidates is 0.
 
     Args:
@@ -133,14 +150,13 @@ def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, f
         ratio: the held-out samples of a fold / those that it trains on.
 
     Returns:
-        t, p (two-sided, with a degree of freedom less than folds), and the standard error of the mean.
+        The standard error of the mean, and p (two-sided, with a degree of freedom less than folds).
     """
     from scipy import stats  # Takes half a second.
 
     count = len(differences)
     error = math.sqrt((1 / count + ratio) * float(np.var(differences, ddof=1)))
-    t = float(np.mean(differences)) / error
-    return t, float(2 * stats.t.sf(abs(t), count - 1)), error
+    return error, float(2 * stats.t.sf(abs(float(np.mean(differences))) / error, count - 1))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -157,98 +173,26 @@ def holm(values: Sequence[float]) -> list[float]:
     return [float(value) for value in found]
 
 
-def compare(candidates: Mapping[str, Scores], ratios: Sequence[float]) -> list[Difference]:
-    """Compare each candidate with each other one.
-
-    Args:
-        candidates: the scores by the name of what was trained, all of the same folds.
-        ratios: of each fold, the held-out samples / those that it trains on.
-
-    Raises:
-        BadData: the scores are of other folds, or of different metrics.
-    """
-    for name, scores in candidates.items():
-        if len(scores.folds) != len(ratios):
-            raise BadData(
-                f"{name} has the scores of {len(scores.folds)} folds, and there are {len(ratios)}; compare "
-                "scores of the same folds"
-            )
-    kinds = {scores.metric for scores in candidates.values()}
-    if len(kinds) > 1:
-        raise BadData(
-            f"the scores are of different metrics ({', '.join(sorted(kinds))}); compare those of one"
-        )
-    found = [
-        _difference(first, second, candidates, ratios)
-        for first, second in itertools.combinations(candidates, 2)
-    ]
-    adjusted = holm([one.p for one in found])
-    pairs = sum(not math.isnan(value) for value in adjusted)
-    return [_adjust(one, p, pairs) for one, p in zip(found, adjusted, strict=True)]
-
-
 def write_comparison(path: Path, differences: Sequence[Difference]) -> None:
-    """Write what was found out of all pairs as a table; a figure that there is none of is an empty cell.
-
-    Args:
-        path: of the CSV file.
-        differences: as `compare` has found them.
-
-    Raises:
-        BadRunFolder: the file cannot be written.
-    """
-    header = "first", "second", "metric", "folds", "difference", "low", "high", "t", "p", "p_holm", "result"
-    lines = [
-        (
-            *(one.first, one.second, one.metric, one.folds),
-            *(
-                "" if math.isnan(x) else repr(x)
-                for x in (one.mean, one.low, one.high, one.t, one.p, one.adjusted)
-            ),
-            one.sentence,
-        )
-        for one in differences
+    """Write the comparison of all pairs as a CSV table; a missing figure is an empty cell."""
+    lines: list[tuple[object, ...]] = [
+        ("first", "second", "metric", "folds", "difference", "low", "high", "p", "p_holm", "result")
     ]
-    write_table(path, [header, *lines])
+    for one in differences:
+        figures = (one.mean, *one.interval, one.p, one.adjusted)
+        cells = ("" if math.isnan(value) else repr(value) for value in figures)
+        lines.append((one.first, one.second, str(one.score), one.folds, *cells, one.sentence))
+    write_table(path, lines)
 
 
-def _difference(
-    first: str, second: str, candidates: Mapping[str, Scores], ratios: Sequence[float]
-) -> Difference:
-    """Compare two candidates; p and the interval are not adjusted yet."""
-    scores = [np.array(candidates[name].folds, dtype=np.float64) for name in (first, second)]
-    both = np.isfinite(scores[0]) & np.isfinite(scores[1])
-    one, other = (found[both] for found in scores)
-    differences, metric, folds = one - other, candidates[first].metric, int(both.sum())
-    mean = float(differences.mean()) if folds else math.nan
-    found = Difference(first, second, metric, folds, mean)
-    if folds < 2:
-        has = "no fold has" if folds == 0 else "a single fold has"
-        return replace(found, why=f"{has} a score of both, and a comparison needs two folds at least")
-    size = max(float(np.abs(one).max()), float(np.abs(other).max()))
-    if float(np.ptp(differences)) <= ROUNDING * size:
-        if abs(mean) <= ROUNDING * size:
-            return replace(found, mean=0.0, why="they have the same score in each fold")
-        same = amount_of(abs(mean), metric)
-        return replace(
-            found, why=f"they differ by the same {same} in each fold, which leaves nothing to measure by"
-        )
-    from scipy import stats
-
-    t, p, error = corrected_test(differences.tolist(), float(np.mean(np.array(ratios)[both])))
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, folds - 1)) * error
-    return replace(found, t=t, p=p, low=mean - margin, high=mean + margin)
+def _amount(value: float, score: Score) -> str:
+    """Return a difference in words: of shares in points of 100."""
+    return f"{_number(value, score)} {'points' if score.is_share else f'in {score}'}"
 
 
-def _adjust(one: Difference, adjusted: float, pairs: int) -> Difference:
-    """Put in the adjusted p, and widen the interval to the level at which that p would be ALPHA."""
-    if not one.p < adjusted:
-        return replace(one, adjusted=adjusted, pairs=pairs)
-    from scipy import stats
-
-    quantiles = stats.t.isf([ALPHA * one.p / adjusted / 2, ALPHA / 2], one.folds - 1)
-    margin = (one.high - one.low) / 2 * float(quantiles[0] / quantiles[1])
-    return replace(one, adjusted=adjusted, pairs=pairs, low=one.mean - margin, high=one.mean + margin)
+def _number(value: float, score: Score) -> str:
+    # Nothing is -0.00.
+    return f"{round(100 * value, 2) + 0.0:.2f}" if score.is_share else f"{value + 0.0:.4g}"
 
 
 def _p(value: float) -> str:

@@ -7,175 +7,167 @@
     none              all folds                             the ensemble that is kept
 
 Samples of the fold that is held out are left out in every repeat. The gain is the difference of the two
-scores of each fold, and its interval that of the corrected t-test over folds, as between candidates: to draw
-samples anew would leave out how much models vary with what they are trained on. Needs no torch.
+scores of each fold, and its interval is that of the corrected t-test over folds, as between candidates.
+Needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tutti.errors import BadData, BadOption, BadRunFolder
-from tutti.records.ensemble import Combination
+from tutti.errors import BadData, BadOption, UnknownName
 from tutti.records.farm_folder import FarmFolder, JobState
-from tutti.records.output_kinds import Kind
+from tutti.records.output_kinds import Kind, kind_of
 from tutti.records.predictions import Predictions
-from tutti.records.run_folder import RunFolder
-from tutti.studies.cross_validation.scores import MEASURES, Scores, score_folds
+from tutti.records.run_folder import PREDICTIONS, RunFolder, TrainedOn
+from tutti.studies.cross_validation.result import job_name, question_of
+from tutti.studies.cross_validation.scores import FoldScores
 from tutti.studies.cross_validation.significance import Difference, compare
-from tutti.studies.cross_validation.study import AMOUNTS, KIND, job_name, predictions_of, ratios_of, splits_of
-from tutti.studies.ensemble.combining import combine, fit
 from tutti.studies.ensemble.library import Library, library_of
 
 ENSEMBLE: Final = "the ensemble"
 BEST: Final = "the best single model"
 
+ROUNDS: Final = 50
+"""The candidates that greedy selection adds, at most."""
 
-@dataclass(frozen=True)
-class Trained:
-    """The candidates of a farm that all folds have been trained of.
-
-    Attributes:
-        library: their predictions.
-        metric: that they are compared by.
-        classes: how many there are; None: the targets are amounts.
-        amounts: a single output approaches the class number itself.
-        ratios: of each fold, the held-out samples / those that it trains on.
-        left_out: the candidates with folds that have not finished.
-    """
-
-    library: Library
-    metric: str
-    classes: int | None
-    amounts: bool
-    ratios: list[float]
-    left_out: list[str]
-
-    def scores(self, folds: Sequence[Predictions]) -> Scores:
-        """Score predictions of all folds, or of some samples."""
-        flags = self.library.kind is Kind.FLAGS
-        return score_folds(folds, self.metric, self.classes, self.amounts, flags)
-
-    def ranked(self, library: Library) -> list[str]:
-        """Return the candidates by their score for the samples of a library, the best first."""
-        scores = [self.scores([library.predictions(values)]) for values in library.values]
-        sign = -1 if MEASURES[scores[0].metric].better == "higher" else 1
-        order = np.argsort([sign * one.folds[0] for one in scores], kind="stable")
-        return [library.names[at] for at in order]
+Weights = dict[str, float]
+"""The weight of each candidate that has one: above 0, and 1 in all."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """An ensemble, and what can be told of it.
+class Selection:
+    """An ensemble, and its gain.
 
     Attributes:
-        combination: of the candidates that it has.
-        kind: of their values.
-        best: the best single candidate by all folds.
-        scores: of all candidates, and of `ENSEMBLE` and `BEST`, both of which were chosen anew for each fold.
+        kind: of the values of its candidates.
+        weights: of its candidates.
+        scores: of all candidates, and of `ENSEMBLE` and `BEST`, which were chosen again for each fold.
         gain: the difference between these two.
     """
 
-    combination: Combination
     kind: Kind
-    best: str
-    scores: dict[str, Scores]
+    weights: Weights
+    scores: dict[str, FoldScores]
     gain: Difference
 
 
-def read_trained(folder: FarmFolder) -> Trained:
+def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
     """Read the predictions of a farm's candidates.
+
+    Returns:
+        The library, and the candidates with folds that have not finished, which it lacks.
 
     Raises:
         BadRunFolder: it is the farm of no cross-validation, or a file in it is damaged.
         BadData: no candidate has finished, or what they predict cannot be combined.
     """
-    if folder.plan.kind != KIND:
-        raise BadRunFolder(
-            f"{folder.path} is the farm of a '{folder.plan.kind}', and no cross-validation; give one that "
-            "'tutti cv' wrote"
-        )
-    asked = folder.plan.question
-    splits = splits_of(folder, asked)
-    found, losses, left_out = dict[str, list[Predictions]](), dict[str, str](), list[str]()
-    for name in asked["candidates"]:
-        jobs = [job_name(name, number) for number in range(asked["jobs_each"])]
+    question = question_of(folder)
+    found, kinds, left_out = dict[str, list[Predictions]](), dict[str, Kind](), list[str]()
+    for name in question["candidates"]:
+        jobs = [job_name(name, number) for number in range(len(question["ratios"]))]
         if any(folder.state(job) is not JobState.FINISHED for job in jobs):
             left_out.append(name)
             continue
-        runs = [RunFolder(folder.job(job)) for job in jobs]
-        found[name] = [predictions_of(run, split) for run, split in zip(runs, splits, strict=True)]
-        losses[name] = str(RunFolder(folder.job(jobs[0])).config().get("loss"))
+        found[name] = [Predictions.read(folder.job(job) / PREDICTIONS) for job in jobs]
+        run = RunFolder(folder.job(jobs[0]))
+        kinds[name] = kind_of(str(run.config().get("loss")), run.read(TrainedOn).classes)
     if not found:
         raise BadData(
             f"no candidate of {folder.path} has finished all folds, so there is nothing to combine; go on "
             f"with 'tutti cv ... --resume --out {folder.path}'"
         )
-    amounts = any(loss in AMOUNTS for loss in losses.values())
-    library = library_of(found, losses)
-    # What runs have computed themselves nobody has computed of a combination.
-    metric = asked["score"] if asked["score"] in MEASURES else "auto"
-    # Labels of 0 or 1 may be floats, whose automatic score is that of amounts: an error of logits.
-    metric = "accuracy" if metric == "auto" and library.kind is Kind.FLAGS else metric
-    return Trained(library, metric, asked["classes"], amounts, ratios_of(splits), left_out)
+    return library_of(found, kinds), left_out
 
 
-def choose(trained: Trained, method: str, top: int | None = None) -> Choice:
+def choose(library: Library, ratios: list[float], method: str, top: int | None = None) -> Selection:
     """Choose an ensemble, and score it on folds that it was not chosen by.
 
     Args:
-        trained: the candidates.
+        library: the candidates.
+        ratios: of each fold, the held-out samples / those that it trains on.
         method: a name in `METHODS`.
-        top: combine so many of the best; None: all.
+        top: combine this many of the best; None: all.
 
     Raises:
-        BadOption: there are not so many.
+        BadOption: there are not as many.
         BadData: there is a single fold.
         UnknownName: there is no such method.
     """
-    library = trained.library
+    if method not in METHODS:
+        raise UnknownName("value", method, METHODS, of="--method")
     if top is not None and not 1 <= top <= len(library.names):
         there = f"{len(library.names)}: {', '.join(library.names)}"
         raise BadOption(f"--top is {top}, and the candidates that have finished are {there}")
-    numbers = range(len(trained.ratios))
-    chosen = [held_out_values(trained, number, method, top) for number in numbers]
-    ours, theirs = zip(*chosen, strict=True)
-    both = {ENSEMBLE: trained.scores(ours), BEST: trained.scores(theirs)}
-    candidates = {
-        name: trained.scores(
-            [one.predictions(one.of([name]).values[0]) for one, _ in map(library.fold, numbers)]
-        )
-        for name in library.names
-    }
-    found, best = _chosen(trained, library, method, top)
-    (gain,) = compare(both, trained.ratios)
-    return Choice(found, library.kind, best, {**candidates, **both}, gain)
-
-
-def held_out_values(
-    trained: Trained, fold: int, method: str, top: int | None = None
-) -> tuple[Predictions, Predictions]:
-    """Predict the samples of a fold by what is chosen without them: an ensemble, and the best candidate.
-
-    Raises:
-        BadData: there are no other samples.
-    """
-    held_out, rest = trained.library.fold(fold)
-    if not len(rest.rows):
+    if len(ratios) < 2:
         raise BadData(
-            "an ensemble is scored on samples that it was not chosen by, and a single fold leaves none to "
-            "choose it by; cross-validate with two folds or more"
+            "an ensemble is scored on a fold that it was not chosen by; cross-validate with two folds"
         )
-    found, best = _chosen(trained, rest, method, top)
-    values = combine(found, held_out.of(found.candidates).values)
-    return held_out.predictions(values), held_out.predictions(held_out.of([best]).values[0])
+    scores: dict[str, list[float]] = {name: [] for name in (*library.names, ENSEMBLE, BEST)}
+    for fold in range(len(ratios)):
+        held_out, rest = library.fold(fold)
+        for name, values in zip(library.names, held_out.values, strict=True):
+            scores[name].append(held_out.scored(values))
+        scores[ENSEMBLE].append(held_out.scored(combine(fit(rest, method, top), held_out)))
+        scores[BEST].append(scores[_ranked(rest)[0]][fold])
+    found = {name: FoldScores(library.score, tuple(values)) for name, values in scores.items()}
+    (gain,) = compare({name: found[name] for name in (ENSEMBLE, BEST)}, ratios)
+    return Selection(library.kind, fit(library, method, top), found, gain)
 
 
-def _chosen(trained: Trained, library: Library, method: str, top: int | None) -> tuple[Combination, str]:
-    """Choose by the samples of a library: the combination, and the best single candidate."""
-    names = trained.ranked(library)
-    return fit(method, library.of(names[:top])), names[0]
+def fit(library: Library, method: str, top: int | None = None) -> Weights:
+    """Fit the weights of the `top` best candidates of a library, leaving out those that get none."""
+    chosen = library.of(_ranked(library)[:top])
+    weights = METHODS[method](chosen)
+    return {name: float(weight) for name, weight in zip(chosen.names, weights, strict=True) if weight > 0}
+
+
+def combine(weights: Weights, library: Library) -> NDArray[np.float64]:
+    """Return the values of an ensemble for the samples of a library, of shape (samples, numbers)."""
+    mixed: NDArray[np.float64] = np.tensordot([*weights.values()], library.of([*weights]).values, 1)
+    return mixed
+
+
+def _ranked(library: Library) -> list[str]:
+    """Return the candidates by their score, the best first."""
+    sign = -1 if library.score.higher else 1
+    order = np.argsort([sign * library.scored(values) for values in library.values], kind="stable")
+    return [library.names[at] for at in order]
+
+
+def _mean(library: Library) -> NDArray[np.float64]:
+    return np.full(len(library.names), 1 / len(library.names))
+
+
+def _greedy(library: Library) -> NDArray[np.float64]:
+    """Select candidates one at a time, with replacement, each time the one that helps the mean most.
+
+    Caruana, Niculescu-Mizil, Crew and Ksikes, Ensemble selection from libraries of models, ICML 2004. It
+    begins with the best N candidates, with the N whose mean is best, and keeps the best mean on the way.
+    """
+    values = library.values
+    order = np.argsort([library.loss(one) for one in values], kind="stable")
+    means = np.cumsum(values[order], axis=0) / np.arange(1, len(order) + 1)[:, None, None]
+    losses = [library.loss(one) for one in means]
+    first = int(np.argmin(losses)) + 1
+    counts = np.zeros(len(order), dtype=np.int64)
+    counts[order[:first]] = 1
+    best, least, total = counts.copy(), losses[first - 1], values[order[:first]].sum(0)
+    for _ in range(ROUNDS):
+        tried = [library.loss((total + one) / (counts.sum() + 1)) for one in values]
+        added = int(np.argmin(tried))
+        counts[added] += 1
+        total = total + values[added]
+        if tried[added] < least:
+            best, least = counts.copy(), tried[added]
+    found: NDArray[np.float64] = best / best.sum()
+    return found
+
+
+METHODS: Final[dict[str, Callable[[Library], NDArray[np.float64]]]] = {"mean": _mean, "greedy": _greedy}
+"""The ways to weigh candidates, by name; each is fitted to samples that the candidates never saw."""

@@ -1,4 +1,4 @@
-"""The jobs of making an ensemble, evaluating it and predicting with it. Needs no torch."""
+"""The jobs of evaluating an ensemble and predicting with it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,25 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tutti.records.ensemble import ENSEMBLE, EnsembleRecord, Member, read_ensemble
+from tutti.records.ensemble import ENSEMBLE, EnsembleRecord, read_ensemble
 from tutti.run.jobs import Job
 from tutti.run.train_job import PredictJob
 from tutti.run.trust import check as check_trust
-
-
-@dataclass(frozen=True)
-class Making:
-    """The parts of an ensemble that is to be made.
-
-    Attributes:
-        places: where the weights of its members are.
-        singles: the networks that it is compared with, each with the place of its weights.
-        metric: that they are compared by.
-    """
-
-    places: tuple[str, ...]
-    singles: tuple[tuple[Member, str], ...]
-    metric: str
 
 
 @dataclass(frozen=True)
@@ -32,20 +17,18 @@ class EnsembleJob(Job):
     """The evaluation of an ensemble: `config` says with which data.
 
     Attributes:
-        record: what the ensemble is.
         folder: of the ensemble.
-        part: that is to be evaluated; None: the test part, if there is one.
-        making: write it first; None: it is there.
-        whole: the data are others, of which all samples are evaluated if they have no test part.
+        part: that is to be evaluated; None: the test part, or all of other data that have none.
+        other_data: the data are not those of its members.
+        trust: whether it may name code.
     """
 
     entry: ClassVar[str] = "tutti.studies.ensemble.evaluation:work"
 
-    record: EnsembleRecord
     folder: str
     part: str | None
-    making: Making | None = None
-    whole: bool = False
+    other_data: bool = False
+    trust: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,116 +1,87 @@
-"""From a choice of candidates to the networks of an ensemble. Needs no torch."""
+"""The networks of an ensemble, from the runs of a farm or the checkpoints of a run, saved together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tutti.errors import BadOption
+from tutti.exports.sources import read_from
 from tutti.records import checkpoints
-from tutti.records.ensemble import Combination, EnsembleRecord, Member
+from tutti.records.ensemble import EnsembleMember, EnsembleRecord, write_ensemble
 from tutti.records.farm_folder import FarmFolder
-from tutti.records.output_kinds import Kind, kind_of
+from tutti.records.output_kinds import kind_of
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run.config import OBJECT, TrainConfig
-from tutti.studies.cross_validation.study import job_name
-from tutti.studies.ensemble.choosing import Choice
-from tutti.studies.ensemble.evaluation_job import Making
-
-FOLDER: Final = "ensemble"
-"""The folder of an ensemble in that of its farm, unless the user names another."""
+from tutti.run.trained import TrainedModel
+from tutti.studies.cross_validation.result import job_name
+from tutti.studies.ensemble.choosing import Selection
+from tutti.studies.ensemble.module import Ensemble
+from tutti.training.weights import set_weights, weights_to_bytes
 
 
 def ensemble_of(
-    folder: FarmFolder, choice: Choice, metric: str, trust: bool
-) -> tuple[EnsembleRecord, Making]:
-    """Return the ensemble of a choice: of each candidate the networks of all folds.
-
-    Args:
-        folder: of the farm.
-        choice: the candidates.
-        metric: by which the ensemble is compared with the networks of the best single candidate.
-        trust: whether configurations may name code, which runs then.
+    folder: FarmFolder, chosen: Selection, method: str, trust: bool
+) -> tuple[EnsembleRecord, list[Path]]:
+    """Return an ensemble of the networks of all folds of each candidate, and where their weights are.
 
     Raises:
-        UserError: a run of the farm cannot be read, or names code, and no run of this user has written it.
+        UserError: a run of the farm cannot be read, or names code, and `trust` is False.
     """
-    found = [pair for name in choice.combination.candidates for pair in _networks(folder, name, trust)]
-    members, places = zip(*found, strict=True)
-    singles = tuple(_networks(folder, choice.best, trust))
-    return (
-        EnsembleRecord(choice.kind.value, choice.combination, members),
-        Making(places, singles, metric),
-    )
+    members, places = list[EnsembleMember](), list[Path]()
+    for name in chosen.weights:
+        for number in range(len(folder.plan.question["ratios"])):
+            place = folder.job(job_name(name, number))
+            config = _kept(TrainConfig.read(place, trust), name)
+            members.append(EnsembleMember(name, config, RunFolder(place).read(TrainedOn)))
+            places.append(place)
+    return EnsembleRecord(chosen.kind.value, method, chosen.weights, tuple(members)), places
 
 
-def snapshots_of(folder: RunFolder, top: int | None, trust: bool) -> tuple[EnsembleRecord, Making]:
-    """Return the ensemble of a run's checkpoints, which have the same weight.
+def snapshots_of(folder: RunFolder, top: int | None, trust: bool) -> tuple[EnsembleRecord, list[Path]]:
+    """Return the ensemble of a run's checkpoints, which have the same weight, and where their weights are.
 
     Huang, Li, Pleiss, Liu, Hopcroft and Weinberger, Snapshot ensembles: train 1, get M for free, ICLR 2017:
     the learning rate falls to 0 and is set up again, several times, and the weights at the end of each cycle
-    are a network. It is compared with the one that the run has ended with.
+    are a network.
 
     Args:
         folder: of the run.
-        top: take so many of the newest; None: all that there are.
-        trust: as for `ensemble_of`.
+        top: take this many of the newest; None: all.
+        trust: whether the run's configuration may name code.
 
     Raises:
-        BadOption: there are not so many.
-        UserError: the run cannot be read, or names code, and no run of this user has written it.
+        BadOption: there are not as many.
+        UserError: the run cannot be read, or names code, and `trust` is False.
     """
     config = TrainConfig.read(folder.path, trust)
     places = checkpoints.present(folder.path / checkpoints.FOLDER)
-    wanted = 2 if top is None else top
-    if not 1 <= wanted <= len(places):
-        asked = "an ensemble needs 2 at least" if top is None else f"--top is {top}"
+    if not 1 <= (2 if top is None else top) <= len(places):
         raise BadOption(
-            f"{folder.path} has {len(places)} checkpoint{'' if len(places) == 1 else 's'}, and {asked}; "
-            "train with --schedule warm, and with --checkpoint and --keep such that the weights at the end "
-            "of each cycle stay"
+            f"{folder.path} has {len(places)} checkpoints, for an ensemble of {top or 'at least 2'}; train "
+            "with --schedule warm, and with --checkpoint and --keep such that the weights at the end of each "
+            "cycle stay"
         )
-    data = folder.read(TrainedOn)
-    kind = kind_of(config.loss, data.classes)
-    chosen = places[-(top or len(places)) :]
-    names = tuple(place.name for place in chosen)
-    values = _kept(config, str(folder.path))
-    members = tuple(Member(name, values, data) for name in names)
-    combination = Combination("mean", names, (1 / len(names),) * len(names))
-    single = Member(folder.path.name, values, data), str(folder.path.absolute())
-    making = Making(
-        tuple(str(place.absolute()) for place in chosen),
-        (single,),
-        "accuracy" if kind is Kind.FLAGS else "auto",
-    )
-    return EnsembleRecord(kind.value, combination, members), making
+    chosen, data = places[-(top or len(places)) :], folder.read(TrainedOn)
+    values, kind = _kept(config, str(folder.path)), kind_of(config.loss, data.classes)
+    weights = {place.name: 1 / len(chosen) for place in chosen}
+    members = tuple(EnsembleMember(name, values, data) for name in weights)
+    return EnsembleRecord(kind.value, "mean", weights, members), chosen
 
 
-def refuse_there(out: Path) -> None:
-    """Refuse a place that is taken.
-
-    Raises:
-        BadOption: something is there.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadOption(f"{out} is there already; name another folder with --out, or delete it")
-
-
-def _networks(folder: FarmFolder, candidate: str, trust: bool) -> Iterator[tuple[Member, str]]:
-    for number in range(folder.plan.question["jobs_each"]):
-        path = folder.job(job_name(candidate, number))
-        config = TrainConfig.read(path, trust)
-        data = RunFolder(path).read(TrainedOn)
-        yield Member(candidate, _kept(config, candidate), data), str(path.absolute())
+def save_ensemble(out: Path, record: EnsembleRecord, places: Sequence[Path]) -> None:
+    """Write an ensemble, with the weights of its members from their places."""
+    ensemble = Ensemble(record)
+    for member, place in zip(ensemble.members, places, strict=True):
+        assert isinstance(member, TrainedModel)
+        set_weights(member.model, read_from(place).weights, place)
+    write_ensemble(out, record, weights_to_bytes(ensemble.state_dict()))
 
 
 def _kept(config: TrainConfig, name: str) -> dict[str, Any]:
-    """Return what an ensemble keeps of a configuration: no split, which is a path, and no Python objects.
-
-    Raises:
-        BadOption: the model was a Python object.
-    """
+    """Return what an ensemble keeps of a configuration: no split, which is a path, and no Python objects."""
     if config.model.startswith(OBJECT):
         raise BadOption(
             f"the model of {name} was a Python object ('{config.model.removeprefix(OBJECT)}'), by which a "

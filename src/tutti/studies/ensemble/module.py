@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tutti.data.parts import Part
-from tutti.errors import BadOption
-from tutti.records.ensemble import Combination, EnsembleRecord
+from tutti.records.ensemble import EnsembleRecord
 from tutti.records.output_kinds import Kind
 from tutti.records.run_folder import WEIGHTS
 from tutti.run.config import TrainConfig
@@ -43,19 +42,12 @@ class Ensemble(Predictor):
             for member in record.members
         )
         self._candidates = [
-            [at for at, one in enumerate(record.members) if one.candidate == name]
-            for name in record.combination.candidates
+            [at for at, one in enumerate(record.members) if one.candidate == name] for name in record.weights
         ]
 
     @override
     def given(self, part: Part) -> Part:
-        found = [cast("TrainedModel", member).given(part) for member in self.members]
-        if len({repr(getattr(one.stored_inputs, "beside", None)) for one in found}) > 1:
-            raise BadOption(
-                "some networks of the ensemble take the lengths of sequences, and others a mask; combine "
-                "those of one model"
-            )
-        return found[0]
+        return cast("TrainedModel", self.members[0]).given(part)
 
     @override
     def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:
@@ -67,7 +59,7 @@ class Ensemble(Predictor):
         values = [
             torch.stack([_values(self.kind, outputs[at]) for at in own]).mean(0) for own in self._candidates
         ]
-        return combined(self.record.combination, self.kind, values).to(outputs[0].dtype)
+        return combined([*self.record.weights.values()], self.kind, values).to(outputs[0].dtype)
 
     @override
     def plain(self) -> PlainModel:
@@ -85,9 +77,9 @@ class _PlainEnsemble(PlainModel):
         return self._of_outputs([member(stored) for member in self._members])
 
 
-def combined(found: Combination, kind: Kind, values: Sequence[Tensor]) -> Tensor:
-    """Return the outputs that mean the combination of the candidates' values."""
-    mixed = sum(value * weight for value, weight in zip(values, found.weights, strict=True))
+def combined(weights: Sequence[float], kind: Kind, values: Sequence[Tensor]) -> Tensor:
+    """Return the outputs that mean the weighted sum of the candidates' values."""
+    mixed = sum(value * weight for value, weight in zip(values, weights, strict=True))
     assert isinstance(mixed, Tensor)
     if kind is Kind.AMOUNTS:
         return mixed

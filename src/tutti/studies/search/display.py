@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import IO, Final
 
 import optuna
 
 from tutti.records.farm_folder import FarmFolder
-from tutti.records.texts import duration, metric_text
 from tutti.records.untrusted import printable
 from tutti.run.config import TrainConfig
-from tutti.studies.blocks import Blocks
+from tutti.studies.farms import Blocks, farm_shown, print_times
 from tutti.studies.search.study import Search, Tuned, tune
 from tutti.studies.search.trials import JOURNAL
-from tutti.studies.showing import farm_shown
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 SHOWN: Final = 5
-"""Limit on the equally good trials that are shown, and on the failures."""
-
-_SAID: Final = {"fail": "failed"}
-"""The states of trials whose words are others than Optuna's."""
+"""Limit on the failures that are shown."""
 
 
 def print_question(search: Search, trials: int, stream: IO[str]) -> None:
     """Print what is searched, and by what."""
     count = search.count(trials)
     folds = f" x {search.folds} folds" if search.folds > 1 else ""
-    aims = " and ".join(f"{aim.better} {aim.name}" for aim in search.aims)
-    print(
-        f"search: {count} trials{folds} for {aims}; sampler {search.sampler}, pruner {search.pruner}",
-        file=stream,
-    )
-    for name, dimension in search.space.dimensions.items():
-        print(f"  {printable(name)}: {printable(str(dimension.as_json()))}", file=stream)
+    scores = " and ".join(f"{one.better} {one.name}" for one in search.scores)
+    how = f"sampler {search.sampler}, pruner {search.pruner}"
+    print(f"search: {count} trials{folds} for {scores}; {how}", file=stream)
+    for name, written in search.space.written.items():
+        print(f"  {printable(name)}: {printable(str(written))}", file=stream)
 
 
-def tune_shown(search: Search, folder: FarmFolder, trials: int, blocks: Blocks, stream: IO[str]) -> Tuned:
-    """Search, and show how that goes."""
+def tune_shown(
+    search: Search,
+    folder: FarmFolder,
+    trials: int,
+    blocks: Blocks,
+    stream: IO[str],
+    command: Callable[[TrainConfig], str] | None = None,
+) -> Tuned:
+    """Search, show how that goes, and print what came out, as `print_findings` does."""
+    print_question(search, trials, stream)
     jobs = [job for number in range(search.count(trials)) for job in search.job_names(number)]
     with farm_shown(folder, dict.fromkeys(jobs, search.span), stream) as hear:
-        return tune(search, folder, trials, blocks, hear)
+        found = tune(search, folder, trials, blocks, hear)
+    print_findings(found, stream, command)
+    return found
 
 
 def print_findings(
@@ -55,48 +59,42 @@ def print_findings(
         stream: where to.
         command: spells the command that trains a configuration; None: there is none to be shown.
     """
-    best, states = found.best, found.states()
-    counted = ", ".join(f"{count} {_SAID.get(state, state)}" for state, count in sorted(states.items()))
-    print(f"trials: {counted}", file=stream)
-    for number, why in [*found.failed().items()][:SHOWN]:
+    best, rows = found.front, found.trials
+    counted = Counter("failed" if row["state"] == "fail" else row["state"] for row in rows)
+    print(f"trials: {', '.join(f'{count} {state}' for state, count in sorted(counted.items()))}", file=stream)
+    for number, why in [*found.failed.items()][:SHOWN]:
         print(f"trial {number} failed: {printable(why)}", file=stream)
     if len(best) > 1:
-        console_on(stream).print(_front(found, best))
+        console_on(stream).print(_front(found))
     if best:
-        print(f"best: trial {best[0].number}, {_values(found, best[0])}", file=stream)
-        for name, value in found.options(best[0]).items():
+        print(f"best: trial {best[0].number}, {values_text(found, best[0])}", file=stream)
+        for name, value in found.best.items():
             print(f"  {printable(name)}: {printable(str(value))}", file=stream)
     if best and command is not None:
-        print(f"to train it alone: {printable(command(found.config(best[0])))}", file=stream)
-    shares = found.importance()
+        print(f"to train it alone: {printable(command(found.config))}", file=stream)
+    shares = ", ".join(f"{printable(name)} {share:.0%}" for name, share in found.importance.items())
     if shares:
-        said = ", ".join(f"{printable(name)} {share:.0%}" for name, share in shares.items())
-        print(f"importance: {said}", file=stream)
-    trained, whole = found.epochs()
+        print(f"importance: {shares}", file=stream)
+    trained, whole = found.epochs
     if found.search.pruner != "none" and whole:
-        print(f"epochs: {trained:.0f} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
-    outcome = found.outcome
-    if outcome is not None and outcome.seconds > 0 and outcome.busy_s > 0:
-        blocks = f"{outcome.blocks} block{'' if outcome.blocks == 1 else 's'}"
-        took = f"{duration(outcome.busy_s)} added up, {duration(outcome.seconds)} by the clock"
-        print(f"the jobs took {took} on {blocks}", file=stream)
-    print(f"study: {printable(str(found.folder.path / JOURNAL))}, trials: {found.write_table()}", file=stream)
+        print(f"epochs: {trained} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
+    print_times(found.outcome, stream)
+    print(f"study: {printable(str(found.folder / JOURNAL))}, trials: {found.write_table()}", file=stream)
 
 
-def _values(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:
-    pairs = zip(found.search.aims, trial.values or [], strict=True)
-    return ", ".join(f"{printable(aim.name)} {metric_text(aim.name, value)}" for aim, value in pairs)
+def values_text(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:
+    """Return the objectives of a trial in words."""
+    pairs = zip(found.search.scores, trial.values or [], strict=True)
+    return ", ".join(f"{printable(score.name)} {score.text(value)}" for score, value in pairs)
 
 
-def _front(found: Tuned, best: list[optuna.trial.FrozenTrial]) -> TextTable:
+def _front(found: Tuned) -> TextTable:
     """Return the table of the trials that no other one is better than in all objectives."""
-    names = list(found.search.space.dimensions)
-    heads = ("trial", *(aim.name for aim in found.search.aims), *names)
+    names, scores = list(found.search.space.distributions), found.search.scores
+    heads = ("trial", *(score.name for score in scores), *names)
     table = TextTable(heads, drop=names[::-1], title="best trials")
-    for trial in best:
-        figures = [
-            metric_text(aim.name, value) for aim, value in zip(found.search.aims, trial.values, strict=True)
-        ]
-        options = found.options(trial)
+    for trial in found.front:
+        figures = [score.text(value) for score, value in zip(scores, trial.values, strict=True)]
+        options = found.search.space.options(trial.params)
         table.add_row(str(trial.number), *figures, *(str(options[name]) for name in names))
     return table

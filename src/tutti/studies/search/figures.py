@@ -9,10 +9,7 @@ import altair as alt
 
 from tutti.reports.figures.base import BAR, HEIGHT, TICKS, WIDTH, Data, in_rows, number, table, tips
 from tutti.reports.page import Drawn
-from tutti.studies.search.space import Range
 from tutti.studies.search.study import Tuned
-
-_LEAST_TICKS: Final = 3
 
 STATES: Final = {"complete": "#4c78a8", "pruned": "#bab0ac"}
 """The colours of the trials that have a value."""
@@ -26,30 +23,30 @@ _GOLDEN: Final = (math.sqrt(5) - 1) / 2
 
 def figures_of(found: Tuned) -> list[Drawn]:
     """Draw all figures for which there is something to draw."""
-    rows = [row for row in found.table() if row["state"] in STATES]
+    rows = [row for row in found.trials if row["state"] in STATES]
     if not rows:
         return []
-    aims, names = found.search.aims, list(found.search.space.dimensions)
+    scores, names = found.search.scores, list(found.search.space.distributions)
     # In a field's name a point stands for an object, and a bracket for an array.
     plain = {name: name.replace(".", " ") for name in names}
     data: Data = [
         {
             "trial": row["trial"],
             "state": row["state"],
-            **{aim.name: row[str(aim)] for aim in aims},
+            **{score.name: row[str(score)] for score in scores},
             **{plain[name]: _shown(row[name]) for name in names},
             BESIDE: row["trial"] * _GOLDEN % 1,
         }
         for row in rows
     ]
     drawn = []
-    if len(aims) > 1:
+    if len(scores) > 1:
         drawn.append(Drawn("front", "The objectives against each other", _front(found, data)))
     drawn.append(Drawn("history", "The trials, and the best so far", _history(found, data)))
-    shares = found.importance()
+    shares = found.importance
     if shares:
         drawn.append(Drawn("importance", "What has mattered", _importance(shares)))
-    drawn.append(Drawn("slices", "Each option by itself", _slices(found, data, plain)))
+    drawn.append(Drawn("slices", "Each option", _slices(found, data, plain)))
     return drawn
 
 
@@ -64,27 +61,27 @@ def _state() -> Any:
 
 
 def _tips(found: Tuned, data: Data) -> list[Any]:
-    values = [number(aim.name, aim.name) for aim in found.search.aims]
-    others = {"trial", BESIDE, *(aim.name for aim in found.search.aims)}
+    values = [number(score.name, score.name) for score in found.search.scores]
+    others = {"trial", BESIDE, *(score.name for score in found.search.scores)}
     options = [name for name in data[0] if name not in others]
     return tips(number("trial", "trial", "d"), *values, *(alt.Tooltip(f"{name}:N") for name in options))
 
 
 def _value(found: Tuned, at: int = 0) -> Any:
-    name = found.search.aims[at].name
+    name = found.search.scores[at].name
     return alt.Y(f"{name}:Q", title=name, scale=alt.Scale(zero=False))
 
 
 def _history(found: Tuned, data: Data) -> Any:
     """Return the value of each trial by its number, with a line for the best so far."""
-    aim = found.search.aims[0]
+    score = found.search.scores[0]
     best, line = math.nan, []
     for row in data:
         if row["state"] == "complete":
-            better = max if aim.higher else min
-            best = row[aim.name] if math.isnan(best) else better(best, row[aim.name])
+            better = max if score.higher else min
+            best = row[score.name] if math.isnan(best) else better(best, row[score.name])
         if not math.isnan(best):
-            line.append({"trial": row["trial"], aim.name: best})
+            line.append({"trial": row["trial"], score.name: best})
     x = alt.X("trial:Q", title="trial", axis=alt.Axis(format="d"))
     steps = alt.Chart(table(line)).mark_line(interpolate="step-after", color="#f58518")
     points = alt.Chart(table(data)).mark_point(filled=True, size=50)
@@ -113,26 +110,14 @@ def _importance(shares: dict[str, float]) -> Any:
 
 def _axis(found: Tuned, name: str, field: str) -> Any:
     """Return the horizontal axis of an option."""
-    dimension = found.search.space.dimensions[name]
-    if not isinstance(dimension, Range):
-        order = [_shown(value) for value in dimension.ends()]
+    space = found.search.space
+    if space.is_choice(name):
+        order = [_shown(value) for value in space.ends(name)]
         return alt.X(f"{field}:N", title=name, sort=order, axis=alt.Axis(labelAngle=0))
-    low, high = dimension.ends()
-    if not dimension.log:
-        return alt.X(f"{field}:Q", title=name, scale=alt.Scale(domain=[low, high], nice=False))
-    scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    return alt.X(f"{field}:Q", title=name, scale=scale, axis=alt.Axis(values=_ticks(low, high), format="~g"))
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Return the values at which a logarithmic axis has lines: powers of ten, or more if there are few."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 2, 5), range(1, 10)):
-        found = [float(f"{step}e{power}") for power in decades for step in steps]
-        found = [value for value in found if low <= value <= high]
-        if len(found) >= _LEAST_TICKS:
-            break
-    return found
+    log = str(space.written[name]).strip().startswith("log")
+    scale = alt.Scale(type="log" if log else "linear", domain=space.ends(name), nice=False)
+    axis = alt.Axis(format="~g", tickCount=TICKS) if log else alt.Axis()
+    return alt.X(f"{field}:Q", title=name, scale=scale, axis=axis)
 
 
 def _slices(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
@@ -152,15 +137,15 @@ def _slices(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
 
 def _beside(found: Tuned, name: str) -> dict[str, Any]:
     """Return what keeps the trials with the same choice apart."""
-    if isinstance(found.search.space.dimensions[name], Range):
+    if not found.search.space.is_choice(name):
         return {}
     return {"xOffset": alt.XOffset(f"{BESIDE}:Q", scale=alt.Scale(domain=[-1, 2]))}
 
 
 def _front(found: Tuned, data: Data) -> Any:
-    """Return the first two objectives; the trials that no other one is better than are joined by a line."""
-    second = found.search.aims[1]
-    best = {trial.number for trial in found.best}
+    """Return the first two objectives; a line joins the trials of the Pareto front."""
+    second = found.search.scores[1]
+    best = {trial.number for trial in found.front}
     x = alt.X(f"{second.name}:Q", title=second.name, scale=alt.Scale(zero=False))
     line = alt.Chart(table([row for row in data if row["trial"] in best])).mark_line(
         color="#f58518", interpolate="step-after", point=True

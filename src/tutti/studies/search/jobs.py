@@ -11,7 +11,7 @@ from typing import Any
 from tutti.farm.jobs import FarmJob, JobOutcome
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
-from tutti.studies.search.objectives import Aim
+from tutti.studies.score import Score
 from tutti.studies.search.trials import COMPLETE, FAILED, PRUNED, Trials
 
 Jobs = Callable[[int, Mapping[str, Any]], Sequence[FarmJob]]
@@ -53,7 +53,7 @@ class SearchJobs:
         trials: the trials.
         count: how many there are to be.
         jobs: makes those of a trial.
-        aims: what is to be high or low.
+        scores: the objectives.
         prunes: whether trials may end early.
         span: the epochs of each job, the most that a trial can have.
         history: the epochs that a job has had so far, from its folder.
@@ -64,12 +64,12 @@ class SearchJobs:
         trials: Trials,
         count: int,
         jobs: Jobs,
-        aims: Sequence[Aim],
+        scores: Sequence[Score],
         prunes: bool,
         span: int,
         history: Callable[[str], Iterable[EpochRecord]],
     ) -> None:
-        self._trials, self._count, self._jobs, self._aims = trials, count, jobs, aims
+        self._trials, self._count, self._jobs, self._scores = trials, count, jobs, scores
         self._prunes, self._span, self._history = prunes, span, history
         self._waiting: deque[_Trial] = deque()
         self._of: dict[str, tuple[_Trial, int]] = {}
@@ -96,7 +96,7 @@ class SearchJobs:
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
         """Hear of an epoch; the job ends with it if its trial is not promising."""
         trial, fold = self._of[job.name]
-        if not self._aims[0].by_epoch:
+        if not self._scores[0].by_epoch:
             return False
         if record.epoch > len(trial.epochs.get(fold, {})) + 1:
             # It has gone on from a checkpoint.
@@ -133,8 +133,8 @@ class SearchJobs:
         known = trial.epochs.setdefault(fold, {})
         if trial.pruned or record.epoch in known:
             return
-        known[record.epoch] = self._aims[0].at(record)
-        if len(self._aims) > 1 or not (self._prunes or len(trial.jobs) == 1):
+        known[record.epoch] = self._scores[0].at(record)
+        if len(self._scores) > 1 or not (self._prunes or len(trial.jobs) == 1):
             return
         self._trials.report(trial.number, fold * self._span + record.epoch, _mean_at(trial, record.epoch))
         last = fold == len(trial.jobs) - 1 and record.epoch >= self._span
@@ -146,11 +146,11 @@ class SearchJobs:
     def _finished(self, trial: _Trial, fold: int, job: FarmJob, summary: Summary) -> None:
         # Another launch may have trained it, and ended its trial.
         trial.pruned |= self._trials.has_ended(trial.number)
-        if self._aims[0].by_epoch and summary.epochs > len(trial.epochs.get(fold, {})):
+        if self._scores[0].by_epoch and summary.epochs > len(trial.epochs.get(fold, {})):
             for record in self._history(job.name):
                 self._hear(trial, fold, record)
         if not trial.pruned:
-            trial.ended[fold] = [aim.of(summary) for aim in self._aims]
+            trial.ended[fold] = [one.of(summary) for one in self._scores]
 
     def _end(self, trial: _Trial) -> None:
         if trial.failed:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from tutti.errors import BadOption, UnknownName
-from tutti.studies.search.objectives import Aim
+from tutti.studies.score import Score
+from tutti.studies.search.space import Space
 
 GRID: Final = "grid"
 """The sampler that tries all combinations: they are put into the study's queue."""
@@ -28,9 +28,6 @@ SAMPLERS: Final[dict[str, Callable[[int], BaseSampler]]] = {
     "genetic": lambda seed: NSGAIISampler(seed=seed, population_size=POPULATION),
 }
 """Each makes a sampler from a seed."""
-
-SINGLE: Final = ("cma-es",)
-"""The samplers for a single objective."""
 
 REDUCTION: Final = 3
 """Successive halving lets one in three trials go on at each rung."""
@@ -59,51 +56,35 @@ PRUNERS: Final[dict[str, Callable[[int], BasePruner]]] = {
     "asha": _asha,
     "hyperband": _hyperband,
 }
-"""Each makes a pruner for trials of so many epochs, those of all folds added up."""
+"""Each makes a pruner from the epochs of a trial, all folds added up."""
 
 
-def check_sampler(name: str, distributions: Mapping[str, BaseDistribution], objectives: int) -> None:
-    """Refuse a sampler that does not fit.
-
-    Raises:
-        UnknownName: there is no such sampler.
-        BadOption: it cannot sample these parameters, or has no use for several objectives.
-    """
-    if name not in SAMPLERS:
-        raise UnknownName("sampler", name, SAMPLERS)
-    ranges = [key for key, one in distributions.items() if not isinstance(one, CategoricalDistribution)]
-    if name == GRID and ranges:
-        raise BadOption(
-            f"--sampler grid: --space.{ranges[0]} is a range; give its values with commas, or use another "
-            "sampler"
-        )
-    if name == "cma-es" and len(ranges) < 2:
-        raise BadOption("--sampler cma-es needs at least two ranges of numbers to search; use --sampler tpe")
-    if objectives > 1 and name in SINGLE:
-        raise BadOption(f"--sampler {name} is for one objective; use genetic or tpe for {objectives}")
-
-
-def check_pruner(name: str, aims: Sequence[Aim], by_epochs: bool) -> None:
-    """Refuse a pruner that has nothing to compare.
+def check_methods(sampler: str, pruner: str, space: Space, scores: Sequence[Score], by_epochs: bool) -> None:
+    """Refuse a sampler or a pruner that does not fit.
 
     Args:
-        name: of the pruner.
-        aims: of the search.
+        sampler: its name.
+        pruner: its name.
+        space: what is searched.
+        scores: the objectives.
         by_epochs: whether the trials' length is given in epochs.
 
     Raises:
-        UnknownName: there is no such pruner.
-        BadOption: it does not fit.
+        UnknownName: there is no such sampler or pruner.
+        BadOption: it cannot sample these options, or has nothing to compare.
     """
-    if name not in PRUNERS:
-        raise UnknownName("pruner", name, PRUNERS)
-    if name == "none":
-        return
-    if len(aims) > 1:
+    for kind, name, known in (("sampler", sampler, [*SAMPLERS]), ("pruner", pruner, [*PRUNERS])):
+        if name not in known:
+            raise UnknownName(kind, name, known)
+    ranges = [name for name in space.distributions if not space.is_choice(name)]
+    if sampler == GRID and ranges:
         raise BadOption(
-            f"--pruner {name} compares trials by one objective; use --pruner none for {len(aims)}"
+            f"sampler grid: {ranges[0]} is a range; give its values with commas, or use another sampler"
         )
-    if not aims[0].by_epoch:
-        raise BadOption(f"--pruner {name} compares epochs, which have no '{aims[0].name}'; use --pruner none")
-    if not by_epochs:
-        raise BadOption(f"--pruner {name} compares epochs; give --epochs in place of --steps")
+    if sampler == "cma-es" and (len(ranges) < 2 or len(scores) > 1):
+        raise BadOption("sampler cma-es needs two ranges of numbers and a single objective; use tpe")
+    if pruner != "none" and not (len(scores) == 1 and scores[0].by_epoch and by_epochs):
+        raise BadOption(
+            f"pruner {pruner} compares epochs by one objective that each epoch has; give --epochs in place "
+            "of --steps, and a metric, or use pruner none"
+        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tutti.records.texts import metric_text
 from tutti.reports.page import PAGE, drawing, write_page
+from tutti.studies.search.display import values_text
 from tutti.studies.search.study import Tuned
 
 
@@ -23,42 +23,36 @@ def write_tune_page(found: Tuned, page: Path | None = None) -> Path:
     """
     with drawing():
         from tutti.studies.search.figures import figures_of
-    return write_page(page or found.folder.path / PAGE, _words(found), figures_of(found))
-
-
-def _words(found: Tuned) -> dict[str, Any]:
-    aims, names = found.search.aims, list(found.search.space.dimensions)
-    best = {trial.number for trial in found.best}
-    rows = []
-    for row in found.table():
-        values = [row[str(aim)] for aim in aims]
-        shown = [
-            "" if value is None else metric_text(aim.name, value)
-            for aim, value in zip(aims, values, strict=True)
-        ]
-        kind = "best" if row["trial"] in best else "failed" if row["state"] == "fail" else ""
-        options = [_short(row[name]) for name in names]
-        rows.append({"kind": kind, "cells": [row["trial"], row["state"], *shown, *options], "by": values[0]})
-    higher = aims[0].higher
-    rows.sort(key=lambda row: (row["by"] is None, -(row["by"] or 0) if higher else row["by"] or 0))
-    verdict = ""
-    if found.best:
-        first = found.best[0]
-        figures = (
-            f"{aim.name} {metric_text(aim.name, value)}"
-            for aim, value in zip(aims, first.values, strict=True)
-        )
-        verdict = f"Trial {first.number} is the best: {', '.join(figures)}"
-    how = f"Sampler {found.search.sampler}, pruner {found.search.pruner}, seed {found.search.config.seed}."
-    return {
-        "title": f"Search for {found.search.config.model} on {found.search.config.data}",
+    search, best = found.search, found.front
+    verdict = f"Trial {best[0].number} is the best: {values_text(found, best[0])}" if best else ""
+    words = {
+        "title": f"Search for {search.config.model} on {search.config.data}",
         "verdict": verdict,
-        "heads": ["trial", "state", *(aim.name for aim in aims), *names],
-        "tables": [{"title": "All trials", "rows": rows}],
-        "note": how,
+        "heads": ["trial", "state", *(score.name for score in search.scores), *search.space.distributions],
+        "tables": [{"title": "All trials", "rows": _rows(found)}],
+        "note": f"Sampler {search.sampler}, pruner {search.pruner}, seed {search.config.seed}.",
         "lists": {},
-        "failures": [(f"trial {number}", why) for number, why in found.failed().items()],
+        "failures": [(f"trial {number}", why) for number, why in found.failed.items()],
     }
+    return write_page(page or found.folder / PAGE, words, figures_of(found))
+
+
+def _rows(found: Tuned) -> list[dict[str, Any]]:
+    """Return the rows of the table of all trials, the best first."""
+    best, scores = {trial.number for trial in found.front}, found.search.scores
+    first = str(scores[0])
+    rows = sorted(
+        found.trials,
+        key=lambda row: (row[first] is None, (row[first] or 0) * (-1 if scores[0].higher else 1)),
+    )
+    shown = []
+    for row in rows:
+        values = [(score, row[str(score)]) for score in scores]
+        cells = ["" if value is None else score.text(value) for score, value in values]
+        options = [_short(row[name]) for name in found.search.space.distributions]
+        kind = "best" if row["trial"] in best else "failed" if row["state"] == "fail" else ""
+        shown.append({"kind": kind, "cells": [row["trial"], row["state"], *cells, *options]})
+    return shown
 
 
 def _short(value: object) -> str:

@@ -1,27 +1,35 @@
-"""The space of a search: which options of a run are tried, and what each may be. No torch, no Optuna.
+"""The space of a search: which options of a run are tried, and what each may be, as Optuna's distributions.
 
 log:1e-4..1e-1        a number, each order of magnitude equally likely
 0.1..0.9              a number
 16..256               a whole number; log:16..256 too
 64,128,256            one of these; in a file, or as JSON, a list of any values: [[64], [128, 64]]
+
+The choices of a list are JSON texts in Optuna's study, which has no lists, and takes 1 for true.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from tutti.errors import BadOption, UnknownName
-from tutti.models import MODELS
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from tutti.errors import BadOption
 from tutti.records.json_lines import Json, to_json
 from tutti.run.config import TrainConfig, type_name
-from tutti.studies.crossing import SHARED, with_options
+from tutti.studies.crossing import refuse_shared, with_options
 
 FORMS: Final = "give log:1e-4..1e-1, 0.1..0.9, 16..256, or values with commas, such as 64,128,256"
 
@@ -33,75 +41,49 @@ _FRACTIONS: Final = tuple(f.name for f in fields(TrainConfig) if type_name(f) ==
 
 
 @dataclass(frozen=True)
-class Range:
-    """The numbers from `low` to `high`, both included.
-
-    Attributes:
-        low: the smallest.
-        high: the largest.
-        log: whether each order of magnitude is equally likely, instead of each number.
-        whole: whether they are whole numbers.
-    """
-
-    low: float
-    high: float
-    log: bool = False
-    whole: bool = False
-
-    def ends(self) -> tuple[float, float]:
-        """Return two values that must be possible for all to be."""
-        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
-
-    def as_json(self) -> str:
-        """Return it as it is written."""
-        low, high = self.ends()
-        return f"{'log:' if self.log else ''}{low!r}..{high!r}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of several values.
-
-    Attributes:
-        values: as JSON texts, so that lists can be told apart and kept.
-    """
-
-    values: tuple[str, ...]
-
-    def ends(self) -> tuple[Any, ...]:
-        """Return all values."""
-        return tuple(json.loads(text) for text in self.values)
-
-    def as_json(self) -> list[Any]:
-        """Return it as it is written."""
-        return list(self.ends())
-
-
-Dimension = Range | Choice
-
-
-@dataclass(frozen=True)
 class Space:
-    """The options that are searched, by name: "lr", or "model.hidden" for an option of a part."""
+    """The options that are searched, by name: "lr", or "model.hidden" for an option of a part.
 
-    dimensions: Mapping[str, Dimension]
+    Attributes:
+        written: each as it was given, in JSON values.
+        distributions: the same for Optuna.
+    """
 
-    def as_json(self) -> Json:
-        """Return it as JSON values, from which `space_of` makes it again."""
-        return {name: one.as_json() for name, one in self.dimensions.items()}
+    written: Json
+    distributions: Mapping[str, BaseDistribution]
+
+    def options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a run for Optuna's parameters."""
+        return {
+            name: json.loads(value) if self.is_choice(name) else value for name, value in parameters.items()
+        }
+
+    def is_choice(self, name: str) -> bool:
+        """Return whether an option has a list of values."""
+        return isinstance(self.distributions[name], CategoricalDistribution)
+
+    def ends(self, name: str) -> list[Any]:
+        """Return values of an option that must be possible for all to be: the ends of a range, or all."""
+        one = self.distributions[name]
+        if isinstance(one, CategoricalDistribution):
+            return [json.loads(str(text)) for text in one.choices]
+        assert isinstance(one, IntDistribution | FloatDistribution)
+        return [one.low, one.high]
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return all combinations of the lists as Optuna's parameters, the last changing fastest."""
+        choices = {
+            name: one.choices
+            for name, one in self.distributions.items()
+            if isinstance(one, CategoricalDistribution)
+        }
+        return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
     def check(self, base: TrainConfig) -> None:
-        """Refuse a space of which some value cannot be used.
-
-        Args:
-            base: the options that all trials share.
-
-        Raises:
-            UserError: the message names the option.
-        """
-        for name, dimension in self.dimensions.items():
-            _check_name(name, base, self.dimensions)
-            for value in dimension.ends():
+        """Refuse a space with a value that cannot be used, where all trials share the options of `base`."""
+        for name in self.distributions:
+            refuse_shared(name, "--space")
+            for value in self.ends(name):
                 with_options(base.as_json(), {name: value})
 
 
@@ -112,19 +94,14 @@ def space_of(given: Mapping[str, Any]) -> Space:
         given: for each name a text such as "log:1e-4..1e-1", or a list of values.
 
     Raises:
-        BadOption: one cannot be read, is empty, has a value twice, or the logarithm of what is not positive.
+        BadOption: one cannot be read, is empty, or has a value twice.
     """
-    found: dict[str, Dimension] = {}
-    for name, what in given.items():
-        own = name.replace("-", "_")
-        if own in found:
-            raise BadOption(f"--space.{name} is given twice; give each option once")
-        found[own] = _dimension(own, what)
-    if not found:
+    if not given:
         raise BadOption(
             "nothing is to be searched; give --space.lr log:1e-4..1e-1 or the like, or --space FILE"
         )
-    return Space(found)
+    written = {name.replace("-", "_"): one for name, one in given.items()}
+    return Space(written, {name: _distribution(name, one) for name, one in written.items()})
 
 
 def read_space(path: str | Path) -> dict[str, Any]:
@@ -139,7 +116,7 @@ def read_space(path: str | Path) -> dict[str, Any]:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadOption(f"cannot read the space '{path}': {error.strerror}; name a TOML file") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadOption(f"the space '{path}' is no TOML: {error}") from error
     return dict(_flat(values))
 
@@ -152,58 +129,19 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _dimension(name: str, what: object) -> Dimension:
-    if isinstance(what, list | tuple):
-        return _choice(name, list(what))
-    match = _RANGE.fullmatch(what) if isinstance(what, str) else None
-    if match is None:
-        raise BadOption(f"--space.{name} is {what!r}, and that is nothing to search; {FORMS}")
-    low, high = _number(name, match[2]), _number(name, match[3])
-    whole = name not in _FRACTIONS and all(_WHOLE.fullmatch(text) for text in (match[2], match[3]))
-    if not low < high:
-        why = "has a single value" if low == high else "is empty: it ends below its beginning"
-        raise BadOption(f"--space.{name} {what} {why}; give the smaller number first, then a larger one")
-    if match[1] and low <= 0:
-        raise BadOption(
-            f"--space.{name} is {what}, and {match[2]} has no logarithm; begin above 0, or leave log: out"
-        )
-    return Range(low, high, match[1] is not None, whole)
-
-
-def _number(name: str, text: str) -> float:
+def _distribution(name: str, given: object) -> BaseDistribution:
     try:
-        value = int(text) if _WHOLE.fullmatch(text) else float(text)
-    except ValueError:
-        raise BadOption(f"--space.{name}: '{text}' is not a number; {FORMS}") from None
-    if not math.isfinite(value):
-        raise BadOption(f"--space.{name}: {text} is not finite; {FORMS}")
-    return value
-
-
-def _choice(name: str, values: list[Any]) -> Choice:
-    try:
-        texts = [to_json(value) for value in values]
+        if isinstance(given, list | tuple):
+            texts = [to_json(value) for value in given]
+            if len(texts) < 2 or len({*texts}) < len(texts):
+                raise ValueError("give at least two values, each once")
+            return CategoricalDistribution(texts)
+        match = _RANGE.fullmatch(given) if isinstance(given, str) else None
+        if match is None:
+            raise ValueError("that is nothing to search")
+        log, low, high = match[1] is not None, match[2], match[3]
+        if name not in _FRACTIONS and _WHOLE.fullmatch(low) and _WHOLE.fullmatch(high):
+            return IntDistribution(int(low), int(high), log=log)
+        return FloatDistribution(float(low), float(high), log=log)
     except (TypeError, ValueError) as error:
-        raise BadOption(f"--space.{name} has a value that is none of JSON: {error}; {FORMS}") from error
-    twice = next((text for text in texts if texts.count(text) > 1), None)
-    if twice is not None:
-        raise BadOption(f"--space.{name} has {twice} twice; give each value once")
-    if len(texts) < 2:
-        raise BadOption(f"--space.{name} leaves no choice: {', '.join(texts) or 'it is empty'}; {FORMS}")
-    return Choice(tuple(texts))
-
-
-def _check_name(name: str, base: TrainConfig, dimensions: Mapping[str, Dimension]) -> None:
-    parts = {f.name.removesuffix("_options") for f in fields(base) if type_name(f) == "Options"}
-    known = [f.name for f in fields(base) if type_name(f) != "Options" and f.name not in SHARED]
-    own, dot, key = name.partition(".")
-    field = f"{own}_options" if dot else own
-    if field in SHARED:
-        raise BadOption(f"--space.{name}: {SHARED[field]}")
-    if (dot and own not in parts) or (not dot and own not in known):
-        of_parts = [f"{part}.{key or 'KEY'}" for part in sorted(parts) if f"{part}_options" not in SHARED]
-        raise UnknownName("option", f"--space.{name}", [f"--space.{one}" for one in [*known, *of_parts]])
-    if dot and own == "model" and "model" not in dimensions and base.model in MODELS:
-        options = MODELS.options(base.model)
-        if key not in options:
-            raise UnknownName("option", key, options, of=f"model '{base.model}'")
+        raise BadOption(f"space.{name} is {given!r}: {error}; {FORMS}") from error

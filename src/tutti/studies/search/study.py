@@ -8,64 +8,46 @@ FARM/trials.csv               all trials
 
 from __future__ import annotations
 
-import csv
-import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import optuna
 from numpy.typing import NDArray
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.farm.block_placement import place_blocks
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
-from tutti.farm.work import work_on
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder
-from tutti.records.files import refusing, replace_file
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder, folder_name
 from tutti.records.splits import write_splits
 from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
-from tutti.run.start import check_files
-from tutti.run.train_job import TrainJob
-from tutti.studies.blocks import Blocks
-from tutti.studies.cross_validation.samples_job import Samples, SamplesJob, look_at
-from tutti.studies.cross_validation.splits import Splitter, make_splits, splitter_of
-from tutti.studies.cross_validation.study import keep_data, numbers_of
 from tutti.studies.crossing import refuse_single_run, with_options
+from tutti.studies.farms import FOLDER, Blocks, keep_data, write_table
+from tutti.studies.score import Score
 from tutti.studies.search.jobs import SearchJobs
-from tutti.studies.search.methods import GRID, check_pruner, check_sampler
-from tutti.studies.search.objectives import Aim, aims_of
-from tutti.studies.search.space import Range, Space, space_of
-from tutti.studies.search.trials import (
-    COMPLETE,
-    JOURNAL,
-    PRUNED,
-    Method,
-    Trials,
-    distributions_of,
-    open_study,
-    options_of,
-    points_of,
-)
+from tutti.studies.search.methods import GRID, check_methods
+from tutti.studies.search.space import Space, space_of
+from tutti.studies.search.trials import COMPLETE, JOURNAL, PRUNED, Method, Trials, open_study
+
+if TYPE_CHECKING:
+    from tutti.studies.samples import Samples  # Imports torch.
 
 KIND: Final = "tune"
 """The kind of a farm."""
-
-FOLDER: Final = Path("farms")
-"""The folder of farms without a path of their own."""
 
 TRIALS: Final = "trials.csv"
 
 IN_SPACE: Final = "space."
 """Begins the name of an option that is searched, in the plan of a farm."""
+
+FEW: Final = 4
+"""Of fewer different results the importance of options cannot be told."""
 
 EPOCHS: Final = 20
 """The epochs of a run that is given neither epochs nor steps."""
@@ -78,7 +60,7 @@ class Search:
     Attributes:
         config: what all trials have in common; its seed decides all that is random.
         space: what is tried.
-        aims: what is to be high or low.
+        scores: the objectives, each of which is to be high or low.
         sampler: a name in `SAMPLERS`.
         pruner: a name in `PRUNERS`.
         folds: of each trial; 1: none, but the validation part.
@@ -89,7 +71,7 @@ class Search:
 
     config: TrainConfig
     space: Space
-    aims: Sequence[Aim]
+    scores: Sequence[Score]
     sampler: str = "tpe"
     pruner: str = "none"
     folds: int = 1
@@ -100,18 +82,14 @@ class Search:
     @property
     def span(self) -> int:
         """The epochs of a run, the most that a trial can have."""
-        searched = self.space.dimensions.get("epochs")
-        if searched is None:
-            return self.config.epochs or EPOCHS
-        return int(searched.high if isinstance(searched, Range) else max(searched.ends()))
+        searched = "epochs" in self.space.distributions
+        return int(max(self.space.ends("epochs"))) if searched else self.config.epochs or EPOCHS
 
     @property
     def servers(self) -> int:
         """The ranks of a block that train in no trial."""
-        searched = self.space.dimensions.get("servers")
-        if searched is None:
-            return self.config.servers
-        return int(searched.low if isinstance(searched, Range) else min(searched.ends()))
+        searched = "servers" in self.space.distributions
+        return int(min(self.space.ends("servers"))) if searched else self.config.servers
 
     def check(self) -> None:
         """Refuse what cannot be searched, as far as that can be seen without the data.
@@ -119,30 +97,31 @@ class Search:
         Raises:
             UserError: the message says what to change.
         """
-        if self.folds < 1:
-            raise BadOption(f"--folds is {self.folds}; the smallest possible is 1, which is none")
-        if self.stratified and self.folds == 1:
-            raise BadOption("--stratified is for folds; give --folds 3 or the like, or leave it out")
+        if self.folds < 1 or (self.stratified and self.folds == 1):
+            raise BadOption(
+                f"the number of folds is {self.folds}; give at least 1, which is none, or 2 stratified"
+            )
+        names = [one.name for one in self.scores]
+        if not names or len({*names}) < len(names):
+            raise BadOption(f"the objectives are '{','.join(names)}'; give one or several, each once")
         refuse_single_run(self.config)
-        by_validation = any(aim.by_epoch for aim in self.aims)
+        by_validation = any(one.by_epoch for one in self.scores)
         if self.folds == 1 and by_validation and self.config.validation == 0:
             raise BadOption("--validation is 0, so trials cannot be compared; give a share, or --folds 3")
         if self.folds > 1 and self.config.validation != TrainConfig.validation:
             raise BadOption("--folds says what is held out, and so does --validation; give one of them")
         self.space.check(self.config)
-        check_sampler(self.sampler, distributions_of(self.space), len(self.aims))
-        by_epochs = self.config.steps is None and "steps" not in self.space.dimensions
-        check_pruner(self.pruner, self.aims, by_epochs)
+        by_epochs = self.config.steps is None and "steps" not in self.space.distributions
+        check_methods(self.sampler, self.pruner, self.space, self.scores, by_epochs)
 
     def record(self) -> Json:
         """Return the question as JSON values: who resumes it must ask the same."""
         left_out = ("out", "workers", "threads", "time_limit")
         config = {name: value for name, value in self.config.as_json().items() if name not in left_out}
-        space = {IN_SPACE + name: one for name, one in self.space.as_json().items()}
         return {
             **config,
-            **space,
-            "objective": [str(aim) for aim in self.aims],
+            **{IN_SPACE + name: one for name, one in self.space.written.items()},
+            "objective": [str(one) for one in self.scores],
             "sampler": self.sampler,
             "pruner": self.pruner,
             "folds": self.folds,
@@ -151,39 +130,27 @@ class Search:
 
     @classmethod
     def from_json(cls, values: Json) -> Search:
-        """The question that `record` gave.
-
-        Raises:
-            UserError: a value cannot be used.
-        """
+        """Return the question that `record` gave."""
         known = {one.name for one in fields(TrainConfig)}
         config = TrainConfig.from_json({name: value for name, value in values.items() if name in known})
         space = {
             name.removeprefix(IN_SPACE): one for name, one in values.items() if name.startswith(IN_SPACE)
         }
         own = {name: values[name] for name in ("sampler", "pruner", "folds", "stratified")}
-        return cls(config, space_of(space), aims_of(values["objective"]), **own)
+        return cls(config, space_of(space), [*map(Score.read, values["objective"])], **own)
 
     def count(self, trials: int) -> int:
-        """Return how many trials there are, of so many at most: a grid comes to its end.
-
-        Raises:
-            BadOption: there are none.
-        """
+        """Return how many trials there are, at most `trials`: a grid comes to its end."""
         if trials < 1:
-            raise BadOption(f"--trials is {trials}; the smallest possible is 1")
-        return min(trials, len(points_of(self.space))) if self.sampler == GRID else trials
+            raise BadOption(f"the number of trials is {trials}; the smallest possible is 1")
+        return min(trials, len(self.space.points())) if self.sampler == GRID else trials
 
     def at_a_time(self, trials: int) -> int:
-        """Return how many jobs there may be at a time, of so many trials."""
+        """Return how many jobs of all trials there may be at a time."""
         return self.count(trials) * (self.folds if self.pruner == "none" else 1)
 
     def config_of(self, options: Mapping[str, Any]) -> TrainConfig:
-        """Return the configuration of a trial with these options.
-
-        Raises:
-            UserError: they do not go together.
-        """
+        """Return the configuration of a trial with these options."""
         return with_options(self.config.as_json(), options)
 
     def jobs(self, splits: Path, number: int, options: Mapping[str, Any]) -> list[FarmJob]:
@@ -213,61 +180,34 @@ class Search:
         trial = f"trial-{number:04}"
         return [trial] if self.folds == 1 else [f"{trial}/fold-{fold}" for fold in range(self.folds)]
 
-    def splitter(self) -> Splitter:
-        """Return what divides the samples into folds."""
-        return splitter_of(self.folds, 1, self.config.seed, self.stratified)
+    def at_ends(self) -> list[FarmJob]:
+        """Return runs with the values at the ends of the space, to be checked."""
+        found = [
+            self.config_of({name: value})
+            for name in self.space.distributions
+            for value in self.space.ends(name)
+        ]
+        return [FarmJob("", config, dict(self.objects)) for config in found]
 
+    def begin(self, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
+        """Make the folder of the farm, with the splits of its folds; or take up that of an earlier one.
 
-def look(search: Search, blocks: Blocks, trials: int) -> Samples:
-    """Look at the data, and check the values at the ends of the space, in a process that has torch.
+        Raises:
+            BadOption: the farm that is there has another question, or the samples cannot be split.
+            BadRunFolder: something else is there, or the folder cannot be written.
+        """
+        question = {**self.record(), "fingerprint": samples.fingerprint}
+        path = out or FOLDER / folder_name(self.config.model, samples.name)
+        folder = FarmFolder.begin(path, KIND, question, resume=resume)
+        if self.folds > 1 and not folder.splits.is_file():
+            # Imports scikit-learn, for a second.
+            from tutti.studies.cross_validation.splits import make_splits, splitter_of
 
-    Args:
-        search: the question.
-        blocks: where trials are to run.
-        trials: how many there are to be.
-
-    Raises:
-        UserError: the data cannot be read, or a value cannot be used.
-    """
-    jobs = search.at_a_time(trials)
-    placement, _ = place_blocks(blocks.block, blocks.blocks, blocks.threads, jobs, search.servers)
-    return look_at(samples_job(search, blocks), placement.threads or 1)
-
-
-def samples_job(search: Search, blocks: Blocks) -> SamplesJob:
-    """Return the job of looking at the data, and checking the values at the ends of the space.
-
-    Raises:
-        BadOption: a Python file that the search names is not there.
-    """
-    # Arrays are no file yet that could be looked for.
-    objects = dict(search.objects) | ({} if search.arrays is None else {"data": Pickled(b"")})
-    workers = str(max(1, blocks.block - search.config.servers))
-    found = {}
-    for name, dimension in search.space.dimensions.items():
-        for value in dimension.ends():
-            config = replace(search.config_of({name: value}), workers=workers)
-            check_files(config)
-            found[repr(config)] = TrainJob(config, objects=objects)
-    return SamplesJob(search.config, tuple(found.values()), blocks.block, objects=objects)
-
-
-def begin(search: Search, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
-    """Make the folder of the farm, with the splits of its folds; or take up that of an earlier one.
-
-    Raises:
-        BadOption: the farm that is there has another question, or the samples cannot be split.
-        BadRunFolder: something else is there, or the folder cannot be written.
-    """
-    question = {**search.record(), **numbers_of(search.objects), "fingerprint": samples.fingerprint}
-    path = out or FOLDER / folder_name(search.config.model, samples.name)
-    folder = FarmFolder.begin(path, KIND, question, resume=resume)
-    if search.folds > 1 and not folder.splits.is_file():
-        splits = make_splits(search.splitter(), samples.targets, labels=samples.labels)
-        write_splits(folder.splits, splits, samples.fingerprint, search.config.seed)
-    if search.arrays is not None:
-        keep_data(folder, search.arrays)
-    return folder
+            splitter = splitter_of(self.folds, 1, self.config.seed, self.stratified)
+            splits = make_splits(splitter, samples.targets)
+            write_splits(folder.splits, splits, samples.fingerprint, self.config.seed)
+        keep_data(folder, self.arrays)
+        return folder
 
 
 def _in_folder(search: Search, folder: FarmFolder) -> Search:
@@ -278,152 +218,121 @@ def _in_folder(search: Search, folder: FarmFolder) -> Search:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A search, as far as it has come.
+    """The result of `tutti.tune`.
 
     Attributes:
-        search: its question.
-        folder: of the farm.
+        search: the question.
+        folder: of the farm, which has all runs.
         study: Optuna's.
         outcome: how the work on it has ended; None: it is read from its folder.
     """
 
-    search: Search
-    folder: FarmFolder
-    study: optuna.Study
-    outcome: FarmOutcome | None = None
+    search: Search = field(repr=False)
+    folder: Path
+    study: optuna.Study = field(repr=False)
+    outcome: FarmOutcome | None = field(default=None, repr=False)
 
     @property
-    def best(self) -> list[optuna.trial.FrozenTrial]:
-        """The best trial; none if no trial has come to its end.
+    def best(self) -> dict[str, Any]:
+        """The options of the best trial, such as {"lr": 0.01, "model.hidden": [64]}.
 
-        With several objectives all that no other one is better than, the best by the first of these first.
+        With several objectives the best trial is the one that is best by the first of them.
         """
-        if not any(trial.state is COMPLETE for trial in self.study.get_trials(deepcopy=False)):
-            return []
-        if len(self.search.aims) == 1:
-            return [self.study.best_trial]
-        higher = self.search.aims[0].higher
-        return sorted(self.study.best_trials, key=lambda one: one.values[0], reverse=higher)
+        return self.search.space.options(self.front[0].params)
 
-    def options(self, trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
-        """Return the options of a trial."""
-        return options_of(self.search.space, trial.params)
+    @property
+    def values(self) -> dict[str, float]:
+        """The objectives of the best trial, by name."""
+        return dict(zip(map(str, self.search.scores), self.front[0].values, strict=True))
 
-    def config(self, trial: optuna.trial.FrozenTrial) -> TrainConfig:
-        """Return the configuration that trains a trial alone."""
-        return self.search.config_of(self.options(trial))
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration that trains the best trial alone."""
+        return self.search.config_of(self.best)
 
-    def failed(self) -> dict[int, str]:
-        """Return why trials have failed, by number."""
-        found = {}
-        for trial in self.study.get_trials(deepcopy=False):
-            if trial.state is not optuna.trial.TrialState.FAIL:
-                continue
-            errors = [self.folder.error(job) for job in self.search.job_names(trial.number)]
-            said = next((error for error in errors if error), "its objective is not a finite number")
-            found[trial.number] = said.strip().splitlines()[-1]
-        return found
-
-    def states(self) -> Counter[str]:
-        """Count the trials by their state."""
-        return Counter(trial.state.name.lower() for trial in self.study.get_trials(deepcopy=False))
-
-    def epochs(self) -> tuple[float, int]:
-        """Return how many epochs were trained, and how many there were if no trial was ended.
-
-        A run that went on for an epoch more than it should adds nothing.
-        """
-        trials = [one for one in self.study.get_trials(deepcopy=False) if one.state in (COMPLETE, PRUNED)]
-        whole = self.search.span * self.search.folds
-        trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
-        return sum(trained), whole * len(trials)
-
-    def importance(self) -> dict[str, float]:
-        """Return the share of each parameter in how good a trial is.
-
-        Returns:
-            Shares that add up to 1; nothing if there are too few trials to tell.
-        """
-        values = {tuple(one.values) for one in self.study.get_trials(deepcopy=False) if one.state is COMPLETE}
-        if len(values) < 4:
-            return {}
-        return dict(optuna.importance.get_param_importances(self.study))
-
-    def table(self) -> list[dict[str, Any]]:
-        """Return all trials, each with its number, its state, its objectives and its options."""
-        aims = [str(aim) for aim in self.search.aims]
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """All trials, each with "trial" (its number), "state", its objectives and its options."""
+        scores = [str(one) for one in self.search.scores]
+        options = [(trial, self.search.space.options(trial.params)) for trial in self._trials]
         return [
             {
                 "trial": trial.number,
                 "state": trial.state.name.lower(),
-                **dict(zip(aims, trial.values or [None] * len(aims), strict=True)),
-                **{name: self.options(trial)[name] for name in self.search.space.dimensions},
+                **dict(zip(scores, trial.values or [None] * len(scores), strict=True)),
+                **{name: chosen[name] for name in self.search.space.distributions},
             }
-            for trial in self.study.get_trials(deepcopy=False)
+            for trial, chosen in options
         ]
 
-    def write_table(self) -> Path:
-        """Write all trials as CSV, and return the path.
+    @property
+    def importance(self) -> dict[str, float]:
+        """The share of each option in how good a trial is; 1 in all; empty with too few trials."""
+        values = {tuple(one.values) for one in self._trials if one.state is COMPLETE}
+        return dict(optuna.importance.get_param_importances(self.study)) if len(values) >= FEW else {}
 
-        Raises:
-            BadRunFolder: it cannot be written.
+    @property
+    def front(self) -> list[optuna.trial.FrozenTrial]:
+        """The best trial, if any has come to its end; with several objectives the trials on the Pareto front.
+
+        They are in the order of the first objective.
         """
-        rows = self.table()
-        text = io.StringIO()
-        table = csv.DictWriter(text, list(rows[0]) if rows else ["trial"], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        path = self.folder.path / TRIALS
-        with refusing(path):
-            replace_file(path, text.getvalue().encode())
+        if not any(trial.state is COMPLETE for trial in self._trials):
+            return []
+        if len(self.search.scores) == 1:
+            return [self.study.best_trial]
+        higher = self.search.scores[0].higher
+        return sorted(self.study.best_trials, key=lambda one: one.values[0], reverse=higher)
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """Why trials have failed, by number."""
+        found = {}
+        for trial in self._trials:
+            if trial.state is optuna.trial.TrialState.FAIL:
+                names = self.search.job_names(trial.number)
+                errors = [FarmFolder(self.folder).error(job) for job in names]
+                said = next((error for error in errors if error), "its objective is not a finite number")
+                found[trial.number] = said.strip().splitlines()[-1]
+        return found
+
+    @property
+    def epochs(self) -> tuple[int, int]:
+        """The number of epochs that were trained, and how many there were if no trial was ended."""
+        trials = [one for one in self._trials if one.state in (COMPLETE, PRUNED)]
+        whole = self.search.span * self.search.folds
+        trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
+        return sum(trained), whole * len(trials)
+
+    @property
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def write_table(self) -> Path:
+        """Write all trials as CSV, and return the path."""
+        rows, path = self.trials, self.folder / TRIALS
+        write_table(path, [[*(rows[0] if rows else ["trial"])], *([*row.values()] for row in rows)])
         return path
 
 
 def tune(
-    search: Search,
-    folder: FarmFolder,
-    trials: int,
-    blocks: Blocks,
-    listener: Listener | None = None,
+    search: Search, folder: FarmFolder, trials: int, blocks: Blocks, listener: Listener | None = None
 ) -> Tuned:
-    """Work on the trials that have no result yet.
-
-    Args:
-        search: the question.
-        folder: of the farm.
-        trials: how many there are to be.
-        blocks: the ranks.
-        listener: is told of all that happens.
-
-    Raises:
-        TuttiError: as `work_on` says.
-    """
-    search, count = _in_folder(search, folder), search.count(trials)
-    study = open_study(folder.path, search.aims)
+    """Work on the trials in a farm's folder that have no result yet; `trials` is how many there are to be."""
+    search = _in_folder(search, folder)
+    study = open_study(folder.path, search.scores)
     method = Method(search.sampler, search.pruner, search.config.seed, search.span * search.folds)
     source = SearchJobs(
         Trials(folder.path, study, search.space, method),
-        count,
+        search.count(trials),
         partial(search.jobs, folder.path.absolute() / SPLITS),
-        search.aims,
+        search.scores,
         search.pruner != "none",
         search.span,
-        partial(_history, folder),
+        lambda job: RunFolder(folder.job(job)).lines(EpochRecord).records,
     )
-    outcome = work_on(
-        folder,
-        source,
-        block=blocks.block,
-        blocks=blocks.blocks,
-        threads=blocks.threads,
-        # More blocks would have nothing to do.
-        jobs=search.at_a_time(trials),
-        servers=search.servers,
-        job_timeout_s=blocks.job_timeout_s,
-        time_limit_s=blocks.time_limit_s,
-        listener=listener,
-    )
-    return Tuned(search, folder, study, outcome)
+    outcome = blocks.work(folder, source, search.at_a_time(trials), search.servers, listener)
+    return Tuned(search, folder.path, study, outcome)
 
 
 def read_search(folder: FarmFolder) -> Tuned:
@@ -437,8 +346,4 @@ def read_search(folder: FarmFolder) -> Tuned:
     if not (folder.path / JOURNAL).is_file():
         raise BadRunFolder(f"{folder.path} has no {JOURNAL} yet")
     search = _in_folder(Search.from_json(folder.plan.question), folder)
-    return Tuned(search, folder, open_study(folder.path, search.aims))
-
-
-def _history(folder: FarmFolder, job: str) -> list[EpochRecord]:
-    return RunFolder(folder.job(job)).lines(EpochRecord).records
+    return Tuned(search, folder.path, open_study(folder.path, search.scores))

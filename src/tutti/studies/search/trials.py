@@ -9,31 +9,23 @@ each time.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tutti.errors import BadRunFolder
 from tutti.records.files import locked_file
+from tutti.studies.score import Score
 from tutti.studies.search.methods import GRID, PRUNERS, SAMPLERS
-from tutti.studies.search.objectives import Aim
-from tutti.studies.search.space import Choice, Range, Space
+from tutti.studies.search.space import Space
 
 JOURNAL: Final = "study.journal"
 LOCK: Final = "study.lock"
@@ -44,7 +36,7 @@ NAME: Final = "tutti"
 COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
 
 
-def open_study(folder: Path, aims: Sequence[Aim]) -> optuna.Study:
+def open_study(folder: Path, scores: Sequence[Score]) -> optuna.Study:
     """Open the study of a farm, or make it.
 
     Raises:
@@ -55,50 +47,11 @@ def open_study(folder: Path, aims: Sequence[Aim]) -> optuna.Study:
         return optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
             study_name=NAME,
-            directions=["maximize" if aim.higher else "minimize" for aim in aims],
+            directions=["maximize" if one.higher else "minimize" for one in scores],
             load_if_exists=True,
         )
     except (ValueError, KeyError) as error:
         raise BadRunFolder(f"{folder / JOURNAL} is damaged: {error}; begin a new search") from error
-
-
-def distributions_of(space: Space) -> dict[str, BaseDistribution]:
-    """Return the parameters of a space as Optuna has them."""
-    found: dict[str, BaseDistribution] = {}
-    for name, one in space.dimensions.items():
-        if isinstance(one, Choice):
-            found[name] = CategoricalDistribution(_choices(one))
-        elif one.whole:
-            found[name] = IntDistribution(int(one.low), int(one.high), log=one.log)
-        else:
-            found[name] = FloatDistribution(one.low, one.high, log=one.log)
-    return found
-
-
-def points_of(space: Space) -> list[dict[str, Any]]:
-    """Return all combinations of a space of choices, the last parameter changing fastest."""
-    choices = {name: _choices(one) for name, one in space.dimensions.items() if isinstance(one, Choice)}
-    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-
-
-def options_of(space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that Optuna's parameters stand for."""
-    return {
-        name: json.loads(value) if isinstance(one, Choice) and not _plain(one) else value
-        for name, value in parameters.items()
-        if isinstance(one := space.dimensions[name], Choice | Range)
-    }
-
-
-def _plain(choice: Choice) -> bool:
-    """Return whether Optuna can have the values themselves: it knows no lists, and takes 1 for true."""
-    values = choice.ends()
-    scalars = all(value is None or isinstance(value, bool | int | float | str) for value in values)
-    return scalars and len(set(values)) == len(values)
-
-
-def _choices(choice: Choice) -> tuple[Any, ...]:
-    return choice.ends() if _plain(choice) else choice.values
 
 
 @dataclass(frozen=True)
@@ -130,13 +83,12 @@ class Trials:
 
     def __init__(self, folder: Path, study: optuna.Study, space: Space, method: Method) -> None:
         self._folder, self._study, self._space, self._method = folder, study, space, method
-        self._distributions = distributions_of(space)
         study.pruner = PRUNERS[method.pruner](method.epochs)
         self._running: dict[int, Trial] = {}
         if method.sampler == GRID:
             with self._turn():
                 if not study.get_trials(deepcopy=False):
-                    for point in points_of(space):
+                    for point in space.points():
                         study.enqueue_trial(point)
 
     def ask(self, count: int) -> int | None:
@@ -147,7 +99,7 @@ class Trials:
                 return None
             seed = int(np.random.SeedSequence((self._method.seed, number)).generate_state(1)[0])
             self._study.sampler = SAMPLERS[self._method.sampler](seed)
-            trial = self._study.ask(self._distributions)
+            trial = self._study.ask({**self._space.distributions})
         self._running[trial.number] = trial
         return trial.number
 
@@ -160,7 +112,7 @@ class Trials:
 
     def options(self, number: int) -> dict[str, Any]:
         """Return the options of a trial."""
-        return options_of(self._space, self._all()[number].params)
+        return self._space.options(self._all()[number].params)
 
     def has_ended(self, number: int) -> bool:
         """Return whether a trial has a result, from this launch or another one."""

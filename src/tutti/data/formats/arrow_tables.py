@@ -1,0 +1,318 @@
+"""Tables of Arrow: columns of numbers, of lists of numbers, or of pictures. Files and frames become these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutti.data.arrays import as_floats, float_dtype
+from tutti.data.columns import Column
+from tutti.data.contents import Contents, refuse_other_names
+from tutti.data.items import TARGET_WORDS
+from tutti.data.pictures import Pictures, decoded, stamp
+from tutti.data.rows import Array, Indices, Rows, chosen
+from tutti.data.structure import sequence_column
+from tutti.data.tables import Choice, choose, is_number
+from tutti.errors import BadData
+from tutti.records.npz import damaged
+
+TABLE_OPTIONS: Final = ("target", "columns", "group")
+"""The column to be predicted, or several; those to predict it from, all others by default; and the column by
+which samples are grouped, which is no input."""
+
+_MOST_NAMED: Final = 12
+"""The most columns that an error lists for the user to paste."""
+
+
+def arrow_package() -> Any:
+    """Return pyarrow, which is imported only for data that need it."""
+    import pyarrow
+
+    return pyarrow
+
+
+def is_frame(value: object) -> bool:
+    """Return whether a value is a table in memory: a frame of pandas or polars, or a table of Arrow."""
+    package = type(value).__module__.partition(".")[0]
+    return type(value).__name__ in ("DataFrame", "Table") and package in ("pandas", "polars", "pyarrow")
+
+
+def are_parts(value: object, options: Mapping[str, Any]) -> bool:
+    """Return whether a value is the training part and the test part of a data set, two tables in memory.
+
+    They have the same columns, one of them the target. Otherwise such a pair is inputs and targets.
+    """
+    if not (isinstance(value, tuple | list) and len(value) == 2 and all(map(is_frame, value))):
+        return False
+    first, second = ({*map(str, getattr(one, "column_names", one.columns))} for one in value)
+    return first == second and (bool(options) or any(name.lower() in TARGET_WORDS for name in first))
+
+
+def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
+    """Read a table in memory.
+
+    Args:
+        frame: of pandas or polars, or a table of Arrow.
+        options: `TABLE_OPTIONS` and "missing".
+        labelled: whether targets are needed.
+
+    Raises:
+        BadData: as for a file; or pandas holds what is no column of one kind.
+    """
+    arrow, name = arrow_package(), type(frame).__name__
+    try:
+        if type(frame).__module__.startswith("pandas"):
+            table = arrow.Table.from_pandas(frame, preserve_index=False)
+        else:
+            table = frame if isinstance(frame, arrow.Table) else frame.to_arrow()
+    except (arrow.ArrowException, TypeError, ValueError) as error:
+        raise BadData(
+            f"the {name} is no table that Arrow can hold: {str(error)[:200]}; give each column a different "
+            "name, and plain numbers or texts"
+        ) from error
+    found = read_table(Path(f"the {name}"), table.schema, table.select, options, labelled)
+    return replace(found, name=name)
+
+
+def read_parts(frames: Any, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
+    """Read the training part and the test part of a data set, as `read_frame` does one of them."""
+    train, test = frames
+    found = read_frame(train, options, labelled)
+    columns = list(found.columns) or options.get("columns")
+    others = read_frame(test, {**options, "columns": columns, "group": None}, labelled)
+    refuse_other_names({"train": found.labels, "test": others.labels}, "the data")
+    return replace(found, parts={**found.parts, "test": others.parts["train"]})
+
+
+def read_table(
+    path: Path,
+    schema: Any,
+    read: Callable[[list[str]], Any],
+    options: Mapping[str, Any],
+    labelled: bool = True,
+    pictures: Pictures | None = None,
+) -> Contents[object]:
+    """Read a table.
+
+    Args:
+        path: of the file, or what it is, for messages.
+        schema: of all columns.
+        read: returns the columns of some names as a table of Arrow.
+        options: `TABLE_OPTIONS`, "missing" and "size".
+        labelled: whether targets are needed.
+        pictures: the input, where it is one of pictures that are not in a column.
+
+    Raises:
+        BadData: the file is damaged, or has something else than is needed in a column.
+    """
+    choice = choose(schema.names, options, str(path), labelled)
+    inputs = choice.inputs
+    used = [*inputs, *choice.targets, *([] if choice.group is None else [choice.group])]
+    arrow = arrow_package()
+    try:
+        table = read(used)
+    except (arrow.ArrowException, OSError) as error:
+        raise damaged(path, error) from error
+    if not table.num_rows:
+        raise BadData(f"{path} has no rows")
+    kinds = {name: schema.field(name).type for name in inputs}
+    shows = len(inputs) == 1 and _holds_pictures(kinds[inputs[0]])
+    for name in [] if shows else inputs:
+        _refuse_other_kinds(path, table.column(name), name, kinds)
+    values: object = None
+    rows = np.arange(table.num_rows)
+    if labelled:
+        rows = _rows_with_targets(path, table, choice, options.get("missing", "error"))
+    if shows:
+        pictures = pictures or _pictures(path, table.column(inputs[0]), inputs[0])
+        values = chosen(decoded(pictures, options.get("size")), rows)
+    table = table if len(rows) == table.num_rows else table.take(rows)
+    if not shows:
+        values = _inputs(path, table, inputs)
+    targets = _targets(path, table, choice.targets) if labelled else None
+    groups = None if choice.group is None else _target(path, table.column(choice.group), choice.group)
+    if groups is not None and groups.ndim > 1:
+        raise BadData(
+            f"{path} has lists in '{choice.group}'; give each sample a number or a text as its group"
+        )
+    columns = tuple(inputs) if not shows and not any(map(_is_list, kinds.values())) else ()
+    stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
+    parts = {"train": (values, targets)}
+    return Contents(stem, parts, labels=_class_names(schema, choice.targets), columns=columns, groups=groups)
+
+
+def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:
+    """Return columns of numbers side by side, as floats, or each by its name if there are lists."""
+    if not any(_is_list(table.schema.field(name).type) for name in names):
+        matrix = np.empty((table.num_rows, len(names)), float_dtype())
+        for at, name in enumerate(names):
+            matrix[:, at] = _floats(table.column(name))
+        return matrix
+    each = {name: _values(path, table.column(name), name) for name in names}
+    return each if len(each) > 1 else each[names[0]]
+
+
+def _rows_with_targets(path: Path, table: Any, choice: Choice, missing: str) -> Indices:
+    """Return the rows that have all targets.
+
+    Raises:
+        BadData: a target is missing, and is not to be dropped; or a row that is kept has no group.
+    """
+    absent = {
+        name: _absent(table.column(name)) for name in (*choice.targets, choice.group) if name is not None
+    }
+    lacking = np.logical_or.reduce([absent[name] for name in choice.targets])
+    if lacking.any() and missing != "drop":
+        row = int(lacking.argmax())
+        name = next(name for name in choice.targets if absent[name][row])
+        raise BadData(
+            f"{path} has no value in row {row + 1:,} of the target '{name}'; targets are missing in "
+            f"{int(lacking.sum()):,} rows: leave these out by --data.missing drop"
+        )
+    if lacking.all():
+        raise BadData(f"{path} has no rows with a target")
+    if choice.group is not None and (alone := absent[choice.group] & ~lacking).any():
+        raise BadData(
+            f"{path} has no value in row {int(alone.argmax()) + 1:,} of the column '{choice.group}', "
+            "by which samples are grouped; give each sample a group"
+        )
+    return np.flatnonzero(~lacking)
+
+
+def _absent(values: Any) -> NDArray[np.bool_]:
+    """Return which values are null or NaN."""
+    return np.asarray(arrow_package().compute.is_null(values, nan_is_null=True).to_numpy(), dtype=bool)
+
+
+def _targets(path: Path, table: Any, names: Sequence[str]) -> Array:
+    """Return targets: one for each row, or several numbers."""
+    found = [_target(path, table.column(name), name) for name in names]
+    if len(found) == 1:
+        return found[0]
+    for name, values in zip(names, found, strict=True):
+        if values.dtype.kind not in "biuf":
+            raise BadData(
+                f"the target '{name}' of {path} holds texts, such as '{values[0]}'; several targets must "
+                "be numbers"
+            )
+    stacked = np.stack(found, axis=1)
+    return as_floats(stacked) if stacked.dtype.kind == "f" else stacked
+
+
+def _target(path: Path, values: Any, name: str) -> Array:
+    types, kind = arrow_package().types, values.type
+    if types.is_dictionary(kind):
+        return _target(path, values.cast(kind.value_type), name)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return np.array(values.to_pylist(), dtype=str)
+    found = _lists(path, values, name) if _is_list(kind) else None
+    if isinstance(found, np.ndarray):
+        return found
+    if not _is_number(kind):
+        raise BadData(
+            f"{path} has values of type {kind}, or lists of several lengths, in '{name}'; give numbers, "
+            "texts or lists of numbers of one length"
+        )
+    return np.asarray(values.to_numpy())
+
+
+def _values(path: Path, values: Any, name: str) -> object:
+    """Return one of several inputs: lists, or one number for each sample."""
+    if _is_list(values.type):
+        return _lists(path, values, name)
+    if values.null_count or arrow_package().types.is_floating(values.type):
+        return _floats(values)
+    return np.asarray(values.to_numpy()).astype(np.int64)
+
+
+def _floats(values: Any) -> Array:
+    numbers = values.cast(arrow_package().float64(), safe=False)
+    return as_floats(np.asarray(numbers.to_numpy()))
+
+
+def _refuse_other_kinds(path: Path, values: Any, name: str, kinds: Mapping[str, Any]) -> None:
+    """Refuse an input that is neither numbers nor lists; the error has the first such value."""
+    if _is_number(values.type) or _is_list(values.type):
+        return
+    wrong = (
+        f"row {row:,}, column '{name}' has '{str(value)[:80]}'"
+        for row, value in enumerate(values, 1)
+        if value.is_valid and not is_number(str(value))
+    )
+    numbers = [one for one, kind in kinds.items() if _is_number(kind) or _is_list(kind)]
+    few = ",".join(numbers) if 0 < len(numbers) <= _MOST_NAMED else "A,B,..."
+    raise BadData(
+        f"{path} has values of type {values.type} where a number is due: {next(wrong, repr(name))}; mend it, "
+        f"or choose the columns of numbers by --data.columns {few}"
+    )
+
+
+def _lists(path: Path, values: Any, name: str) -> Array | Column[Rows]:
+    """Return a column of lists: an array, or sequences where the outer lists have several lengths."""
+    arrow = arrow_package()
+    values = values.combine_chunks()
+    counts: list[Array] = []
+    while _is_list(values.type):
+        if values.null_count:
+            raise BadData(f"{path} has no list in some rows of the column '{name}'; leave these out")
+        found = arrow.compute.list_value_length(values).to_numpy(zero_copy_only=False)
+        counts.append(np.asarray(found, np.int64))
+        values = values.flatten()
+    if not _is_number(values.type):
+        raise BadData(f"{path} has lists of {values.type} in the column '{name}'; give lists of numbers")
+    lengths, *inner = counts
+    if any(len({*some.tolist()}) > 1 for some in inner):
+        raise BadData(
+            f"{path} has lists of several lengths in the lists of the column '{name}'; only the outer lists "
+            "may have several lengths"
+        )
+    shape = [int(some[0]) if len(some) else 0 for some in inner]
+    values = values.cast(arrow.float64()) if values.null_count else values
+    numbers: Array = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(lengths.sum(), *shape)
+    if len({*lengths.tolist()}) > 1:
+        return sequence_column(numbers, lengths)
+    return numbers.reshape(len(lengths), -1 if len(numbers) else 0, *shape)
+
+
+def _is_number(kind: Any) -> bool:
+    types = arrow_package().types
+    return any(
+        is_it(kind) for is_it in (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    types = arrow_package().types
+    return any(is_it(kind) for is_it in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+def _holds_pictures(kind: Any) -> bool:
+    """Return whether values are the content of files, alone or in Hugging Face's structures."""
+    types = arrow_package().types
+    if types.is_struct(kind):
+        at = kind.get_field_index("bytes")
+        return at >= 0 and _holds_pictures(kind.field(at).type)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _pictures(path: Path, values: Any, name: str) -> Pictures:
+    arrow = arrow_package()
+    if arrow.types.is_struct(values.type):
+        values = arrow.chunked_array([block.field("bytes") for block in values.chunks])
+    names = [f"in row {number:,}" for number in range(1, len(values) + 1)]
+    return Pictures(path, [stamp(path), name], names, lambda number: values[number].as_py() or b"")
+
+
+def _class_names(schema: Any, goals: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the classes, if the file has them as Hugging Face writes them."""
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][goals[0]]["names"]
+    except (KeyError, ValueError, TypeError, IndexError):
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) and len(goals) == 1 else ()

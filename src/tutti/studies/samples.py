@@ -1,0 +1,88 @@
+"""A look at the samples of a study, and at what is to be trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tutti import models
+from tutti.data import DataSet
+from tutti.data.columns import Stored
+from tutti.data.contents import Contents
+from tutti.data.opening import SamplePool
+from tutti.data.rows import Array, Rows
+from tutti.data.sources import read_source
+from tutti.errors import UserError
+from tutti.farm.jobs import FarmJob
+from tutti.run.build import given_data, outputs_for, seeded
+from tutti.run.checks import check_recipe
+from tutti.run.pickled import Pickled
+from tutti.run.start import check_files
+from tutti.run.train_job import TrainJob
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Facts about a data set that splits need.
+
+    Attributes:
+        name: of the data set.
+        targets: of the training samples.
+        labels: the classes' names; empty when unknown.
+        fingerprint: tells the samples from those of other data.
+        groups: of the training samples; None: no column of the data has them.
+    """
+
+    name: str
+    targets: NDArray[Any]
+    labels: tuple[str, ...]
+    fingerprint: str
+    groups: NDArray[Any] | None = None
+
+
+def look_at(
+    jobs: Sequence[FarmJob], block: int, contents: Contents[Stored[Rows], Array] | None = None
+) -> Samples:
+    """Check the runs of a study, and look at the targets of their data.
+
+    Args:
+        jobs: the runs, all of the same data.
+        block: the ranks of each.
+        contents: the data, if they have been read already.
+
+    Raises:
+        UserError: a run has an option that cannot be used, or the data cannot be read.
+    """
+    # Arrays that were read already are no file yet that could be looked for.
+    known = {} if contents is None else {"data": Pickled(b"")}
+    runs = []
+    for one in jobs:
+        check_files(one.config)
+        config = replace(one.config, workers=str(max(1, block - one.config.servers)))
+        runs.append(TrainJob(config, objects=one.objects | known))
+    for run in runs:
+        check_recipe(run, block)
+    if contents is None:
+        with seeded(runs[0].config.seed):
+            given, options = given_data(runs[0])
+            contents = read_source(given, options)
+    pool = SamplePool.outline(contents)
+    for run in runs:
+        _refuse_unfit(run, pool.dataset)
+    _, targets = contents.parts["train"]
+    return Samples(contents.name, targets, contents.labels, pool.fingerprint, contents.groups)
+
+
+def _refuse_unfit(job: TrainJob, dataset: DataSet) -> None:
+    """Refuse a model with options that it does not have, or that is not for such inputs."""
+    with seeded(job.config.seed):
+        try:
+            models.build(job.given("model"), dataset.shape, outputs_for(dataset), job.config.model_options)
+        except UserError:
+            raise
+        except Exception:
+            # The program's own error: its jobs fail by it, with the traceback in their folders.
+            return

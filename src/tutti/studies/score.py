@@ -1,0 +1,155 @@
+"""The figure by which a study compares runs: the loss, a metric, or what a run costs. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tutti.errors import BadOption, BadRunFolder, UnknownName
+from tutti.records.run import EpochRecord, Evaluation, Summary
+from tutti.records.texts import HIGHER, LOWER, better_by_name, is_share, metric_text
+
+Metric = str | Callable[..., object]
+"""A name, the place of a function such as "mine.py:hits", or a function."""
+
+LOSS: Final = "loss"
+SECONDS: Final = "seconds"
+PARAMETERS: Final = "parameters"
+
+COSTS: Final = (SECONDS, PARAMETERS)
+"""The figures of a run that are not of its validation part."""
+
+AUTOMATIC: Final = ("accuracy", "mae", "rmse", "r2")
+"""The metrics that "auto" may mean, each where the targets are of its kind."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure of a run, and which of its values are better.
+
+    Attributes:
+        name: "loss" or a metric on the validation part, "seconds" of training, or "parameters" of the model.
+        higher: whether higher values are better.
+    """
+
+    name: str
+    higher: bool
+
+    def __str__(self) -> str:
+        return self.name if _better(self.name) == self.better else f"{self.name}:{self.better}"
+
+    @classmethod
+    def read(cls, text: str) -> Score:
+        """Return the score that `str` has written."""
+        name, _, better = text.partition(":")
+        return cls(name, (better or _better(name)) == "higher")
+
+    @property
+    def better(self) -> str:
+        """Direction of better values: "higher" or "lower"."""
+        return "higher" if self.higher else "lower"
+
+    @property
+    def by_epoch(self) -> bool:
+        """True if each epoch has a value, by which runs can be compared before their end."""
+        return self.name not in COSTS
+
+    @property
+    def is_share(self) -> bool:
+        """True if it is a share, which is shown in percent."""
+        return is_share(self.name)
+
+    def of(self, run: Summary) -> float:
+        """Return the value of a finished run."""
+        if self.name == SECONDS:
+            return run.seconds
+        return float(run.parameters) if self.name == PARAMETERS else self._of(run.validation)
+
+    def at(self, epoch: EpochRecord) -> float:
+        """Return the value after an epoch."""
+        return self._of(epoch.validation)
+
+    def _of(self, found: Evaluation | None) -> float:
+        values = {} if found is None else {LOSS: found.loss, **found.metrics}
+        if self.name not in values:
+            raise BadRunFolder(
+                f"the runs have no '{self.name}' on a validation part, but {', '.join(values) or 'nothing'}; "
+                "name it in --metrics, and see --validation"
+            )
+        return values[self.name]
+
+    def text(self, value: float) -> str:
+        """Return a value as text; nothing if it is missing."""
+        return "" if math.isnan(value) else metric_text(self.name, value)
+
+
+def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> tuple[Score, Any]:
+    """Return a score, and the metrics that runs compute, with what the score needs.
+
+    Args:
+        given: a name, a function, or its place, such as "mine.py:hits". A text may end in ":higher" or
+            ":lower".
+        metrics: those that the runs compute without it.
+        option: what gave it, for messages.
+
+    Raises:
+        UnknownName: there is no such metric.
+        BadOption: it is not known which of its values are better.
+    """
+    text, better = given, ""
+    if isinstance(given, str):
+        text, _, better = given.rpartition(":") if given.endswith((":higher", ":lower")) else (given, "", "")
+    name = name_of(text)
+    listed = _listed(metrics)
+    known = {*map(name_of, listed), LOSS, *COSTS}
+    known |= {*AUTOMATIC} if "auto" in known else set()
+    said = better or _better(name)
+    if isinstance(text, str) and ":" not in text and name not in known and _better(name) is None:
+        raise UnknownName("metric", name, {*HIGHER, *LOWER, *known} - {"auto", "none"}, of=option)
+    if said is None:
+        how = f"{text}:higher or {text}:lower"
+        how = how if isinstance(text, str) else f"'{name}:higher' or '{name}:lower', and metrics=[{name}]"
+        raise BadOption(f"{option} does not say which values of '{name}' are better; write {how}")
+    score = Score(name, said == "higher")
+    if name in known:
+        return score, metrics
+    several = [*(one for one in listed if one != "none"), text]
+    texts = [one for one in several if isinstance(one, str)]
+    return score, ",".join(texts) if len(texts) == len(several) else several
+
+
+def scores_of(
+    given: Sequence[Metric], metrics: Metric | Sequence[Metric], option: str
+) -> tuple[list[Score], Any]:
+    """Return several scores, and the metrics that runs compute, with what they need; as `score_of`."""
+    found = []
+    for one in given:
+        score, metrics = score_of(one, metrics, option)
+        found.append(score)
+    return found, metrics
+
+
+def score_by_metrics(found: Sequence[Evaluation]) -> Score:
+    """Return the score of runs that were asked for none: their first metric, or else the loss."""
+    names = [name for name in (found[0].metrics if found else ()) if better_by_name(name)]
+    common = [name for name in names if all(name in one.metrics for one in found)]
+    return Score.read((common or [LOSS])[0])
+
+
+def name_of(metric: Metric) -> str:
+    """Return what a metric is called in the records of a run."""
+    if isinstance(metric, str):
+        return metric.rpartition(":")[2]
+    return str(getattr(metric, "__name__", type(metric).__name__))
+
+
+def _better(name: str) -> str | None:
+    return "lower" if name in COSTS else better_by_name(name)
+
+
+def _listed(metrics: Metric | Sequence[Metric]) -> list[Metric]:
+    if isinstance(metrics, str):
+        return [word.strip() for word in metrics.split(",") if word.strip()]
+    return [metrics] if callable(metrics) else [*metrics]
