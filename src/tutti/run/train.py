@@ -55,7 +55,7 @@ from tutti.run.saving import Saving, is_over, saving
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
 from tutti.strategies import Clip, Strategy
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
@@ -198,7 +198,7 @@ def work_or_serve(
         return work()
     assert isinstance(strategy, Centred), "others are refused with servers"
     optimizer = build_optimizer(recipe, module)
-    replica = place(module, team, Home.PRIVATE)
+    replica = place(module, team, WeightPlacement.PRIVATE)
     # A request to stop may reach all ranks; the workers act on it.
     with stoppable():
         strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))
