@@ -12,10 +12,10 @@ from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-from tutti.launch.recovery import Recovery, Replaced
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopRequests
+from tutti.launch.supervisor import Recovery, Replaced
 from tutti.load_object import find_file
 from tutti.models import names_file
 from tutti.records import checkpoints
