@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.own_loop.divided_optimizer import DividedOptimizer
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place, visible_memory
 
 LENGTHS = (40, 20, 3, 50)
@@ -79,7 +79,7 @@ class Pair:
         self.comm, self.late = comm, late
         self.plain, self.module = module(), module()
         memory, self.copies = visible_memory(comm)
-        self.replica = place(self.module, comm, Home.PRIVATE, memory, frozen=True)
+        self.replica = place(self.module, comm, WeightPlacement.PRIVATE, memory, frozen=True)
         self.gradients = [
             torch.zeros_like(flat.grads) if apart else flat.grads for flat in self.replica.flats
         ]

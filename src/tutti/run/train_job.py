@@ -13,7 +13,7 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
-from tutti.records.run import EpochRecord, RunStart, Summary
+from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.shapes import Shape
 from tutti.run import summary_lines
@@ -93,7 +93,6 @@ class RunOutcome:
     config: TrainConfig  # resolved
     history: list[EpochRecord]
     summary: Summary | None  # None: the run has stopped before its end
-    pace: str  # of its strategy, as in a `RunStart`
     folder: str | None
     shape: Shape  # of one input of the model
     outputs: int
@@ -161,7 +160,6 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         config=before,
         history=folder.lines(EpochRecord).records,
         summary=summary,
-        pace=folder.lines(RunStart).records[-1].pace,
         folder=str(folder.path),
         shape=data.of_inputs,
         outputs=data.classes or data.outputs,
