@@ -26,7 +26,7 @@ from measure import describe_machine, interleave, table
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.parameter_server.rules import OptimizerRule
 from tutti.parameter_server.shared_memory import SharedCentre, slots_for
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place
 
 MOST_OF_FUSED, LEAST_OF_NUMPY = 1.3, 4.0
@@ -87,7 +87,7 @@ def fused(length: int) -> Callable[[], None]:
 def centre(length: int, workers: int) -> Callable[[], None]:
     comm = HostCommunicator.alone()
     module = Vector(length)
-    replica = place(module, comm, Home.PRIVATE)
+    replica = place(module, comm, WeightPlacement.PRIVATE)
     message = [torch.randn_like(flat.grads) for flat in replica.flats]
     # The message is kept: what is measured is the centre's work, not the clearing of the worker's gradient.
     rule = OptimizerRule(optim.Adam(module.parameters(), lr=1e-3), replica, message, keep=True)

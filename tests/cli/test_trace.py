@@ -45,7 +45,7 @@ def test_without_the_option_nothing_is_traced(out: Path) -> None:
 def test_a_trace_that_is_full_says_so(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tutti.run.recording.Trace", partial(Trace, limit=50))
+    monkeypatch.setattr("tutti.run.saving.Trace", partial(Trace, limit=50))
     assert main([*RUN, "-n", "1", "--trace", "--out", str(out)]) == 0
     said = capsys.readouterr().err
     assert "tutti: warning: the trace of rank 0 is full: " in said

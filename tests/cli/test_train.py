@@ -57,7 +57,6 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
         "usage.jsonl",
         "weights.safetensors",
     }
-    # A slow machine has the time for a point within an epoch.
     assert {path.name for path in folder.iterdir()} == files
     summary = RunFolder.open(folder).read(Summary)
     assert summary.test is not None

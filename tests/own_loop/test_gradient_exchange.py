@@ -10,14 +10,14 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualCommunicator, VirtualWorld
 from tutti.errors import BadModel
 from tutti.own_loop.gradient_exchange import GradientExchange
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place
 
 LENGTHS = (40, 20, 50)
 
 
 def exchanged(module: nn.Module, comm: Communicator) -> nn.Module:
-    replica = place(module, comm, Home.SHARED)
+    replica = place(module, comm, WeightPlacement.SHARED)
     exchange = GradientExchange(comm)
     exchange.add(replica)
     for parameter in module.parameters():

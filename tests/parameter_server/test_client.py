@@ -21,7 +21,7 @@ from tutti.parameter_server.protocol import BODY, receive_all, send_all
 from tutti.parameter_server.rules import AddRule, ElasticRule, Hyperparameters, OptimizerRule
 from tutti.parameter_server.server import Server
 from tutti.replica import Replica
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place
 
 # The ranks cannot import this page by its name: its functions travel by value.
@@ -74,7 +74,7 @@ def pushing(comm: Communicator, make: object, pushes: int) -> tuple[set[float], 
         replica = Replica(TwoTypes(-5.0))
         Server(comm.servers, replica, make(replica, comm.servers.comm.size - len(comm.servers.ranks))).run()
         return set(), 0
-    replica = place(TwoTypes(), comm, Home.PRIVATE)
+    replica = place(TwoTypes(), comm, WeightPlacement.PRIVATE)
     centre = join_centre(comm, replica, make(replica, comm.size))
     weights = [flat.weights for flat in replica.flats]
     for number in range(pushes):
@@ -149,7 +149,7 @@ def two_levels(comm: Communicator, steps: int) -> list[float]:
     if comm.servers is not None and comm.servers.serving:
         Server(comm.servers, Replica(module), ElasticRule(0.8, 1)).run()
         return []
-    replica = place(module, comm, Home.PRIVATE)
+    replica = place(module, comm, WeightPlacement.PRIVATE)
     centre = join_centre(comm, replica, ElasticRule(0.8, workers_of_centre(comm)))
     weights = replica.flats[0].weights
     found = []
@@ -195,7 +195,7 @@ def test_requests_are_served_in_the_order_in_which_they_come() -> None:
         if comm.servers is not None and comm.servers.serving:
             Server(comm.servers, Replica(TwoTypes()), AddRule()).run()
             return 0.0, 0
-        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        replica = place(TwoTypes(), comm, WeightPlacement.PRIVATE)
         centre = join_centre(comm, replica, AddRule())
         comm.compute(1.0 - comm.rank / 10)
         receipt = centre.exchange(vectors(replica, 1.0))
@@ -212,7 +212,7 @@ def test_the_answer_tells_what_it_cost() -> None:
         if comm.servers is not None and comm.servers.serving:
             Server(comm.servers, Replica(TwoTypes()), AddRule()).run()
             return 0, 0.0, 0.0
-        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        replica = place(TwoTypes(), comm, WeightPlacement.PRIVATE)
         centre = join_centre(comm, replica, AddRule())
         comm.compute(2.0)
         receipt = centre.exchange(vectors(replica, 1.0))
@@ -249,7 +249,7 @@ def test_nobody_hangs_when_a_worker_or_a_server_dies(dead: int, operation: int, 
 
 def test_several_hosts_without_a_server_are_refused() -> None:
     def train(comm: Communicator) -> None:
-        replica = place(TwoTypes(), comm, Home.PRIVATE)
+        replica = place(TwoTypes(), comm, WeightPlacement.PRIVATE)
         join_centre(comm, replica, AddRule())
 
     with pytest.raises(BadOption, match=r"the workers are on 2 hosts.*'--servers 1'"):

@@ -17,8 +17,8 @@ from tutti.parameter_server.connect import join_centre
 from tutti.parameter_server.rules import AddRule, OptimizerRule, Rounds
 from tutti.parameter_server.server import Server
 from tutti.parameter_server.shared_memory import CLOSED_TAG, SharedCentre
-from tutti.replica import Replica
-from tutti.strategies.base import Home
+from tutti.replica import Flat, Replica
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place
 
 LENGTH = 48
@@ -31,6 +31,10 @@ def module() -> nn.Module:
     made = nn.ParameterList([nn.Parameter(torch.zeros(16, dtype=torch.float64)) for _ in range(3)])
     assert isinstance(made, nn.Module)
     return made
+
+
+def private_flats(comm: Communicator) -> list[Flat]:
+    return list(place(module(), comm, WeightPlacement.PRIVATE).flats)
 
 
 class Slow(AddRule):
@@ -67,7 +71,7 @@ def visit(comm: Communicator, program: Callable[[Visitor], object]) -> object:
     if comm.servers is not None and comm.servers.serving:
         Server(comm.servers, Replica(module()), AddRule()).run()
         return None
-    centre = join_centre(comm, place(module(), comm, Home.PRIVATE), AddRule())
+    centre = join_centre(comm, place(module(), comm, WeightPlacement.PRIVATE), AddRule())
     found = program(Visitor(comm, centre))
     centre.leave()
     centre.close()
@@ -200,7 +204,7 @@ def test_a_tick_tells_the_wait_for_the_others_and_that_for_the_weights() -> None
     def train(comm: Communicator) -> float:
         into = [torch.zeros(LENGTH, dtype=torch.float64)]
         rule = Slow(comm)
-        visitor = Visitor(comm, SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, rule))
+        visitor = Visitor(comm, SharedCentre(comm, private_flats(comm), rule))
         if comm.rank == 0:
             return visitor.centre.tick(0, into).wait_s
         if comm.rank == 1:
@@ -216,7 +220,7 @@ def test_a_tick_tells_the_wait_for_the_others_and_that_for_the_weights() -> None
 def test_who_comes_while_another_is_there_waits() -> None:
     def train(comm: Communicator) -> tuple[float, float]:
         rule = Slow(comm)
-        visitor = Visitor(comm, SharedCentre(comm, place(module(), comm, Home.PRIVATE).flats, rule))
+        visitor = Visitor(comm, SharedCentre(comm, private_flats(comm), rule))
         comm.compute(0.5 * comm.rank)
         receipt = visitor.pull() if comm.rank == 2 else visitor.push()
         return receipt.wait_s, receipt.update_s
@@ -262,7 +266,7 @@ def test_weights_that_are_rounded_divide_nothing() -> None:
 
 def in_rounds(comm: Communicator) -> tuple[Visitor, Rounds]:
     """A visitor of a centre that moves by the sum of all workers' gradients."""
-    replica = place(module(), comm, Home.PRIVATE)
+    replica = place(module(), comm, WeightPlacement.PRIVATE)
     rule = Rounds(optim.SGD(replica.module.parameters(), lr=1.0), replica, comm.size, rank=comm.rank)
     return Visitor(comm, SharedCentre(comm, replica.flats, rule, 2)), rule
 

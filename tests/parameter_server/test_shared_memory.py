@@ -17,7 +17,7 @@ from tutti.parameter_server.base import Rule
 from tutti.parameter_server.rules import AddRule, ElasticRule, OptimizerRule
 from tutti.parameter_server.shared_memory import SharedCentre
 from tutti.replica import Replica
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place
 
 # The ranks cannot import this page by its name: its functions travel by value.
@@ -39,7 +39,7 @@ class TwoTypes(nn.Module):
 
 
 def join(comm: Communicator, rule: Rule | None = None, parts: int = 3) -> tuple[Replica, SharedCentre]:
-    replica = place(TwoTypes(), comm, Home.PRIVATE)
+    replica = place(TwoTypes(), comm, WeightPlacement.PRIVATE)
     return replica, SharedCentre(comm, replica.flats, rule or AddRule(), parts)
 
 
@@ -126,7 +126,7 @@ def test_cutting_into_slots_changes_nothing(name: str) -> None:
         for number, parameter in enumerate(module.parameters()):
             with torch.no_grad():
                 parameter.copy_(torch.randn(8, 8, generator=torch.Generator().manual_seed(number)))
-        replica = place(module, comm, Home.PRIVATE)
+        replica = place(module, comm, WeightPlacement.PRIVATE)
         optimizer = getattr(optim, name)(module.parameters(), lr=0.1)
         grads = [flat.grads for flat in replica.flats]
         centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads), parts)

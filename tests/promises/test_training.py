@@ -69,7 +69,7 @@ def test_a_comparison_has_every_way_in_one_table_and_one_page_with_figures(tmp_p
     assert len(rounded) == 1  # sync makes the updates of one process
     assert said.count(rounded.pop()) == 4
     figures = {one.stem for one in (tmp_path / "compared" / "figures").glob("*.svg")}
-    assert {"confusion", "classes", "cores", "progress", "strong-scaling", "stages"} <= figures
+    assert {"confusion", "classes", "cores", "progress", "speed-up", "stages"} <= figures
     assert "<svg" in (tmp_path / "compared" / "report.html").read_text()
 
 

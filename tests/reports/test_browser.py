@@ -23,9 +23,6 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser here: apt-ge
 
 FAILED = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
 
-NOT_DRAWN = {"speed-up"}
-"""Figures of runs that were made one by one, and of a run that is alone on its page."""
-
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -82,7 +79,7 @@ def test_every_figure_is_drawn_without_a_complaint_and_without_a_network(
     shown: Shown, page_file: Path
 ) -> None:
     drawings = shown.drawings()
-    assert set(drawings) == set(FIGURES) - NOT_DRAWN
+    assert set(drawings) == set(FIGURES)
     for name, drawing in drawings.items():
         assert "mark-" in drawing, f"nothing is drawn in {name}"
     assert shown.complaints == []
@@ -94,7 +91,7 @@ def test_a_click_on_a_legend_changes_its_figure_alone_and_a_second_one_changes_i
 ) -> None:
     before = shown.drawings()
     with_legend = [name for name, drawing in before.items() if "legend-symbol" in drawing]
-    assert sorted(with_legend) == sorted(set(FIGURES) - NOT_DRAWN - {"confusion"})
+    assert sorted(with_legend) == sorted(set(FIGURES) - {"confusion"})
     for name in with_legend:
         for click in (1, 2):
             shown.page.locator(f"#{name} .role-legend-label text").first.click()

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from tests.training.blobs import Apart
 from tutti.comm.base import Communicator
 from tutti.replica import Replica
-from tutti.strategies import Clip, Home, Strategy, Worker
+from tutti.strategies import Clip, Strategy, WeightPlacement, Worker
 from tutti.strategies.base import Pace
 
 
@@ -19,7 +19,7 @@ class Alone(Strategy):
     """Each worker trains on its own; the final weights are the mean."""
 
     name: ClassVar[str] = "alone"
-    home: ClassVar[Home] = Home.PRIVATE
+    home: ClassVar[WeightPlacement] = WeightPlacement.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
 
     every: int = 1

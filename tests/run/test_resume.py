@@ -33,7 +33,7 @@ def left_by(folder: Path, *steps: int, finished: bool = False) -> Path:
     if finished:
         run.append(EpochRecord(1, 5, True, FOUND, FOUND, {"total": 1.0, "validation": 0.1}, 1.0, 0.1, "now"))
         run.write(Summary.of(run.lines(EpochRecord).records, FOUND, 10, World()))
-        run.append(RunStart("now", pace="together"))
+        run.append(RunStart("now"))
         run.write(TrainedOn("digits", 10, (), (1, 8, 8), (), ()))
     return folder
 

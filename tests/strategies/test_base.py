@@ -12,7 +12,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.replica import Replica
-from tutti.strategies import STRATEGIES, Clip, Home, Strategy, Worker
+from tutti.strategies import STRATEGIES, Clip, Strategy, WeightPlacement, Worker
 from tutti.strategies.placement import place
 
 
@@ -27,7 +27,7 @@ class Idle(Forgetful):
 class Plain(Strategy):
     """Says no more than it must."""
 
-    name, home = "plain", Home.PRIVATE
+    name, home = "plain", WeightPlacement.PRIVATE
 
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         return Idle()

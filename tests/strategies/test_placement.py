@@ -10,7 +10,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.communicator import VirtualCommunicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadModel
-from tutti.strategies import Home
+from tutti.strategies import WeightPlacement
 from tutti.strategies.placement import place, visible_memory
 
 
@@ -31,15 +31,15 @@ class Mixed(nn.Module):
                 tensor.fill_(value)
 
 
-def state(comm: Communicator, home: Home) -> dict[str, Tensor]:
+def state(comm: Communicator, home: WeightPlacement) -> dict[str, Tensor]:
     module = Mixed(value=comm.rank + 1)
     place(module, comm, home)
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-@pytest.mark.parametrize("home", list(Home))
+@pytest.mark.parametrize("home", list(WeightPlacement))
 @pytest.mark.parametrize("hosts", [1, 2, 3, (2, 3), (1, 2), (1, 1)], ids=str)
-def test_every_rank_begins_with_the_values_of_rank_0(home: Home, hosts: int | tuple[int, ...]) -> None:
+def test_ranks_begin_with_the_values_of_rank_0(home: WeightPlacement, hosts: int | tuple[int, ...]) -> None:
     world = VirtualWorld(hosts) if isinstance(hosts, int) else VirtualWorld(sum(hosts), hosts)
     for found in world.run(state, home):
         for name, value in found.items():
@@ -48,7 +48,7 @@ def test_every_rank_begins_with_the_values_of_rank_0(home: Home, hosts: int | tu
 
 def test_shared_weights_are_one_memory_per_host() -> None:
     def pointers(comm: Communicator) -> tuple[int, int, int]:
-        flat = place(Mixed(0), comm, Home.SHARED).flats[0]
+        flat = place(Mixed(0), comm, WeightPlacement.SHARED).flats[0]
         return flat.weights.data_ptr(), flat.rows.data_ptr(), flat.grads.data_ptr()
 
     weights, rows, grads = zip(*VirtualWorld(5, (2, 3)).run(pointers), strict=True)
@@ -59,7 +59,7 @@ def test_shared_weights_are_one_memory_per_host() -> None:
 
 def test_private_weights_are_each_ranks_own() -> None:
     def keep(comm: Communicator) -> Tensor:
-        return place(Mixed(0), comm, Home.PRIVATE).flats[0].weights
+        return place(Mixed(0), comm, WeightPlacement.PRIVATE).flats[0].weights
 
     weights = VirtualWorld(3).run(keep)
     assert len({vector.data_ptr() for vector in weights}) == 3
@@ -72,15 +72,15 @@ def test_models_that_differ_are_refused_on_every_rank() -> None:
         with pytest.raises(
             BadModel, match=r"linear.weight \(2, 3\).* where rank 2 has linear.weight \(2, 4\)"
         ):
-            place(Mixed(0, width=4 if comm.rank == 2 else 3), comm, Home.SHARED)
+            place(Mixed(0, width=4 if comm.rank == 2 else 3), comm, WeightPlacement.SHARED)
         refused.append(comm.rank)
 
     VirtualWorld(3).run(differ)
     assert sorted(refused) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("home", list(Home))
-def test_a_rank_alone_needs_nothing_of_the_communicator(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("home", list(WeightPlacement))
+def test_a_rank_alone_needs_no_communicator(home: WeightPlacement, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its model may lie where that cannot reach: on a GPU."""
 
     def refuse(*_: object, **__: object) -> None:
@@ -95,7 +95,7 @@ def test_a_rank_alone_needs_nothing_of_the_communicator(home: Home, monkeypatch:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_frozen_parameters_are_laid_out_where_that_is_asked_for(frozen: bool) -> None:
     def names(comm: Communicator, *frozen: bool) -> list[str]:
-        replica = place(Mixed(0), comm, Home.PRIVATE, None, *frozen)
+        replica = place(Mixed(0), comm, WeightPlacement.PRIVATE, None, *frozen)
         return [name for flat in replica.flats for name in flat.names]
 
     assert ("frozen" in VirtualWorld(1).run(names, frozen)[0]) == frozen
@@ -105,7 +105,7 @@ def test_frozen_parameters_are_laid_out_where_that_is_asked_for(frozen: bool) ->
 def test_each_rank_has_weights_of_its_own_that_the_others_of_its_host_see() -> None:
     def look(comm: Communicator) -> tuple[list[list[float]], list[list[float]]]:
         memory, copies = visible_memory(comm)
-        replica = place(Mixed(0), comm, Home.PRIVATE, memory)
+        replica = place(Mixed(0), comm, WeightPlacement.PRIVATE, memory)
         assert len(copies) == len(replica.flats)
         for flat, seen in zip(replica.flats, copies, strict=True):
             assert flat.weights.data_ptr() == seen[comm.node.rank].data_ptr()
@@ -125,7 +125,7 @@ def test_what_is_expanded_need_not_be_written_to() -> None:
         module = nn.Linear(2, 2)
         module.register_buffer("ids", torch.full((1,), 3).expand(4))
         module.scale = nn.Parameter(torch.ones(1).expand(2), requires_grad=False)
-        place(module, comm, Home.SHARED)
+        place(module, comm, WeightPlacement.SHARED)
         return module.ids.tolist()
 
     assert VirtualWorld(2).run(program) == [[3] * 4] * 2

@@ -17,7 +17,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.optim.clipping import STEADY
 from tutti.replica import NormShare
-from tutti.strategies import Clip, Home, Sync
+from tutti.strategies import Clip, Sync, WeightPlacement
 from tutti.strategies.placement import place
 
 SYNC = Sync()
@@ -143,7 +143,7 @@ def test_a_scheduler_attached_to_the_optimizer_takes_effect(schedule: str, name:
 def test_a_zero_eps_makes_no_nan_in_the_gaps_between_parameters() -> None:
     def check(comm: object) -> None:
         module = mlp()
-        replica = place(module, comm, Home.SHARED)
+        replica = place(module, comm, WeightPlacement.SHARED)
         made = optim.Adam(module.parameters(), lr=0.01, eps=0.0)
         worker = Sync().worker(replica, comm, made, Clip())
         for parameter in module.parameters():
@@ -205,7 +205,7 @@ def test_the_norm_of_a_divided_model_is_that_of_what_counts_here_and_elsewhere(
 ) -> None:
     def program(comm: Communicator) -> Tensor:
         module = mlp(torch.float64)
-        replica = place(module, comm, Home.SHARED)
+        replica = place(module, comm, WeightPlacement.SHARED)
         others_count = module[2].weight
         replica.gradients.share = NormShare(
             lambda parameter: parameter is not others_count, lambda squares: squares + 7.0

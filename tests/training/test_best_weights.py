@@ -15,7 +15,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.state import State
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place
 from tutti.training.best_weights import BestWeights
 from tutti.training.stopping import Monitor
@@ -55,10 +55,10 @@ def history(count: int = len(LOSSES)) -> list[EpochRecord]:
     return [record(epoch, loss) for epoch, loss in enumerate(LOSSES[:count], start=1)]
 
 
-@pytest.mark.parametrize("home", Home)
+@pytest.mark.parametrize("home", WeightPlacement)
 @pytest.mark.parametrize("late", [0, 1, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int, home: Home) -> None:
+def test_replicas_get_the_weights_of_the_best_epoch(ranks: int, late: int, home: WeightPlacement) -> None:
     def trained(comm: Communicator) -> tuple[int, dict[str, Tensor]]:
         replica = place(model(), comm, home)
         best = BestWeights(replica, comm, MONITOR)
@@ -81,7 +81,7 @@ def test_every_replica_gets_the_weights_of_the_best_epoch(ranks: int, late: int,
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3), (3, 2)])
 def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
     def first(comm: Communicator) -> State:
-        replica = place(model(), comm, Home.PRIVATE)
+        replica = place(model(), comm, WeightPlacement.PRIVATE)
         best = BestWeights(replica, comm, MONITOR)
         for epoch in range(1, 5):
             set_to(replica, epoch)
@@ -96,7 +96,7 @@ def test_it_goes_on_with_any_number_of_ranks(before: int, after: int) -> None:
     saved = saved_by(states, after)
 
     def second(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        replica = place(model(), comm, Home.PRIVATE)
+        replica = place(model(), comm, WeightPlacement.PRIVATE)
         best = BestWeights(replica, comm, MONITOR)
         best.load_state(saved[comm.rank])
         set_to(replica, 5)
@@ -125,7 +125,7 @@ class Teacher(nn.Linear):
 def test_a_module_has_the_extra_state_of_the_best_epoch_again() -> None:
     def trained(comm: Communicator) -> int:
         module = Teacher(3, 2)
-        replica = place(module, comm, Home.PRIVATE)
+        replica = place(module, comm, WeightPlacement.PRIVATE)
         best = BestWeights(replica, comm, MONITOR)
         for epoch in range(1, len(LOSSES) + 1):
             module.seen = epoch

@@ -18,6 +18,7 @@ from tests.states import saved_by
 from tests.trainers import trainer_of
 from tests.training.test_validation import no_process_is_left  # noqa: F401  It is a fixture.
 from tutti.comm.base import Communicator
+from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data import Batches
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.replica import Replica
@@ -25,7 +26,7 @@ from tutti.state import Saved, State
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
-from tutti.training.agenda import Agenda, Decision, Wishes
+from tutti.training.agenda import COPY_SHARE, Agenda, Decision, Wishes
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
@@ -233,3 +234,17 @@ def test_a_run_that_is_resumed_ends_where_an_uninterrupted_one_does(
             figures = losses(ended.history)
             assert ended.restored.epoch == 1 + figures.index(min(figures))
             assert ended.found.loss == pytest.approx(min(figures), rel=1e-6)
+
+
+def test_copies_take_a_share_of_the_time_and_can_be_asked_for() -> None:
+    now, wanted, comm = 0.0, False, HostCommunicator.alone()
+    agenda = Agenda(comm, Wishes(copies=lambda: wanted, now=lambda: now))
+    copied, costs = [], iter([0.4, 0.2, 0.8, 0.2, 0.2])
+    pause = round(10 * 0.2 / COPY_SHARE)
+    for tick in range(5 * pause):
+        now, wanted = tick / 10, tick == 2 * pause + 1
+        if agenda.decide(tick, 0).copy:
+            copied.append(tick)
+            agenda.note_copy(next(costs))
+    comm.close()
+    assert copied == [0, 2 * pause, 2 * pause + 1, 3 * pause + 1, 4 * pause + 1]

@@ -10,12 +10,14 @@ from sklearn.metrics import confusion_matrix
 from torch import nn
 from torch.nn import functional
 
+from tests.training.blobs import blobs
+from tests.training.blobs import model as small
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import Part
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
-from tutti.run.summary_lines import evaluation
+from tutti.training import prediction
 from tutti.training.evaluation import (
     Objective,
     average_buffers,
@@ -24,6 +26,8 @@ from tutti.training.evaluation import (
 )
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS, own_metric
+from tutti.training.precision import FP32
+from tutti.training.prediction import predict, predictions_of
 from tutti.training.targets import CLASSES, Reading
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -82,8 +86,6 @@ def test_where_an_output_is_nan_no_metric_has_a_figure(ranks: int) -> None:
     assert [*found.metrics] == [*names, "mine"]
     assert found.confusion is not None
     assert sum(row[10] for row in found.confusion) == 1
-    assert "accuracy nan, f1 nan" in evaluation("test", found)
-    assert "(nan: there is no figure" in evaluation("test", found)
 
 
 def test_every_part_of_a_model_is_in_its_own_mode_afterwards() -> None:
@@ -112,3 +114,26 @@ def test_statistics_become_the_mean_over_the_ranks_constants_stay_exact_and_coun
         assert torch.equal(mean, torch.ones(3))
         assert torch.equal(constant, torch.full((4,), 0.1))
         assert tracked == 7
+
+
+@pytest.mark.parametrize("samples", [1, 61, 64])
+def test_predictions_are_the_same_bits_on_any_number_of_ranks(monkeypatch, samples):
+    monkeypatch.setattr(prediction, "PASS", 8)
+    part, module = blobs(samples), small(norm=True).eval()
+    with torch.no_grad():
+        wanted = torch.cat([module(inputs) for inputs in part.inputs.split(8)])
+    module.train()
+    for ranks in (1, 2, 3, 5, 11):
+        found, *others = VirtualWorld(ranks).run(lambda comm: predict(module, part, comm, FP32))
+        assert others == [None] * (ranks - 1)
+        assert torch.equal(found, wanted)
+    assert module.training
+
+
+def test_predictions_have_the_numbers_of_the_samples():
+    whole, rows = blobs(20), torch.tensor([2, 3, 5, 19])
+    some = Part(whole.stored_inputs, whole.stored_targets, rows=rows)
+    found = predictions_of(some, torch.zeros(4, 3))
+    assert found.rows.tolist() == [2, 3, 5, 19]
+    assert found.targets.tolist() == whole.targets[rows].tolist()
+    assert predictions_of(whole, torch.zeros(20, 3)).rows.tolist() == list(range(20))

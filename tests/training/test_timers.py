@@ -14,7 +14,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batches
 from tutti.records.run import STAGES, EpochRecord, by_rank
 from tutti.records.stragglers import straggler
-from tutti.strategies import Clip, Sync
+from tutti.strategies import Clip, ParamServer, Sync
 from tutti.strategies.measurements import Stopwatch, Traffic
 from tutti.strategies.placement import place
 from tutti.training.losses import LOSSES
@@ -124,3 +124,18 @@ def test_a_delay_that_hides_in_the_exchange_is_laid_to_who_has_it() -> None:
 
 def test_nothing_is_compared_of_workers_that_do_not_meet() -> None:
     assert [rank.compared for rank in trained(slow=1, meets=False)[-1].ranks] == [0, 0, 0]
+
+
+def test_a_late_worker_leaves_out_what_the_others_have_done() -> None:
+    speeds = (1e-3, 1e-3, 50e-3)
+    found = {
+        quorum: VirtualWorld(3).run(train, Run(ParamServer(quorum=quorum), speeds=speeds, batch_size=9))
+        for quorum in (1.0, 0.6)
+    }
+    everyone, most = (found[quorum][0] for quorum in (1.0, 0.6))
+    assert [record.train.samples for record in everyone.history] == [100, 100]
+    late = most.history[0].ranks[2]
+    assert late.skipped > 3
+    assert late.dropped >= 1
+    assert 67 <= most.history[0].train.samples < 90
+    assert most.seconds < everyone.seconds / 3

@@ -24,12 +24,12 @@ from tutti.data import Batches
 from tutti.errors import BadOption, TuttiError
 from tutti.load_object import load_object
 from tutti.records.run import EpochRecord
-from tutti.replica import Replica, ReplicaMemory
+from tutti.replica import Replica
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS, Metric
 from tutti.training.precision import FP32, Arithmetic
-from tutti.training.validation import VALIDATIONS, ValidationTask, background
+from tutti.training.validation import ValidationTask, background
 from tutti.training.validation.background import Background
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
@@ -89,35 +89,6 @@ def test_nothing_but_the_moment_of_validation_differs(ranks: int) -> None:
             assert one.train == other.train
 
 
-@pytest.mark.parametrize("validate", ["pause", "background"])
-def test_ranks_that_share_weights_evaluate_the_same_although_others_train_on(validate: str) -> None:
-    """Each rank begins to change the weights when it may; a slower one must not see that."""
-
-    def program(comm: Communicator) -> tuple[list[float], float]:
-        shared = comm.shared(4096)
-        replica = Replica(model(), ReplicaMemory(weights=lambda length, dtype, device: shared[:length]))
-        comm.barrier()
-        one = task(replica, comm)
-        expected, found = evaluate(model(), VALIDATION, comm, Objective(LOSS)).total(comm).loss, []
-        comm.barrier()
-        validation = VALIDATIONS[validate](one)
-        for turn in range(2):
-            comm.compute(0.1 * comm.rank)
-            validation.begin()
-            found += [evaluation.loss for evaluation in validation.collect(everything=turn == 1)]
-            if turn == 0:
-                comm.compute(0.1 * comm.rank)
-                shared.add_(0.0 if comm.rank else 0.1)
-                comm.barrier()
-        validation.close()
-        return found, expected
-
-    for found, expected in VirtualWorld(2).run(program):
-        assert len(found) == 2
-        assert found[0] == expected
-        assert found[1] != expected
-
-
 def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> ValidationTask:
     return ValidationTask(
         replica, VALIDATION, comm, Objective(LOSS, [METRICS["accuracy"], SEEN], 4, arithmetic)
@@ -146,7 +117,8 @@ def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_f
         found = background.collect(everything=True)
         background.close()
         assert found == expected
-        replica.attach()
+        parameter = next(replica.module.parameters())
+        assert parameter.data_ptr() == replica.flats[0].weights.data_ptr()
         assert all(map(torch.equal, own, [replica.flats[0].weights, *replica.buffers]))
         assert len({evaluation.loss for evaluation in found}) == 5
 
@@ -172,41 +144,6 @@ def found_beside(comm: Communicator, one: Background) -> dict[str, float]:
     (found,) = one.collect(everything=False)
     one.close()
     return found.metrics
-
-
-class Counting(nn.Module):
-    """A layer with what normalisation keeps: floats, and a counter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(12, 4)
-        self.register_buffer("mean", torch.zeros(3))
-        self.register_buffer("seen", torch.tensor(0))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        held = {float(n) for one in (*self.parameters(), *self.buffers()) for n in one.detach().flatten()}
-        assert len(held) == 1
-        return torch.full((len(inputs), 4), held.pop())
-
-    def put(self, number: int) -> None:
-        for tensor in (*self.parameters(), *self.buffers()):
-            tensor.detach().fill_(number)
-
-
-def test_statistics_are_evaluated_as_they_were_with_the_weights() -> None:
-    def program(comm: Communicator) -> None:
-        module = Counting()
-        first = Metric(name="first", function=lambda outputs, targets: float(outputs[0, 0]), width=0)
-        one = Background(ValidationTask(Replica(module), VALIDATION, comm, Objective(LOSS, [first])))
-        for number in (1, 2):
-            module.put(number)
-            one.begin()
-        module.put(3)
-        assert [found.metrics for found in one.collect(everything=True)] == [{"first": 1.0}, {"first": 2.0}]
-        one.close()
-        assert module(torch.zeros(1, 12))[0, 0] == 3
-
-    VirtualWorld(1).run(program)
 
 
 class Broken(nn.Linear):

@@ -102,7 +102,7 @@ class TrainCommand(Command):
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and started_by().rank == 0:
-            said = where_the_time_went(outcome.history, outcome.config.as_json(), outcome.pace)
+            said = where_the_time_went(outcome.history, outcome.config.as_json())
             print(f"where the time went: {said or 'no time was recorded'}")
         return 0
 

@@ -23,7 +23,7 @@ from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.shard import dealt_to
 from tutti.own_loop.stepper import OwnLoop, Stepper
 from tutti.replica import Replica
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.training import evaluation
 from tutti.training.preflight import max_norm_of
 
@@ -156,8 +156,9 @@ def _replica_of(model: nn.Module, loop: OwnLoop) -> tuple[Replica, list[list[tor
                 "looks up, and the other ranks do not; scale its weights in the loop, after each step"
             )
     own = [(parameter, parameter.grad) for parameter in model.parameters()]
-    memory, copies = strategies.visible_memory(comm)
-    replica = strategies.place(model, comm, Home.PRIVATE, memory, frozen=True)
+    # A single rank has its weights where they were, such as on a GPU.
+    memory, copies = strategies.visible_memory(comm) if comm.size > 1 else (None, [])
+    replica = strategies.place(model, comm, WeightPlacement.PRIVATE, memory, frozen=True)
     if comm.size > 1 and replica.scattered:
         raise BadModel(
             f"parameter '{replica.scattered[0][0]}' of the model is divided by torch.distributed; "

@@ -212,8 +212,8 @@ class RunStart(Record):
         anew: what started over there, in words.
         batch_size: `TrainConfig.batch_size` from there on; None: it is not known.
         lr: `TrainConfig.lr` from there on; None: it is not known.
-        why: the reason for other ranks, in words; empty: the user chose them.
-        pace: the name of its strategy's `tutti.strategies.base.Pace`, in lower case.
+            why: the run went on with other ranks by itself, in words; empty: it did not.
+        pace: the name of its strategy's pace, in lower case.
     """
 
     time: str
@@ -223,7 +223,6 @@ class RunStart(Record):
     batch_size: int | None = None
     lr: float | None = None
     why: str = ""
-    pace: str = ""
 
 
 def counting(starts: Sequence[RunStart]) -> list[RunStart]:

@@ -90,7 +90,7 @@ def write_splits(path: Path, splits: Sequence[Split], fingerprint: str, seed: in
     Args:
         path: of the file.
         splits: of one data set.
-        fingerprint: of that data set: `tutti.data.opening.SamplePool.fingerprint`.
+        fingerprint: of that data set: `tutti.data.DataSet.fingerprint`.
         seed: of the random generators when that was made; None: it does not matter.
 
     Raises:

@@ -24,47 +24,37 @@ _SAYS: Final = {
 """Phrases for the stages with a remedy."""
 
 
-def where_the_time_went(history: Sequence[EpochRecord], config: Mapping[str, Any], pace: str) -> str:
+def where_the_time_went(history: Sequence[EpochRecord], config: Mapping[str, Any]) -> str:
     """Advise a run by its epochs; "" if there are none."""
     ranks = stages_by_rank(history)
-    if not ranks:
-        return ""
-    return advice(ranks, config, pace, straggler(by_rank(history)))
+    return advice(ranks, config, straggler(by_rank(history))) if ranks else ""
 
 
 def advice(
-    ranks: Sequence[Mapping[str, float]],
-    config: Mapping[str, Any],
-    pace: str,
-    late: Straggler | None = None,
+    ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any], late: Straggler | None = None
 ) -> str:
     """Name the largest part of the time with a remedy, the remedy, and a slow rank.
 
     Args:
         ranks: each rank's seconds by stage and its "samples", from `stages_by_rank`.
         config: of the run, as JSON values.
-        pace: of its strategy; empty: unknown.
         late: the rank that the others wait for, if there is one.
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
     whole = sum(totals.values())
     if not whole:
         return "no time was recorded"
-    slowest = _slowest(ranks, config) if late is None else f"{late}: what else runs there?"
-    named = f"; {slowest}" if slowest else ""
+    slowest = _slowest(ranks, config) if late is None else str(late)
+    named = ""
+    if slowest is not None:
+        balanced = config.get("balance", "none") != "none"
+        named = f"; {slowest}: what else runs there?{'' if balanced else ' See also --balance'}"
     worst = max(_SAYS, key=lambda stage: totals[stage])
     share = totals[worst] / whole
-    way = {"together": "speed", "free": "queue"}.get(pace)
-    if late is not None and worst != "wait" and way and config.get("balance", "none") == "none":
-        named += f" --balance {way} gives it a smaller share"
     if share < STANDS_OUT:
         computing = (totals["forward"] + totals["backward"]) / whole
         return f"nothing stands out: forward and backward take {computing:.0%} of the time{named}"
-    if worst == "wait" and slowest and way and config.get("balance", "none") == "none":
-        remedy = f"--balance {way}"
-    else:
-        remedy = _remedy(worst, config, pace, len(ranks))
-    return f"{_SAYS[worst]} {share:.0%} of the time: try {remedy}{named}"
+    return f"{_SAYS[worst]} {share:.0%} of the time: try {_remedy(worst, config)}{named}"
 
 
 def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
@@ -77,31 +67,24 @@ def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
     return found
 
 
-def _remedy(stage: str, config: Mapping[str, Any], pace: str, ranks: int) -> str:
-    larger = 4 * int(config.get("batch_size", 32))
-    if stage == "extract":
-        return "a faster disk for the data, such as one of this machine's own"
-    if stage == "data":
-        return "the data as arrays, such as an NPZ file: they need no work for each sample"
-    if stage == "copy":
-        return f"--batch-size {larger}, or --layout contiguous and --precision fp32, which need no copy"
-    if stage == "validation":
-        if pace == "free" and config.get("validate", "pause") == "pause":
-            return "--validate background, beside training"
-        return f"--validation {config.get('validation', 0.1) / 4:g}, a smaller part of the samples"
-    if stage == "checkpoint":
-        taken = str(config.get("checkpoint", "off"))
-        fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
-        return f"{fewer}more --epochs: the final weights are written once"
-    if stage == "update":
-        alone = pace in ("abreast", "free") and ranks > 1
-        shared = ", or --strategy sync, whose workers share them out" if alone else ""
-        return f"--batch-size {larger}, for fewer updates{shared}"
-    if config.get("parallel"):
-        if "pipeline" in str(config["parallel"]):
-            return f"more --parallel.microbatches, or --batch-size {larger}: both make the bubble smaller"
-        return f"--batch-size {larger}, for more work between exchanges"
-    return f"--batch-size {larger}, or a strategy whose workers exchange less often, such as local"
+def _remedy(stage: str, config: Mapping[str, Any]) -> str:
+    larger = f"--batch-size {4 * int(config.get('batch_size', 32))}"
+    taken, parallel = str(config.get("checkpoint", "off")), str(config.get("parallel"))
+    fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
+    remedies = {
+        "extract": "a faster disk for the data, such as one of this machine's own",
+        "data": "the data as arrays, such as an NPZ file: they need no work for each sample",
+        "copy": f"{larger}, or --layout contiguous and --precision fp32, which need no copy",
+        "validation": f"--validation {config.get('validation', 0.1) / 4:g}, a smaller part of the samples",
+        "checkpoint": f"{fewer}more --epochs: the final weights are written once",
+        "update": f"{larger}, for fewer updates",
+    }
+    if stage in remedies:
+        return remedies[stage]
+    if "pipeline" in parallel:
+        return f"more --parallel.microbatches, or {larger}: both make the bubble smaller"
+    other = "" if config.get("parallel") else ", or a strategy with fewer of them, such as easgd or local"
+    return f"{larger}, for more work between exchanges{other}"
 
 
 def _slowest(ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any]) -> str | None:

@@ -56,11 +56,6 @@ class Run:
         )
 
     @property
-    def pace(self) -> str:
-        """The pace of its strategy, as `RunStart` has it; empty: it is not known."""
-        return self.starts[-1].pace if self.starts else ""
-
-    @property
     def finished(self) -> bool:
         """True if it has come to its end."""
         return self.summary is not None

@@ -15,8 +15,7 @@ import torch._dynamo  # The first optimizer imports it, for a second: better bef
 from torch import nn
 from typing_extensions import override
 
-from tutti.checkpoint.in_memory import kept_in
-from tutti.checkpoint.reading import Checkpoint
+from tutti.checkpoint.reading import Checkpoint, kept_in
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
@@ -48,14 +47,13 @@ from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
-from tutti.run.recording import Recording, observed
 from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
-from tutti.run.saving import Saving, is_over, saving
+from tutti.run.saving import Recording, Saving, is_over, observed, saving
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
 from tutti.strategies import Clip, Strategy
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
@@ -198,7 +196,7 @@ def work_or_serve(
         return work()
     assert isinstance(strategy, Centred), "others are refused with servers"
     optimizer = build_optimizer(recipe, module)
-    replica = place(module, team, Home.PRIVATE)
+    replica = place(module, team, WeightPlacement.PRIVATE)
     # A request to stop may reach all ranks; the workers act on it.
     with stoppable():
         strategy.serve(servers, replica, optimizer, Clip(config.clip_norm, config.clip_value))
@@ -257,7 +255,6 @@ class FittedRun:
                 self._config,
                 history,
                 None,
-                self._pace,
                 None if folder is None else str(folder.path),
                 data.shape,
                 outputs_for(data),
@@ -289,10 +286,6 @@ class FittedRun:
     def _config(self) -> TrainConfig:
         # A run that repeats this one writes another folder.
         return replace(self.parts.config, out=None)
-
-    @property
-    def _pace(self) -> str:
-        return self.parts.strategy.pace.name.lower()
 
     def _trainer(
         self,
@@ -405,7 +398,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         folder.write_config(config.as_json())
         of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
         folder.write(trained_on(task.dataset, of_classes))
-        folder.append(replace(run.start, pace=run._pace), flush=not job.takeover)
+        folder.append(run.start, flush=not job.takeover)
         yield folder
 
 

@@ -6,7 +6,7 @@ from tutti.errors import BadOption
 from tutti.load_object import load_object, names_object
 from tutti.registry import Registry
 from tutti.strategies.adpsgd import ADPSGD
-from tutti.strategies.base import Clip, Home, Strategy, Worker
+from tutti.strategies.base import Clip, Strategy, WeightPlacement, Worker
 from tutti.strategies.diloco import DiLoCo
 from tutti.strategies.downpour import Downpour
 from tutti.strategies.easgd import EASGD
@@ -37,13 +37,13 @@ __all__ = [
     "EASGDSync",
     "Gossip",
     "Hogwild",
-    "Home",
     "Lazy",
     "Local",
     "ParamServer",
     "Solo",
     "Strategy",
     "Sync",
+    "WeightPlacement",
     "Worker",
     "named",
     "place",

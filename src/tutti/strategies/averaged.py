@@ -14,7 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State
-from tutti.strategies.base import Clip, Home, Pace, Strategy
+from tutti.strategies.base import Clip, Pace, Strategy, WeightPlacement
 from tutti.strategies.own_weights import OwnWeightsWorker
 
 MOST_ROWS: Final = 8
@@ -79,7 +79,7 @@ class Average:
 class PeerStrategy(Strategy):
     """A strategy without a centre, whose workers exchange something in every `every`-th step."""
 
-    home: ClassVar[Home] = Home.PRIVATE
+    home: ClassVar[WeightPlacement] = WeightPlacement.PRIVATE
     pace: ClassVar[Pace] = Pace.ABREAST
     joint_norm: ClassVar[bool] = True
 

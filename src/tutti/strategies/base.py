@@ -19,7 +19,7 @@ from tutti.state import Saved, State
 from tutti.strategies.measurements import Stopwatch, Traffic
 
 
-class Home(Enum):
+class WeightPlacement(Enum):
     """The place of the workers' weights."""
 
     SHARED = "one copy per host, seen by all its workers"
@@ -155,7 +155,7 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
-    home: ClassVar[Home]
+    home: ClassVar[WeightPlacement]
     pace: ClassVar[Pace] = Pace.TOGETHER
     needs: ClassVar[tuple[type, ...]] = ()
     joint_norm: ClassVar[bool] = False

@@ -16,7 +16,7 @@ from tutti.parameter_server.connect import join_centre
 from tutti.parameter_server.server import Server
 from tutti.replica import Replica
 from tutti.state import Saved, State
-from tutti.strategies.base import Clip, Home, Pace, Strategy
+from tutti.strategies.base import Clip, Pace, Strategy, WeightPlacement
 from tutti.strategies.own_weights import OwnWeightsWorker
 
 
@@ -28,7 +28,7 @@ class Centred(Strategy):
     it is kept by separate ranks, the servers.
     """
 
-    home: ClassVar[Home] = Home.PRIVATE
+    home: ClassVar[WeightPlacement] = WeightPlacement.PRIVATE
     pace: ClassVar[Pace] = Pace.FREE
     joint_norm: ClassVar[bool] = True
     needs: ClassVar[tuple[type, ...]] = (Centre,)

@@ -18,7 +18,7 @@ from tutti.optim.sparse import RowOptimizer, sparse_tables
 from tutti.registry import part
 from tutti.replica import Replica
 from tutti.state import LocalState, Saved, State
-from tutti.strategies.base import Clip, Home, Pace, Strategy, Worker
+from tutti.strategies.base import Clip, Pace, Strategy, WeightPlacement, Worker
 
 
 @part("hogwild")
@@ -45,7 +45,7 @@ class Hogwild(Strategy):
     Descent", arXiv:1106.5730, algorithm 1.
     """
 
-    home: ClassVar[Home] = Home.SHARED
+    home: ClassVar[WeightPlacement] = WeightPlacement.SHARED
     pace: ClassVar[Pace] = Pace.FREE
     joint_norm: ClassVar[bool] = True
     most_hosts: ClassVar[int | None] = 1

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator
 from tutti.errors import BadModel
 from tutti.replica import Replica, ReplicaMemory
-from tutti.strategies.base import Home
+from tutti.strategies.base import WeightPlacement
 
 
 def place(
     module: nn.Module,
     comm: Communicator,
-    home: Home,
+    home: WeightPlacement,
     memory: ReplicaMemory | None = None,
     frozen: bool = False,
 ) -> Replica:
@@ -39,7 +39,7 @@ def place(
     """
     _check_alike(module, comm)
     if memory is None:
-        memory = _shared_memory(comm) if home is Home.SHARED and comm.size > 1 else ReplicaMemory()
+        memory = _shared_memory(comm) if home is WeightPlacement.SHARED and comm.size > 1 else ReplicaMemory()
     replica = Replica(module, memory, frozen)
     if comm.size > 1:
         _share_values(replica, comm, home)
@@ -107,9 +107,9 @@ def _shared_memory(comm: Communicator) -> ReplicaMemory:
     )
 
 
-def _share_values(replica: Replica, comm: Communicator, home: Home) -> None:
+def _share_values(replica: Replica, comm: Communicator, home: WeightPlacement) -> None:
     for flat in replica.flats:
-        if home is Home.PRIVATE:
+        if home is WeightPlacement.PRIVATE:
             comm.broadcast(flat.weights)
         elif comm.node.rank == 0 and comm.cross is not None:
             comm.cross.broadcast(flat.weights)

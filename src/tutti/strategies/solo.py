@@ -14,7 +14,7 @@ from tutti.optim.sharded import ShardedOptimizer
 from tutti.registry import part
 from tutti.replica import Replica
 from tutti.state import Saved, State
-from tutti.strategies.base import Clip, Home, Strategy, Worker
+from tutti.strategies.base import Clip, Strategy, WeightPlacement, Worker
 
 
 @part("solo")
@@ -28,7 +28,7 @@ class Solo(Strategy):
     The optimizer runs over the flat vectors instead of one parameter after the other.
     """
 
-    home: ClassVar[Home] = Home.PRIVATE
+    home: ClassVar[WeightPlacement] = WeightPlacement.PRIVATE
     joint_norm: ClassVar[bool] = True
     most_workers: ClassVar[int | None] = 1
 

@@ -29,7 +29,7 @@ from tutti.optim.sharded import FlatPiece, ShardedOptimizer, own_slices
 from tutti.registry import part
 from tutti.replica import NONE_MISSING, Missing, NormShare, Replica, squared_norm
 from tutti.state import LocalState, Saved, State
-from tutti.strategies.base import Clip, Home, Strategy, Worker
+from tutti.strategies.base import Clip, Strategy, WeightPlacement, Worker
 from tutti.strategies.options import choice, number, whole
 
 
@@ -352,7 +352,7 @@ class Sync(Strategy):
     (Vogels et al. 2019: PowerSGD).
     """
 
-    home: ClassVar[Home] = Home.SHARED
+    home: ClassVar[WeightPlacement] = WeightPlacement.SHARED
     joint_norm: ClassVar[bool] = True
 
     every: int = whole(1, "passes of each worker for one update")

@@ -30,22 +30,15 @@ _SHORT = tuple(_HALF.values())
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The precision, memory layout and device of a model's computations.
+    """The precision, memory layout and device of a model's computations; BadOption if they do not fit.
 
-    Attributes:
-        precision: "fp32"; "bf16" or "fp16": the weights stay fp32, matrix products and convolutions run in
-            bfloat16 or float16 (autocast); or "fp64", to compare runs beyond the rounding of fp32.
-        layout: "contiguous"; "channels_last" for 4-d inputs and weights; or "batch_last" on a CPU: the
-            samples of images lie side by side for tutti's own kernels.
-        device: "cpu" or "cuda".
-
-    Raises:
-        BadOption: the device is not there, or the layout is not for it or for the precision.
+    "bf16" and "fp16" run products and convolutions in half precision (autocast) with weights in fp32. In the
+    layout "batch_last" the samples of images lie side by side in memory for tutti's own kernels.
     """
 
-    precision: str = "fp32"
-    layout: str = CONTIGUOUS
-    device: str = "cpu"
+    precision: str = "fp32"  # or "bf16", "fp16", "fp64"
+    layout: str = CONTIGUOUS  # or "channels_last", "batch_last" on a CPU
+    device: str = "cpu"  # or "cuda"
 
     def __post_init__(self) -> None:
         if self.device != "cpu" and not torch.cuda.is_available():

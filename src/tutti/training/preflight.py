@@ -32,13 +32,7 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
     """Run a few samples through model, loss and metrics, in evaluation mode; the model stays as it was.
 
     With `together` several workers make one update. The loss of the returned objective knows whether it has
-    a denominator of its own.
-
-    Raises:
-        BadModel: the model does not take these inputs, its outputs do not fit the loss or a metric, or its
-            forward pass writes a weight.
-        BadOption: the loss is neither a mean over the samples nor a sum with its weight.
-        BadData: a label lies outside 0..outputs-1.
+    a denominator of its own. BadModel, BadOption or BadData name the part that does not fit.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
     inputs, targets = part.take(torch.arange(min(arithmetic.telling_samples, len(part))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import altair as alt
 
@@ -23,12 +23,11 @@ from tutti.reports.figures.base import (
 )
 from tutti.reports.results import Results
 
+_TITLES: Final = {APART: "these runs", STRONG: "strong scaling", WEAK: "weak scaling"}
 
-def _scaling(results: Results, kind: str) -> Picture:
-    """Draw speed-up and efficiency against cores, beside the ideal; of one kind of scaling.
 
-    The bars are the spread of the repeats: the baseline's median over the longest and the shortest.
-    """
+def _panels(results: Results, kind: str) -> list[Any]:
+    """Draw one kind of scaling; bars are the baseline's median over the longest and the shortest repeat."""
     data: Data = [
         {
             "way": row.combination.way,
@@ -46,7 +45,7 @@ def _scaling(results: Results, kind: str) -> Picture:
         and row.spread is not None
     ]
     if len(data) < 2:
-        return None
+        return []
     ways = [one.way for one in results.comparison.combinations]
     encoding = {
         **coloured("way", ways, data),
@@ -55,7 +54,8 @@ def _scaling(results: Results, kind: str) -> Picture:
             *(number("most", "most"), number("efficiency", "efficiency", ".0%")),
         ),
     }
-    return in_rows([_panel(y, data, encoding) for y in ("speed-up", "efficiency")], "way")
+    panels = [_panel(y, data, encoding) for y in ("speed-up", "efficiency")]
+    return [panel.properties(title=_TITLES[kind]) for panel in panels]
 
 
 def _panel(y: str, data: Data, encoding: dict[str, Any]) -> Any:
@@ -84,21 +84,8 @@ def _ideal(_: Results) -> Sequence[str]:
 
 
 @part("speed-up")
-@figure(30, "Speed-up and efficiency of these runs", _ideal)
+@figure(30, "Speed-up and efficiency", _ideal)
 def speed_up(results: Results) -> Picture:
-    """Speed-up and efficiency of runs that were made one by one."""
-    return _scaling(results, APART)
-
-
-@part("strong-scaling")
-@figure(40, "Speed-up and efficiency, strong scaling", _ideal)
-def strong_scaling(results: Results) -> Picture:
-    """Speed-up and efficiency with the same batch for any number of workers."""
-    return _scaling(results, STRONG)
-
-
-@part("weak-scaling")
-@figure(50, "Speed-up and efficiency, weak scaling", _ideal)
-def weak_scaling(results: Results) -> Picture:
-    """Speed-up and efficiency with the same batch for each worker."""
-    return _scaling(results, WEAK)
+    """Speed-up and efficiency against cores, beside the ideal, for each kind of scaling."""
+    panels = [panel for kind in _TITLES for panel in _panels(results, kind)]
+    return in_rows(panels, "way") if panels else None

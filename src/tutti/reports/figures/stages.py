@@ -30,7 +30,7 @@ def advised(results: Results) -> list[str]:
         runs = results.runs[row.combination.folder]
         history = [record for run in runs for record in run.history]
         # Of a way that has failed there are no runs.
-        if runs and (said := where_the_time_went(history, runs[0].config, runs[0].pace)):
+        if runs and (said := where_the_time_went(history, runs[0].config)):
             found.append(f"{row.combination.name}: {said}")
     return found
 

@@ -59,16 +59,9 @@ class SampleRandom:
 class Augmentation:
     """The transforms of a run's training batches, one after the other.
 
-    Args:
-        spec: names with commas, each in `AUGMENTATIONS`, package.module:function or file.py:function; or
-            functions.
-        options: of the built-in transforms, by their names.
-        part: the training samples, on two of which the transforms are tried.
-        seed: of the run.
-
-    Raises:
-        UnknownName, BadOption: there is no such transform or option, or it changes shapes or types.
-        BadData: a transform is for other inputs.
+    `spec` has functions, or names with commas, each in `AUGMENTATIONS`, package.module:function or
+    file.py:function; `options` are by the name of a built-in transform. They are tried on two samples:
+    UnknownName, BadOption or BadData if there is no such transform, or it does not fit them.
     """
 
     def __init__(

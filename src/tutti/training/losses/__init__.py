@@ -117,12 +117,6 @@ def named_loss(
         options: arguments by name: of a built-in loss, of a class, or of a function besides its first two.
         class_weights: "balanced", by the counts of the training part; the weights, separated by commas; a
             tensor with a row for each class; or None.
-
-    Raises:
-        UnknownName: no loss has this name, or it has no such option.
-        BadOption: `spec` is not callable; it is "auto", and the targets may be numbers or labels; or the
-            loss does not take these options or class weights.
-        BadData: the loss does not take the targets, or samples without a label.
     """
     if spec == "auto":
         spec = loss_for(dataset.train.targets)

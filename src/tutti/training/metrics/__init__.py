@@ -175,10 +175,6 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
             1; mae, rmse and r2 for amounts; nothing for other float targets. "none" is nothing.
         loss: of the run.
         dataset: the targets of its training part decide "auto".
-
-    Raises:
-        UnknownName: no metric has this name.
-        BadOption: a name is not callable, two metrics have the same name, or one does not take the targets.
     """
     given = [spec] if callable(spec) else spec
     parts: Sequence[Spec] = _words(given) if isinstance(given, str) else list(given)
