@@ -288,11 +288,11 @@ class RunFolder:
                 found.append(last_record(path, UsageRecord))
         return [record for record in found if record is not None]
 
-    def write_trace(self, lanes: Sequence[Lane], whole: bool = True) -> Path:
+    def write_trace(self, lanes: Sequence[Lane]) -> Path:
         """Write the time-line beside those of earlier starts; return the file."""
         names = chain([TRACE], (f"trace-{number}.json" for number in count(2)))
         name = next(name for name in names if not self.has(name))
-        return self._write(name, json.dumps(chrome_trace(lanes, whole), separators=(",", ":")).encode())
+        return self._write(name, json.dumps(chrome_trace(lanes), separators=(",", ":")).encode())
 
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""

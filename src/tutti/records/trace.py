@@ -84,14 +84,13 @@ class Lane:
         return round(1e9 * (at - first.ahead_s - part * (last.ahead_s - first.ahead_s)))
 
 
-def chrome_trace(lanes: Sequence[Lane], whole: bool = True) -> dict[str, Any]:
+def chrome_trace(lanes: Sequence[Lane]) -> dict[str, Any]:
     """Return the lanes as a JSON object in Chrome's format; times begin at 0 and are in microseconds."""
     starts = [lane.nanoseconds(began) for lane in lanes for _, began, _ in lane.trace.spans]
     zero = min(starts, default=0)
     events = [event for number, lane in enumerate(lanes) for event in _lane(number, lane, zero)]
     residuals = [reading.residual_s for lane in lanes for reading in lane.readings]
     about = {
-        "complete": whole,
         "spans left out": {lane.name: lane.trace.left_out for lane in lanes if lane.trace.left_out},
         "clocks are aligned to, in microseconds": 1e6 * max(residuals, default=0.0),
     }
