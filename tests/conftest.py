@@ -142,11 +142,7 @@ def _forked_servers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nothing_beside() -> Iterator[None]:
-    """Runs of this process start neither a sampler of their usage nor a guard of their folder.
-
-    Nor one writer of checkpoints after the other: each is an interpreter of its own, which takes longer than
-    a small training.
-    """
+    """Runs of this process share a writer of checkpoints: to start one takes longer than a small training."""
     # Most tests import no torch, or not yet.
     from tests.kept_writers import nothing_beside_runs
 

@@ -82,40 +82,6 @@ def test_zero_grad_keeps_the_views() -> None:
     assert replica.flats[0].grads.any()
 
 
-def test_attach_takes_in_what_came_after_dropping_the_gradients() -> None:
-    module, plain = mlp(), mlp()
-    replica = Replica(module)
-    flat = replica.flats[0]
-    flat.grads.fill_(9.0)
-    for model in (module, plain):
-        model.zero_grad(set_to_none=True)
-        model(torch.ones(2, 7)).sum().backward()
-    replica.attach()
-    for span, mine, theirs in zip(flat.spans, module.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(flat.grads[span], theirs.grad.reshape(-1))
-        mine.grad.fill_(3.0)
-        assert bool((flat.grads[span] == 3.0).all())
-
-
-def test_attach_gives_an_unused_parameter_a_zero_gradient() -> None:
-    module = mlp()
-    replica = Replica(module)
-    replica.flats[0].grads.fill_(9.0)
-    module.zero_grad(set_to_none=True)
-    module[0](torch.ones(2, 7)).sum().backward()
-    replica.attach()
-    assert module[0].weight.grad.any()
-    assert not module[2].weight.grad.any()
-
-
-def test_attach_refuses_weights_that_were_moved_away() -> None:
-    module = mlp()
-    replica = Replica(module)
-    module.double()
-    with pytest.raises(BadModel, match=r"'0.weight' was moved to other memory"):
-        replica.attach()
-
-
 def test_buffers_are_views_that_forward_goes_on_updating() -> None:
     module, plain = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     (vector,) = Replica(module).buffers
@@ -263,18 +229,17 @@ def test_the_module_can_look_at_other_weights_and_back_again() -> None:
     (flat,) = replica.flats
     inputs = torch.randn(4, 7)
     before = module(inputs)
-    replica.look_at([torch.zeros_like(flat.weights)])
+    replica.point_to([torch.zeros_like(flat.weights)])
     assert not module(inputs).any()
     assert flat.weights.any()
-    replica.look_at([flat.weights])
-    replica.attach()
+    replica.point_to([flat.weights])
+    assert module[0].weight.data_ptr() == flat.weights.data_ptr()
     assert torch.equal(module(inputs), before)
 
 
 def test_a_scalar_and_an_empty_parameter_are_fine() -> None:
     module = nn.ParameterList([nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 3))])
     replica = Replica(module)
-    replica.attach()
     assert module[0].item() == 2.0
     assert replica.count == 1
 

@@ -141,10 +141,6 @@ class Registry(Mapping[str, T], Generic[T]):
             raise KeyError(f"{name} has no text '{attribute}'")
         return found[1]
 
-    def with_text(self, text: str) -> list[str]:
-        """Return the names of the parts in whose files a text stands."""
-        return [name for name, at in self._places.items() if text in at.file.read_text(encoding="utf-8")]
-
     def options(self, name: str) -> tuple[str, ...]:
         """Return the names of those parameters of a function, or fields of a class, that have a default."""
         node = self._places[name].definition

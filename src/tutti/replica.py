@@ -233,27 +233,7 @@ class Replica:
         self.gradients = Gradients(self.flats, (p for _, p in self.scattered))
         self.buffers = _flatten_buffers(module)
 
-    def attach(self) -> None:
-        """Point every parameter's `.grad` into the vector of gradients again.
-
-        `zero_grad(set_to_none=True)` drops those views; a gradient that autograd has made since is copied in,
-        and a parameter that got none has a zero gradient.
-
-        Raises:
-            BadModel: a parameter itself is no longer in the vector of weights.
-        """
-        for flat in self.flats:
-            for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
-                weights, grad = flat.weights[span], view_like(flat.grads[span], parameter)
-                if parameter.numel() and not is_there(parameter, grad, weights.data_ptr()):
-                    raise BadModel(
-                        f"parameter '{name}' was moved to other memory, or transposed, after the model was "
-                        "laid out for training; call model.to(...) or load_state_dict(..., assign=True) "
-                        "before that"
-                    )
-                _attach_gradient(parameter, grad)
-
-    def look_at(self, weights: Iterable[Tensor]) -> None:
+    def point_to(self, weights: Iterable[Tensor]) -> None:
         """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated."""
         for flat, vector in zip(self.flats, weights, strict=True):
             for parameter, span in zip(flat.parameters, flat.spans, strict=True):
@@ -333,11 +313,6 @@ def vector_like(tensor: Tensor, like: Tensor) -> Tensor:
     return (tensor.movedim(1, -1) if last else tensor).reshape(-1)
 
 
-def is_there(tensor: Tensor, place: Tensor, address: int) -> bool:
-    """Return whether a tensor is what lies in a place, whose address is known; not so what is transposed."""
-    return tensor.data_ptr() == address and tensor.stride() == place.stride()
-
-
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """Overwrite each tensor with its counterpart."""
     for target, source in zip(targets, sources, strict=True):
@@ -367,7 +342,7 @@ def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
 
 def _lacks_gradient(parameter: nn.Parameter, view: Tensor) -> bool:
     """Return whether a parameter has no gradient, given the view to which autograd has added nothing."""
-    # One may have been written into the vector itself. A loop of the user's has another view, or none.
+    # One may have been written into the vector itself.
     return parameter.grad is None or (parameter.grad is view and not bool(view.any()))
 
 

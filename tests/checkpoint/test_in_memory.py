@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from tests.checkpoint.states import check, state_of
 from tests.comm.ranks import World
-from tutti.checkpoint.in_memory import MemorySaver, kept_in
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
+from tutti.checkpoint.reading import kept_in
+from tutti.checkpoint.saver import MemorySaver
 from tutti.comm.base import Communicator
 
 

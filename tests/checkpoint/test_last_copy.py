@@ -12,16 +12,13 @@ from typing import NoReturn
 import pytest
 
 from tests.checkpoint.states import check, state_of
-from tutti.checkpoint.in_memory import MemorySaver
 from tutti.checkpoint.memory_files import StateMemory
 from tutti.checkpoint.reading import Checkpoint
-from tutti.checkpoint.saver import Saver
+from tutti.checkpoint.saver import MemorySaver, Saver
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import PeerLost
 from tutti.records.checkpoints import newest
-from tutti.run.config import TrainConfig
 from tutti.run.start import _last_copy_kept
-from tutti.run.train_job import TrainJob
 
 
 @pytest.fixture
@@ -72,8 +69,7 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fail(memory: StateMemory) -> None:
     """Have a run fail that has lost too many ranks."""
-    job = TrainJob(TrainConfig(model="mlp", data="digits"))
-    with pytest.raises(PeerLost, match="once too often"), _last_copy_kept(job, memory.place):
+    with pytest.raises(PeerLost, match="once too often"), _last_copy_kept(memory.place, 3):
         raise PeerLost([0], "once too often")
 
 

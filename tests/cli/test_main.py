@@ -132,21 +132,6 @@ def test_an_option_before_any_command_is_told_from_a_command(capsys: pytest.Capt
     assert "verify" not in said
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "owner"),
-    [
-        *(("cv", "--on-failure", "train"), ("tune", "--on-failure", "train")),
-        *(("predict", "--epochs", "train"), ("train", "--pruner", "tune"), ("cv", "--dtype", "verify")),
-    ],
-)
-def test_of_an_option_of_another_command_that_is_named(
-    command: str, option: str, owner: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([command, option, "3"]) == 2
-    said = capsys.readouterr().err
-    assert f"'tutti {command}' has no option '{option}', which is one of 'tutti {owner}'; " in said
-
-
 def test_an_unknown_option_names_the_three_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--epoch", "3"]) == 2
     said = capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_without_the_option_nothing_is_traced(out: Path) -> None:
 def test_a_trace_that_is_full_says_so(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tutti.run.recording.Trace", partial(Trace, limit=50))
+    monkeypatch.setattr("tutti.run.saving.Trace", partial(Trace, limit=50))
     assert main([*RUN, "-n", "1", "--trace", "--out", str(out)]) == 0
     said = capsys.readouterr().err
     assert "tutti: warning: the trace of rank 0 is full: " in said
@@ -58,11 +58,3 @@ def test_a_trace_can_be_had_from_python(out: Path) -> None:
     assert json.loads((out / "trace.json").read_text())["otherData"]["complete"] is True
     with pytest.raises(BadOption, match=r"there is none; name one with out="):
         tutti.train("mlp", "digits", workers=1, steps=5, quiet=True, trace=True)
-
-
-def test_a_run_that_fails_leaves_what_rank_0_has_seen(out: Path) -> None:
-    soars = ("--schedule", "StepLR", "--schedule.step-size", "25", "--schedule.gamma", "1e30")
-    assert main([*RUN, "-n", "1", "--trace", *soars, "--out", str(out)]) == 2
-    found = json.loads((out / "trace.json").read_text())
-    assert found["otherData"]["complete"] is False
-    assert "epoch 1" in [event["name"] for event in found["traceEvents"]]

@@ -129,9 +129,3 @@ def test_a_file_that_is_no_arena_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="no arena"):
         Arena.attach(fd)
     os.close(fd)
-
-
-def test_the_file_has_no_name(arena: Arena) -> None:
-    process, descriptor = arena.address
-    assert os.readlink(f"/proc/{process}/fd/{descriptor}").startswith("/memfd:tutti")
-    assert os.fstat(arena.fd).st_nlink == 0

@@ -82,15 +82,6 @@ def test_a_process_that_was_gone_before_has_ended(
     assert ended_in_time(watch) == [3]
 
 
-def test_a_removed_process_is_not_watched(watch: ProcessWatch, process: subprocess.Popen[bytes]) -> None:
-    watch.add(2, process.pid)
-    process.kill()
-    ended_in_time(watch)
-    watch.remove(2)
-    watch.remove(2)
-    assert watch.ended(0.0) == []
-
-
 def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(arena: Arena, alone: Peers) -> None:
     group = group_of(arena, 3)
     leave(group, 1)

@@ -239,19 +239,6 @@ def check_shared_memory_is_zero_and_seen_by_the_host(comm: Communicator) -> None
         node.barrier()
 
 
-def check_shared_memory_of_the_whole_communicator_is_the_hosts(comm: Communicator) -> None:
-    node = comm.node
-    word = comm.shared(1, dtype=torch.int64)
-    assert word.item() == 0
-    node.barrier()
-    if node.rank == 0:
-        word.fill_(comm.rank + 1)
-    leader = node.broadcast_object(comm.rank)
-    node.barrier()
-    assert word.item() == leader + 1
-    node.barrier()
-
-
 def check_lock_excludes_the_other_ranks(comm: Communicator) -> None:
     node = comm.node
     word = node.shared(1, dtype=torch.int64)

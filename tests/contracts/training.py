@@ -133,21 +133,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one worker has in the end.
+    """What one worker has in the end."""
 
-    Attributes:
-        weights: the trained numbers, in the order of the model's parameters, without their duplicates.
-        fixed: the frozen parameters and the buffers.
-        accuracy: on the test part.
-        history: one record for each epoch.
-        seconds: on the communicator's clock.
-    """
-
-    weights: Tensor
-    fixed: Tensor
-    accuracy: float
+    weights: Tensor  # trained numbers, in the order of the model's parameters, without their duplicates
+    fixed: Tensor  # frozen parameters and buffers
+    accuracy: float  # on the test part
     history: list[EpochRecord]
-    seconds: float
+    seconds: float  # on the communicator's clock
 
 
 def needs_centre(strategy: Strategy) -> bool:

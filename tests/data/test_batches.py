@@ -84,12 +84,6 @@ def test_a_rank_without_samples_gets_an_empty_batch_of_the_right_shape():
     assert empty.share == 0.0
 
 
-def test_a_batch_larger_than_the_part_is_the_whole_part():
-    batches = Batches(numbered(7), 100)
-    ((_, (batch,)),) = batches.epoch(0)
-    assert len(batch.targets) == batches.samples_of(0) == 7
-
-
 def test_a_batch_with_fewer_samples_than_ranks_is_refused():
     with pytest.raises(BadOption, match=r"a batch of 2 samples cannot be split over 3 ranks.*--batch-size 3"):
         Batches(numbered(10), 2, size=3)
@@ -97,17 +91,6 @@ def test_a_batch_with_fewer_samples_than_ranks_is_refused():
         Batches(numbered(10), 0)
     with pytest.raises(BadOption, match="a batch of 1 sample cannot be split over 2 ranks"):
         Batches(numbered(10), 1, size=2)
-
-
-def test_a_part_is_cut_for_the_first_rank_where_none_is_named():
-    batches = Batches(numbered(4), 4, size=2)
-    ((_, (batch,)),) = batches.epoch(0)
-    assert batch.targets.tolist() == batches.order(0)[:2].tolist()
-
-
-def test_rounds_are_counted_from_the_beginning_of_the_run():
-    batches = Batches(numbered(45), 10)
-    assert [number for epoch in range(2) for number, _ in batches.epoch(epoch)] == list(range(10))
 
 
 def test_an_epoch_can_be_cut_short():
@@ -124,15 +107,3 @@ def test_an_order_that_was_prepared_is_taken_and_not_drawn_again(monkeypatch):
     batches.prepare(1)
     ((_, (batch,)),) = batches.epoch(1)
     assert torch.equal(batch.targets, drawn)
-
-
-def test_an_order_that_was_taken_is_not_kept(monkeypatch):
-    batches = Batches(numbered(6), 6)
-    list(batches.epoch(0))
-    monkeypatch.setattr(batches, "order", lambda _: torch.arange(5, -1, -1))
-    ((_, (batch,)),) = batches.epoch(0)
-    assert batch.targets.tolist() == [5, 4, 3, 2, 1, 0]
-
-
-def test_the_seed_is_0_where_none_is_given():
-    assert torch.equal(Batches(numbered(50), 8).order(2), Batches(numbered(50), 8, seed=0).order(2))

@@ -130,13 +130,6 @@ def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
     assert read(table, columns=["a", 0])[0].tolist() == [[1, 7], [2, 8]]
 
 
-def test_more_rows_than_one_block_stay_in_order(read):
-    rows = "".join(f"{row},{row % 3}\n" for row in range(10_000))
-    inputs, targets, _ = read(f"a,y\n{rows}")
-    assert np.array_equal(inputs[:, 0], np.arange(10_000))
-    assert np.array_equal(targets, np.arange(10_000) % 3)
-
-
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
@@ -204,7 +197,7 @@ def test_each_fold_has_the_means_of_its_own_training_samples(tmp_path):
         file = tmp_path / "splits.npz"
         if comm.rank == 0:
             splits = [Split.of([0, 1], [2, 3], 4, "it"), Split.of([2, 3], [0, 1], 4, "it")]
-            write_splits(file, splits, pool.fingerprint)
+            write_splits(file, splits, pool.dataset.fingerprint)
         comm.barrier()
         folds = [pool.divided(comm, 0.0, 0, (str(file), number)) for number in range(2)]
         return [[part.take(torch.arange(2))[0].tolist() for part in fold.parts] for fold in folds]

@@ -128,18 +128,5 @@ def test_the_checksums_are_those_of_the_real_files(real_data, published):
         assert hashlib.sha256(content).hexdigest() == sha256
 
 
-@pytest.mark.parametrize("published", [mnist.MNIST, mnist.FASHION_MNIST])
-def test_published_files_are_downloaded_by_https_alone(published):
-    assert all(server.startswith("https://") for server in published.servers)
-
-
-def test_packed_files_of_a_cache_are_found(publish, write_idx, images):
-    _, _, cache = publish
-    cache.mkdir(parents=True)
-    for name in IDX_FILES:
-        write_idx(cache / f"{name}.gz", images[1])
-    assert all(path.suffix == ".gz" for path in mnist.MNIST.files())
-
-
 def test_the_cache_can_be_read_by_others(publish):
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in mnist.MNIST.files())

@@ -10,8 +10,6 @@ import zipfile
 import numpy as np
 import pytest
 
-from tutti.data import formats
-from tutti.data.contents import Contents
 from tutti.data.formats.idx import read_idx
 from tutti.errors import BadData
 from tutti.records.npz import read_npz
@@ -40,11 +38,11 @@ def test_the_first_bytes_tell_whether_a_file_is_packed(tmp_path, write_idx):
         (
             "a",
             lambda content: content[:-5],
-            "truncated or too long: its header asks for 200 bytes of data, and it has 195",
+            "truncated or damaged .* asks for 200 bytes, and it has 195",
         ),
         ("a", lambda content: content + b"x", "it has 201 or more"),
         ("a", lambda content: content[:6], "truncated"),
-        ("a", lambda content: b"\x89PNG\r\n", "is no IDX file: it begins with the bytes 89 50 4e 47"),
+        ("a", lambda content: b"\x89PNG\r\n", "an IDX file begins with the bytes 00 00"),
         ("a.gz", lambda content: content[:-20], "truncated or damaged"),
         ("a.gz", lambda content: content[:-6] + b"\xff" + content[-5:], r"a\.gz is truncated or damaged"),
     ],
@@ -54,39 +52,6 @@ def test_a_broken_idx_file_is_named(tmp_path, write_idx, name, change, said):
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(BadData, match=said):
         read_idx(path)
-
-
-def test_a_format_with_a_long_beginning_is_known_by_all_of_it(tmp_path, monkeypatch):
-    class Short(formats.Format):
-        name = "short"
-        start = b"TSV1\n"
-
-        @staticmethod
-        def read(path, options, labelled=True):
-            return Contents("short", {})
-
-    class Long(Short):
-        name = "long"
-        start = b"TSV1\nsorted\n"
-
-        @staticmethod
-        def read(path, options, labelled=True):
-            return Contents("long", {})
-
-    monkeypatch.setattr(formats, "FORMATS", {"short": Short, "long": Long})
-    for beginning, name in ((Short.start, "short"), (Long.start, "long")):
-        (tmp_path / name).write_bytes(beginning + b"3\t1\t2\n")
-        assert formats.format_of(tmp_path / name).read(tmp_path / name, {}).name == name
-    (tmp_path / "other").write_bytes(b"TSV2\n")
-    with pytest.raises(BadData, match="begins with the bytes 54 53 56 32"):
-        formats.format_of(tmp_path / "other")
-
-
-def test_npz_arrays_are_read_by_key(tmp_path):
-    np.savez_compressed(tmp_path / "a.npz", x=np.arange(6), y=np.ones(2, np.float32))
-    arrays = read_npz(tmp_path / "a.npz")
-    assert list(arrays) == ["x", "y"]
-    assert arrays["x"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_truncated_npz_file_is_refused(tmp_path):

@@ -18,13 +18,11 @@ def machine(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def limit(folder: Path, most: str, used: int, inactive: int, version: int = 2) -> None:
+def limit(folder: Path, most: str, used: int, inactive: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = ["max", "current"] if version == 2 else ["limit_in_bytes", "usage_in_bytes"]
-    for name, value in zip(names, (most, used), strict=True):
-        (folder / f"memory.{name}").write_text(f"{value}\n")
-    reclaimed = "inactive_file" if version == 2 else "total_inactive_file"
-    (folder / "memory.stat").write_text(f"anon 5\n{reclaimed} {inactive}\n")
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
 
 
 def test_a_machine_without_control_groups_has_what_is_available(machine: dict[str, Path]) -> None:
@@ -36,12 +34,6 @@ def test_the_strictest_control_group_counts(machine: dict[str, Path]) -> None:
     limit(machine["mount"] / "a", "1000", 700, 200)
     limit(machine["mount"] / "a/b", "max", 600, 0)
     assert free_bytes(**machine) == 500
-
-
-def test_a_group_of_version_one_counts_likewise(machine: dict[str, Path]) -> None:
-    machine["membership"].write_text("4:cpu:/x\n5:memory:/x\n")
-    limit(machine["mount"] / "memory/x", "1000", 900, 50, version=1)
-    assert free_bytes(**machine) == 150
 
 
 def test_a_path_that_is_the_hosts_leaves_the_root_group(machine: dict[str, Path]) -> None:

@@ -87,38 +87,6 @@ def test_tensors_keep_their_order_of_dimensions(opened):
     assert found.shape == (8, 9, 3)
 
 
-def test_an_item_of_another_shape_is_named(opened):
-    items = pairs(10)
-    items[7] = (torch.zeros(2, 4), 0)
-    with pytest.raises(
-        BadData, match=r"input of item 7 of the train part has the shape \(2, 4\).*item 0 has \(2, 3\)"
-    ):
-        opened(Items(items))
-
-
-def test_texts_as_inputs_are_refused_by_the_first_one(opened):
-    with pytest.raises(BadData, match=r"input of item 0 of the train part is a text, 'a cat'; make numbers"):
-        opened(Items([("a cat", 0), ("a horse", 1)]))
-
-
-def test_a_target_of_another_shape_is_named(opened):
-    items = pairs(10)
-    items[4] = (items[4][0], [0, 1])
-    with pytest.raises(BadData, match="target of item 4 of the train part"):
-        opened(Items(items))
-
-
-@pytest.mark.parametrize(
-    ("item", "found"),
-    [(torch.zeros(3), "Tensor of 3"), ((1, 2, 3), "tuple of 3")],
-)
-def test_an_item_that_is_no_pair_is_named(opened, item, found):
-    items = pairs(10)
-    items[3] = item
-    with pytest.raises(BadData, match=rf"item 3 of the train part is a {found}; every item must be a pair"):
-        opened(Items(items))
-
-
 def test_an_error_inside_an_item_says_which(opened):
     class Broken(Items):
         def __getitem__(self, index: int) -> object:
@@ -129,17 +97,6 @@ def test_an_error_inside_an_item_says_which(opened):
     with pytest.raises(RuntimeError, match="no such picture") as caught:
         opened(Broken(pairs(5)))
     assert any("item 2 of the train part" in note for note in caught.value.__notes__)
-
-
-def test_data_sets_without_length_and_loaders_are_refused(opened):
-    class Stream(IterableDataset):
-        def __iter__(self) -> Iterator[object]:
-            return iter(pairs(3))
-
-    with pytest.raises(BadData, match="the train part, a Stream, has no length"):
-        opened(Stream())
-    with pytest.raises(BadData, match=r"is a DataLoader; give the data set in it, loader\.dataset"):
-        opened(DataLoader(Items(pairs(4))))
 
 
 class Doubling(DataLoader):
@@ -178,11 +135,6 @@ def test_of_a_loader_its_data_set_and_batch_size_are_taken():
 def test_a_loader_that_does_more_than_load_is_refused(loader):
     with pytest.raises(BadData, match=r"loader\.dataset"):
         Unloaded.of(loader)
-
-
-def test_an_empty_data_set_is_refused(opened):
-    with pytest.raises(BadData, match="the train part has no samples"):
-        opened(Items([]))
 
 
 class Brighter(TensorDataset):
@@ -224,3 +176,21 @@ def test_lists_of_dicts_are_read_as_data_sets_of_such_items():
     assert train.columns[1].rows[:, 0].tolist() == [k / 4 for k in range(6)]
     assert targets.tolist() == [0, 1] * 3
     assert list(read_source(items, {}).parts) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (Items([*pairs(7), (torch.zeros(2, 4), 0)]), r"input of item 7 .* \(2, 4\), but item 0 has \(2, 3\)"),
+        (Items([("a cat", 0), ("a horse", 1)]), "input of item 0 of the train part is a text, 'a cat'"),
+        (Items([*pairs(4), (torch.zeros(2, 3), [0, 1])]), "target of item 4 of the train part"),
+        (Items([*pairs(3), torch.zeros(3)]), "item 3 of the train part is a Tensor of 3; every item"),
+        (Items([*pairs(3), (1, 2, 3)]), "item 3 of the train part is a tuple of 3; every item"),
+        (Items([]), "the train part has no samples"),
+        (Stream(), "the train part, a Stream, has no length"),
+        (DataLoader(ITEMS), r"is a DataLoader; give the data set in it, loader\.dataset"),
+    ],
+)
+def test_items_that_cannot_be_used_are_named(opened, data, said):
+    with pytest.raises(BadData, match=said):
+        opened(data)

@@ -106,46 +106,6 @@ def test_a_frame_is_a_table():
         read_source(frame, {"size": 3})
 
 
-def test_a_pair_of_frames_is_train_and_test():
-    pandas = pytest.importorskip("pandas")
-    train = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0], "kind": ["cow", "ant", "cow"]})
-    test = pandas.DataFrame({"kind": ["cow"], "b": [5.0], "a": [2.0]})
-    for pair in ((train, test), [train, arrow.Table.from_pandas(test)]):
-        found = read_source(pair, {"target": "kind"})
-        assert found.labels == ("ant", "cow")
-        assert found.columns == ("a", "b")
-        inputs, targets = found.parts["test"]
-        assert inputs[:].tolist() == [[2.0, 5.0]]
-        assert targets.tolist() == [1]
-    for others in (train[["a"]], train[["a", "b"]]):  # No column is the target.
-        _, targets = read_source((train[["a", "b"]], others), {}).parts["train"]
-        assert len(targets) == 3
-    with pytest.raises(UnknownName, match="unknown option 'targte' of the frame; did you"):
-        read_source((train, test), {"targte": "kind"})
-
-
-def test_a_frame_that_is_no_table_is_refused():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"a": [1.0, 2.0], "y": [0, 1]})
-    with pytest.raises(BadData, match="Duplicate column names found"):
-        read_source(pandas.concat([frame, frame[["a"]]], axis=1), {})
-    with pytest.raises(BadData, match=r"Sparse pandas data \(column b\) not supported"):
-        read_source(frame.assign(b=pandas.arrays.SparseArray([0.0, 1.0])), {})
-
-
-def test_what_does_not_fit_is_named(read):
-    with pytest.raises(BadData, match=r"string where .* due: row 1, column 'b' has 'two'"):
-        read({"a": [1, 2], "b": ["two", "x"], "y": [0, 1]})
-    with pytest.raises(BadData, match=r"lists of several lengths in the lists of the column 'x'"):
-        read({"x": [[[1]], [[1, 2]]], "y": [0, 1]})
-    with pytest.raises(BadData, match="lists of several lengths in the lists of the column 'x'"):
-        read({"x": [[[1]], [[1], [1, 2]]], "y": [0, 1]})
-    with pytest.raises(BadData, match="no value in row 2 of the target 'y'"):
-        read({"a": [1, 2], "y": [0, None]})
-    with pytest.raises(BadData, match=r"row 2, column 'b'"):
-        read({"a": [1, 2], "b": [1, None], "y": [0, 1]})
-
-
 def test_pictures_are_decoded_once(read, tmp_path, monkeypatch):
     rows = [{"bytes": png(value), "path": None} for value in (7, 8, 9)]
     inputs, targets, contents = read({"img": rows, "label": [1, 0, 1]})

@@ -69,7 +69,7 @@ kinds = st.sampled_from(["joint", "own", "queue"])
     st.lists(st.integers(1, 4), min_size=3, max_size=3),
     st.data(),
 )
-def test_every_sample_is_taken_once_whoever_goes_on(
+def test_every_sample_is_taken_once(
     kind: str, other: str, samples: int, batch_size: int, passes: int, sizes: list[int], data: st.DataObject
 ) -> None:
     epoch, found = 2, []

@@ -50,7 +50,7 @@ def test_data_at_an_address_are_those_of_the_files(cache, store, opened, images)
     assert torch.equal(found.train.inputs[:, 0], torch.from_numpy(images[0]))
     streamed = opened(store(), validation=0, options={"stream": True})
     assert isinstance(streamed.train, StreamedPart)
-    assert streamed.train.fingerprint() == found.train.fingerprint()
+    assert streamed.fingerprint == found.fingerprint
 
 
 def test_files_are_copied_once_and_those_that_have_changed_again(cache, store, images, capsys):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches, DataSet, Part, Queue, SamplePool, Scale, open_data, open_pool
+from tutti.data import Batches, DataSet, Part, Queue, SamplePool, Scale, open_pool
 from tutti.data.scale import pixel_sums, scale_of
 from tutti.data.sources import read_source
 from tutti.errors import BadData
@@ -33,7 +33,6 @@ def test_rows_are_seen_as_if_there_was_nothing_else():
     assert SOME.shape == (3, 2, 5)
     assert torch.equal(SOME.inputs, ALONE.inputs)
     assert torch.equal(SOME.targets, ALONE.targets)
-    assert SOME.fingerprint() == ALONE.fingerprint() != Part(STORED, TARGETS).fingerprint()
     for found, wanted in zip(
         SOME.take(torch.tensor([12, 0, 5])), ALONE.take(torch.tensor([12, 0, 5])), strict=True
     ):
@@ -106,28 +105,6 @@ def pooled(data, ranks=1, ranks_per_host=None, **arguments):
     return VirtualWorld(ranks, ranks_per_host=ranks_per_host or ranks).run(program)
 
 
-@pytest.mark.parametrize("kind", ["grey", "colour", "floats", "several labels"])
-def test_a_pool_gives_the_samples_and_the_scale_that_open_data_gives(images, kind):
-    x, y = images
-    if kind == "colour":
-        x = np.stack([x, x // 2, 255 - x], 1)
-    if kind == "floats":
-        x, y = x / 3.0, y * 1.5
-    if kind == "several labels":
-        y = np.stack([y % 2, 1 - y % 2, y % 2], 1)
-    data = ((x[:40], y[:40]), (x[40:], y[40:]))
-    (ours, pool), _ = pooled(data, ranks=2)
-    wanted = VirtualWorld(1).run(lambda comm: open_data(data, comm, 0.2, 5))[0]
-    for one, other in zip(ours.parts, wanted.parts, strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.targets, other.targets)
-        # Bit for bit, so that a run is the same by either way.
-        assert one.scale == other.scale
-    assert (ours.name, ours.classes, ours.shape) == (wanted.name, wanted.classes, wanted.shape)
-    assert ours.train.stored_inputs.data_ptr() == ours.validation.stored_inputs.data_ptr()
-    assert ours.train.stored_inputs.data_ptr() == pool.dataset.train.stored_inputs.data_ptr()
-
-
 def test_ranks_of_a_host_see_one_copy_in_memory_of_anybody(images):
     sets = pooled(images, ranks=4, ranks_per_host=2)
     places = [data.train.stored_inputs.data_ptr() for data, _ in sets]
@@ -138,7 +115,7 @@ def test_ranks_of_a_host_see_one_copy_in_memory_of_anybody(images):
     outline.laid(memory).fill(contents)
     again = outline.laid(memory)  # what another process does that maps it
     pool = sets[0][1]
-    assert again.fingerprint == pool.fingerprint
+    assert again.dataset.fingerprint == pool.dataset.fingerprint
     for one, other in zip(again.dataset.train.tensors(), pool.dataset.train.tensors(), strict=True):
         assert torch.equal(one, other)
 
@@ -163,7 +140,7 @@ def splits(tmp_path, images):
         Split.of(np.setdiff1d(np.arange(60), held), held[::-1], 60, "split 0"),
         Split.of([7, 1, 1, 5], [0, 2], 60, "split 1"),
     ]
-    write_splits(tmp_path / "splits.npz", found, outline.fingerprint)
+    write_splits(tmp_path / "splits.npz", found, outline.dataset.fingerprint)
     return tmp_path / "splits.npz"
 
 
@@ -197,14 +174,14 @@ def test_the_same_splits_make_the_same_file(tmp_path, splits):
 
 def test_a_fingerprint_depends_on_no_type_of_floats(images):
     x, y = images[0] / 3.0, images[1] * 0.7
-    known = SamplePool.outline(read_source((x, y), {})).fingerprint
+    known = SamplePool.outline(read_source((x, y), {})).dataset.fingerprint
     torch.set_default_dtype(torch.float64)
     try:
-        assert SamplePool.outline(read_source((x, y), {})).fingerprint == known
+        assert SamplePool.outline(read_source((x, y), {})).dataset.fingerprint == known
     finally:
         torch.set_default_dtype(torch.float32)
-    assert SamplePool.outline(read_source((x + 1e-3, y), {})).fingerprint != known
-    assert SamplePool.outline(read_source((x, y[::-1]), {})).fingerprint != known
+    assert SamplePool.outline(read_source((x + 1e-3, y), {})).dataset.fingerprint != known
+    assert SamplePool.outline(read_source((x, y[::-1]), {})).dataset.fingerprint != known
 
 
 def message(data, place, ranks=4, ranks_per_host=2):

@@ -120,7 +120,7 @@ def test_parts_are_those_of_memory_where_none_is_kept_aside(
     assert isinstance(here.train, StreamedPart)
     assert not isinstance(there.train, StreamedPart)
     assert (here.shape, here.train.scale) == (there.shape, there.train.scale)
-    assert here.train.fingerprint() == there.train.fingerprint()
+    assert here.fingerprint == there.fingerprint
     for one, other in zip(here.parts, there.parts, strict=True):
         every = torch.arange(len(one))
         for mine, theirs in zip(one.take(every), other.take(every), strict=True):
@@ -146,7 +146,7 @@ def test_a_fold_is_streamed_too(shards: Path, tmp_path: Path) -> None:
     def program(comm: object) -> DataSet:
         pool = open_pool(str(shards), comm, SMALL)
         split = Split.of(np.setdiff1d(np.arange(331), held), held, 331, "split 0")
-        write_splits(tmp_path / "splits.npz", [split], pool.fingerprint)
+        write_splits(tmp_path / "splits.npz", [split], pool.dataset.fingerprint)
         return pool.divided(comm, 0, 0, (str(tmp_path / "splits.npz"), 0))
 
     (found,) = VirtualWorld(ranks=1).run(program)

@@ -12,14 +12,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn, optim
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -53,49 +50,12 @@ def train(model: nn.Module, optimizer: optim.Optimizer, steps: int = STEPS, rank
     return torch.stack([one.full_tensor() if isinstance(one, DTensor) else one for one in losses])
 
 
-def whole(model: nn.Module) -> dict[str, Tensor]:
-    """The full state dict, on every rank."""
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-
-
 def sharded_network() -> tuple[nn.Module, optim.Optimizer]:
     model = network()
     for layer in (model[0], model[2]):
         fully_shard(layer)
     fully_shard(model)
     return model, optim.Adam(model.parameters(), lr=0.01)
-
-
-def sharded() -> dict[str, Tensor]:
-    model, optimizer = sharded_network()
-    losses = train(model, optimizer, rank=dist.get_rank())
-    held = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return {"losses": losses, "held": torch.tensor(held), **whole(model)}
-
-
-def tensor_parallel() -> dict[str, Tensor]:
-    dense, split = network(32), network(32)
-    split.load_state_dict(dense.state_dict())
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(split, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    losses = train(split, optim.Adam(split.parameters(), lr=0.01))
-    wanted = train(dense, optim.Adam(dense.parameters(), lr=0.01))
-    torch.testing.assert_close(losses, wanted, rtol=1e-12, atol=1e-12)
-    return {"losses": losses, **whole(split)}
-
-
-def pipeline() -> dict[str, Tensor]:
-    model, rank = network(), dist.get_rank()
-    stage = PipelineStage([model[:2], model[2:]][rank], rank, dist.get_world_size(), torch.device("cpu"))
-    scheduled = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
-    inputs, targets = batch(0)
-    if rank == 0:
-        scheduled.step(inputs)
-        return {name: value.grad for name, value in model[:2].named_parameters()}
-    losses: list[Tensor] = []
-    outputs = scheduled.step(target=targets, losses=losses)
-    found = {name: value.grad for name, value in model[2:].named_parameters()}
-    return found | {"outputs": outputs.detach(), "losses": torch.stack(losses).detach()}
 
 
 def mesh_in_two_dimensions() -> dict[str, Tensor]:

@@ -26,13 +26,7 @@ DATA_PARALLEL = (
     "sharded_optimizer",
     "objects",
 )
-MODEL_PARALLEL = (
-    "sharded",
-    "tensor_parallel",
-    "pipeline",
-    "mesh_in_two_dimensions",
-    "checkpoint_of_shards",
-)
+MODEL_PARALLEL = ("mesh_in_two_dimensions", "checkpoint_of_shards")
 
 
 def outcomes(

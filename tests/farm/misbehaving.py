@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import sys
 import time
-import warnings
 from pathlib import Path
 
 import torch
 from torch import nn
-
-from tutti.records.files import refusing
-
-calls: list[str] = []
-"""Those of this module's functions that note them."""
 
 
 def _model(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -47,12 +39,6 @@ def starving(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return _model(shape, outputs)
 
 
-def filling(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Find no room on the disk of the run folder."""
-    with refusing(Path("folder")):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def dying(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Be killed."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -70,38 +56,6 @@ def hanging(shape: tuple[int, ...], outputs: int, note: str) -> nn.Module:
     Path(note).touch()
     while True:
         time.sleep(60)
-
-
-def careless(shape: tuple[int, ...], outputs: int, folder: str) -> nn.Module:
-    """Set what is global, after writing down what was found there."""
-    found = (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_num_threads(),
-        os.environ.get("CARELESS"),
-        os.getcwd(),
-        "careless" in sys.path,
-        torch.rand(1).item(),
-        torch.nn.init.zeros_.__name__,
-        len(torch.nn.modules.module._global_forward_hooks),
-        calls,
-    )
-    path = Path(folder, "found")
-    path.write_text((path.read_text() if path.exists() else "") + f"{found}\n")
-    print("printed by the model")
-    os.system("echo printed by a child of the model >&2")
-    warnings.warn("a warning of the model", stacklevel=1)
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(2)
-    torch.nn.init.zeros_ = torch.nn.init.ones_
-    torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, outputs: 2 * outputs)
-    calls.append("careless")
-    os.environ["CARELESS"] = "yes"
-    sys.path.append("careless")
-    model = _model(shape, outputs)
-    torch.manual_seed(0)
-    os.chdir("/")
-    return model
 
 
 def counted(folder: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 from safetensors.torch import load_file
 
 import tutti
 from tests.farm.job_list import JobList
-from tests.preloaded import interpreter
-from tutti.errors import BadOption, DiskFull
+from tutti.errors import BadOption
 from tutti.farm.block_main import PRUNED
 from tutti.farm.block_placement import place_blocks
 from tutti.farm.blocks import HostPool
@@ -129,25 +126,6 @@ def test_finished_jobs_are_taken_as_they_are_and_failed_ones_tried_again(mixed: 
         work_on(folder, JobList([]), block=2, blocks=1)
 
 
-def test_jobs_find_nothing_of_each_other(tmp_path: Path) -> None:
-    folder = _farm(tmp_path / "farm")
-    jobs = [_bad("careless", folder=str(tmp_path)), _bad("careless", folder=str(tmp_path))]
-    jobs = [FarmJob(f"job-{number}", job.config) for number, job in enumerate(jobs)]
-    outcomes, _ = _work(folder, jobs, blocks=1)
-    assert [outcome.why for outcome in outcomes.values()] == ["", ""]
-    first, second = (tmp_path / "found").read_text().splitlines()
-    # The random numbers of a seed, too.
-    assert first == second
-    for name in outcomes:
-        log = (folder.job(name) / "log.txt").read_text()
-        for text in (
-            "printed by the model",
-            "printed by a child of the model",
-            "UserWarning: a warning of the model",
-        ):
-            assert log.count(text) == 1
-
-
 def test_a_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, hangs = _farm(tmp_path / "farm"), tmp_path / "hangs"
     # Time passes once the job hangs, and never again: the next one may be slow.
@@ -156,15 +134,6 @@ def test_a_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     outcomes, _ = _work(folder, jobs, blocks=1, job_timeout_s=0.1)
     assert "not done after 0.1 s" in outcomes["hanging"].why
     assert outcomes["next"].state is JobState.FINISHED
-
-
-def test_a_full_disk_ends_the_work_and_fails_no_job(tmp_path: Path) -> None:
-    folder = _farm(tmp_path / "farm")
-    with pytest.raises(
-        DiskFull, match=r"No space left on device; free some space on that disk, which has [0-9,]+ bytes left"
-    ):
-        _work(folder, [_bad("filling"), _job("next")], blocks=1)
-    assert {folder.state(name) for name in ("filling", "next")} == {JobState.WAITING}
 
 
 def test_a_block_of_several_ranks(tmp_path: Path) -> None:
@@ -268,31 +237,6 @@ def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:
         ours, theirs = (load_file(one.job(job.name) / "weights.safetensors") for one in (stopped, whole))
         assert all((ours[name] == theirs[name]).all() for name in theirs)
     assert len((stopped.job("job-0") / "starts.jsonl").read_text().splitlines()) == 2
-
-
-def test_a_kill_of_the_coordinator_leaves_no_process(tmp_path: Path) -> None:
-    program = subprocess.Popen(
-        [
-            *interpreter(starts_ranks=True),
-            str(Path(__file__).with_name("endless.py")),
-            str(tmp_path / "farm"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdout is not None
-    coordinator, missing = psutil.Process(int(program.stdout.readline())), {"endless-0", "endless-1"}
-    while missing:
-        missing.discard(program.stdout.readline().strip())
-    processes = [coordinator, *coordinator.children(recursive=True)]
-    # It, the fork server, two ranks.
-    assert len(processes) >= 4
-    program.kill()
-    program.wait()
-    program.stdout.close()
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert not alive
-    assert _farm(tmp_path / "farm", resume=True).state("endless-0") is not JobState.RUNNING
 
 
 def test_the_number_of_blocks_follows_the_cores() -> None:

@@ -63,7 +63,7 @@ def test_three_launches_train_each_job_once_and_one_that_is_killed_leaves_its_jo
         while not present(farm / "jobs" / LONG / "checkpoints"):
             time.sleep(0.01)
         assert FarmFolder.open(farm).worked_on
-        assert read_progress(FarmFolder.open(farm)).lanes[0].job == LONG
+        assert read_progress(FarmFolder.open(farm)).rows[0].job == LONG
         killed.kill()
         ours = work(farm, JobList(JOBS), lambda job: _go_on(second))
         assert second.stdout is not None
@@ -84,7 +84,7 @@ def test_three_launches_train_each_job_once_and_one_that_is_killed_leaves_its_jo
     # It went on from its checkpoint.
     assert len((folder.job(LONG) / "starts.jsonl").read_text().splitlines()) == 2
     progress = read_progress(folder)
-    assert (set(progress.done.values()), len(progress.done), progress.lanes) == ({JobState.FINISHED}, 12, {})
+    assert (set(progress.done.values()), len(progress.done), progress.rows) == ({JobState.FINISHED}, 12, {})
 
 
 def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_path: Path) -> None:

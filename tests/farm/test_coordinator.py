@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.farm.job_list import JobList
 from tests.farm.virtual_pool import NEVER, Course, VirtualPool, _summary
-from tutti.farm.coordinator import STOP_S, Coordinator, Happening, JobBegan, JobEnded, JobOver, Stopping
+from tutti.farm.coordinator import STOP_S, Coordinator, FarmStopping, Happening, JobBegan, JobEnded, JobOver
 from tutti.farm.jobs import FarmJob, JobOutcome, blocks_for
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord
@@ -106,7 +106,7 @@ def test_a_request_stops_running_jobs_and_begins_no_other() -> None:
     told: list[Happening] = []
     outcome = Coordinator(pool, source, listener=told.append).run()
     assert outcome.stopped == "it was asked to"
-    assert [one.why for one in told if isinstance(one, Stopping)] == ["it was asked to"]
+    assert [one.why for one in told if isinstance(one, FarmStopping)] == ["it was asked to"]
     assert [one.job.name for one in told if isinstance(one, JobBegan)] == ["job-0", "job-1"]
     assert {name: one.state for name, one in source.outcomes.items()} == {"job-0": STOPPED, "job-1": STOPPED}
     assert source.outcomes["job-0"].seconds == pytest.approx(12)

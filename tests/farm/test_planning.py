@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from itertools import product
 
 import pytest
 
-from tutti.cli.main import main
 from tutti.errors import BadOption
 from tutti.farm.block_placement import place_blocks, settings_of
-from tutti.launch.cores import BINDING, Cores
+from tutti.launch.cores import Cores
 
 
 def machine(cores: int, threads: int = 1, quota: int | None = None, first: int = 0) -> Cores:
@@ -70,13 +68,3 @@ def test_a_crowd_is_told_once_and_too_large_a_one_is_refused() -> None:
     assert not place_blocks(3, 2, 2, None, 1, machine(8))[0].warnings
     with pytest.raises(BadOption, match="1,000,000 ranks are too many"):
         place_blocks(4, 250_000, 1, None, 1, machine(2))
-
-
-def test_openmp_binds_no_thread_of_a_farm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in BINDING:
-        monkeypatch.setenv(name, "true")
-    assert main(["train", "--help"]) == 0
-    # A rank of the user's own mpirun may be bound like this.
-    assert {*BINDING} <= {*os.environ}
-    assert main(["cv", "--help"]) == 0
-    assert not {*BINDING} & {*os.environ}

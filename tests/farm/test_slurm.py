@@ -5,12 +5,10 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from tutti.cli.engines import array_job
 from tutti.cli.main import main
 from tutti.errors import UserError
 from tutti.farm.slurm import ArrayJob
@@ -79,14 +77,6 @@ def test_the_script_asks_for_the_cores_of_a_block_and_takes_any_folder(
     assert said.stdout.splitlines()[0] == str(here)
     words = ["-P", "-m", "tutti", "tune", "a b", "--on", "here", "--resume", "--out", str(here / "farm")]
     assert said.stdout.splitlines()[1:] == [*words, "--blocks", "1", "--threads", "2"]
-
-
-def test_the_script_that_a_dry_run_shows_is_no_dry_run() -> None:
-    words = ("cv", "mlp", "--dry-run", "--on", "slurm")
-    job = array_job(
-        Namespace(hosts=None, on="slurm", blocks=2, block=3, threads=None, command_line=words), servers=1
-    )
-    assert job == ArrayJob(["cv", "mlp", "--on", "slurm"], tasks=2, ranks=2, threads=1)
 
 
 def test_without_slurm_the_script_is_left_to_the_user(

@@ -46,13 +46,6 @@ def world_size(comm: Communicator, payload: bytes) -> object:
     return comm.size
 
 
-def watches_for_garbage(comm: Communicator, payload: bytes) -> object:
-    """Whether a rank collects garbage, and looks for it at a class of torch, and at an object of its own."""
-    own: list[object] = []
-    watched = {id(one) for one in gc.get_objects()}
-    return gc.isenabled(), id(torch.nn.Module) in watched, id(own) in watched
-
-
 def leave_files_open(comm: Communicator, payload: bytes) -> object:
     """One that a module refers to, one in a circle, and one that is written when that circle is freed."""
 

@@ -14,7 +14,7 @@ from tutti.launch.allocation import (
     find_allocation,
 )
 from tutti.launch.cores import Cores
-from tutti.launch.placement import Host, given_hosts, place_ranks
+from tutti.launch.placement import Host, place_ranks, read_hosts
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[03-04],cpu1", "SLURM_TASKS_PER_NODE": "4(x2),2"}
 
@@ -65,12 +65,12 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_job")
 def test_the_hosts_of_the_allocation_have_as_many_ranks_as_it_has_tasks() -> None:
-    assert given_hosts("slurm") == (Host("gpu03", 4), Host("gpu04", 4), Host("cpu1", 2))
+    assert read_hosts("slurm") == (Host("gpu03", 4), Host("gpu04", 4), Host("cpu1", 2))
 
 
 def test_the_hosts_of_an_allocation_need_one() -> None:
     with pytest.raises(BadOption, match=r"this process is in none; get one with salloc or sbatch"):
-        given_hosts("slurm")
+        read_hosts("slurm")
 
 
 @pytest.mark.usefixtures("in_job")

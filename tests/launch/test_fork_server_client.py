@@ -57,10 +57,6 @@ def test_ranks_come_from_what_was_prepared_for_them() -> None:
     assert fork_server_client._kept == [prepared]
 
 
-def test_ranks_do_not_look_for_garbage_in_what_was_imported_before_them() -> None:
-    assert start("tests.launch.entries:watches_for_garbage", b"", TWO) == (True, False, True)
-
-
 def test_ranks_see_folder_path_arguments_and_environment_as_they_are_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

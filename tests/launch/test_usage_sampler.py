@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -64,13 +63,6 @@ def test_memory_is_the_proportional_set_size(busy: subprocess.Popen[bytes]) -> N
     assert rank.rank == 3
     assert rank.pss is not None
     assert 64 << 20 <= rank.pss <= 160 << 20
-
-
-def test_a_stopped_rank_is_seen_to_be_stopped(busy: subprocess.Popen[bytes]) -> None:
-    probe = Probe({0: busy.pid}, CORES)
-    busy.send_signal(signal.SIGSTOP)
-    in_state(busy, psutil.STATUS_STOPPED)
-    assert probe.sample().ranks[0].state == "stopped"
 
 
 def test_a_rank_that_ended_is_gone_before_and_after_somebody_asked_for_it(

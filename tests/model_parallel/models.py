@@ -65,23 +65,6 @@ class ResidualNet(nn.Module):
         return self.head(outputs.mean((2, 3)))
 
 
-class EncoderLayer(nn.Module):
-    """Attention and a perceptron, each with a way past it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.before = nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.between = nn.LayerNorm(width)
-        self.perceptron = nn.Sequential(nn.Linear(width, 12), nn.GELU(), nn.Linear(12, width))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        normed = self.before(inputs)
-        attended, _ = self.attention(normed, normed, normed)
-        outputs = inputs + attended
-        return outputs + self.perceptron(self.between(outputs))
-
-
 class Encoder(nn.Module):
     """A transformer over the rows of an image, with a token and positions that are bare parameters."""
 
@@ -90,7 +73,9 @@ class Encoder(nn.Module):
         self.embed = nn.Linear(14, 8)
         self.token = nn.Parameter(torch.full((1, 1, 8), 0.1))
         self.positions = nn.Parameter(torch.linspace(-1, 1, 15 * 8).view(1, 15, 8))
-        self.layers = nn.ModuleList(EncoderLayer(8) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True) for _ in range(3)
+        )
         self.register_buffer("scale", torch.tensor(2.0))
         self.head = nn.Linear(8, 5)
 
@@ -114,22 +99,6 @@ def dropped() -> nn.Module:
         nn.Flatten(),
         nn.Linear(252, 5),
     )
-
-
-class Around(nn.Module):
-    """A forward pass of its own, with a chain inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 5, 3, padding=1)
-        self.chain = nn.Sequential(nn.Conv2d(5, 8, 3, padding=1), nn.PReLU(8), nn.Conv2d(8, 5, 3, padding=1))
-        self.last = nn.Linear(5, 5)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        maps = self.first(inputs).relu()
-        for layer in self.chain:
-            maps = layer(maps) if isinstance(layer, nn.PReLU) else layer(maps).tanh()
-        return self.last((maps + self.chain(maps)).mean((2, 3)))
 
 
 def tied() -> nn.Module:

@@ -44,7 +44,6 @@ TENSOR: dict[str, Run] = {
     "norm": own("normalised"),
     "tied": own("tied"),
     "dropped, channels last": own("dropped") | {"layout": "channels_last"},
-    "own forward": own("Around"),
 }
 SHARDED: dict[str, Run] = {
     "lenet": LENET,

@@ -13,8 +13,8 @@ from tests.strategies.sequential import Case, by_strategy, distance, sequential
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.optim.named import build
-from tutti.optim.optimizers.lamb import LAMB, trust_ratio
-from tutti.optim.optimizers.lars import LARS, local_rate
+from tutti.optim.optimizers.lamb import LAMB
+from tutti.optim.optimizers.lars import LARS
 from tutti.optim.schedulers.linear_scaling import LinearScalingLR
 from tutti.optim.schedulers.warmup_cosine import WarmupCosineLR
 from tutti.optim.schedules import schedule
@@ -41,14 +41,6 @@ def test_lars() -> None:
     assert step(optimizer, weights, 0.0, 0.0) == pytest.approx([-0.3, -0.4])
 
 
-def test_the_rate_of_lars() -> None:
-    weights, gradient = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
-    assert local_rate(weights, gradient, 0.0, 0.001) == pytest.approx(0.0025)
-    assert local_rate(weights / 10, gradient / 10, 0.0, 0.001) == pytest.approx(0.0025)
-    assert local_rate(torch.zeros(2), gradient, 0.1, 0.001) == 1.0
-    assert local_rate(weights, torch.zeros(2), 0.1, 0.001) == 1.0
-
-
 def test_lamb() -> None:
     # After the bias correction M = g, V = g^2: M / sqrt(V) = (1, -1). u = (1 + 0.1 * 3, -1 + 0.1 * 4)
     weights = parameter(3.0, 4.0)
@@ -65,13 +57,6 @@ def test_lamb() -> None:
     ratio = math.hypot(*first) / math.hypot(*u)
     expected = [w - 0.2 * ratio * x for w, x in zip(first, u, strict=True)]
     assert step(optimizer, weights, 2.0, 0.0) == pytest.approx(expected)
-
-
-def test_the_trust_ratio_of_lamb() -> None:
-    assert trust_ratio(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])) == pytest.approx(2.5)
-    assert trust_ratio(torch.tensor([0.3, 0.4]), torch.tensor([0.0, 0.2])) == pytest.approx(2.5)
-    assert trust_ratio(torch.zeros(2), torch.ones(2)) == 1.0
-    assert trust_ratio(torch.ones(2), torch.zeros(2)) == 1.0
 
 
 def test_a_cosine_follows_a_warm_up() -> None:

@@ -136,8 +136,6 @@ def test_one_rank_follows_plain_torch(name: str, used: str) -> None:
 
 
 WORLDS = {
-    "1": (1, None),
-    "2": (2, None),
     "3": (3, None),
     "hosts of 1": (2, 1),
     "hosts of 2": (4, 2),
@@ -153,21 +151,6 @@ def test_ranks_that_step_together_follow_plain_torch(world: str, name: str, used
     expected = by_torch(make, used)
     for found in VirtualWorld(*WORLDS[world]).run(by_strategy, Sync(), make, used):
         assert torch.allclose(found, expected, rtol=0, atol=1e-12)
-
-
-def moved(make: MakeOptimizer, used: str) -> tuple[bool, bool]:
-    """Whether the last of the updates has moved either head."""
-    before, after = TwoHeads().double(), TwoHeads().double()
-    for model, heads in ((before, used[:-1]), (after, used)):
-        nn.utils.vector_to_parameters(by_torch(make, heads), model.parameters())
-    return not torch.equal(before.a.weight, after.a.weight), not torch.equal(before.b.weight, after.b.weight)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_head_moves_where_it_is_used_and_only_there(name: str) -> None:
-    make = OPTIMIZERS[name]
-    assert moved(make, "*ab") == (False, True)
-    assert moved(make, "*ba") == (True, False)
 
 
 def test_a_gradient_of_zeros_is_not_a_missing_one() -> None:
@@ -203,12 +186,3 @@ def test_a_gradient_of_zeros_on_one_rank_is_missing_on_none(hosts: tuple[int, ..
         return module[0].tolist()
 
     assert VirtualWorld(2, hosts).run(train) == [[-1.5, -1.5]] * 2
-
-
-def test_a_parameter_whose_gradient_was_set_to_none_is_looked_for_in_its_place() -> None:
-    model = nn.Linear(2, 2)
-    replica = Replica(model)
-    model.weight.grad = None
-    replica.attach()
-    model(torch.ones(1, 2)).sum().backward()
-    assert replica.gradients.missing() == set()

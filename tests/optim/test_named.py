@@ -28,25 +28,8 @@ def test_names_are_torchs_in_any_case(name: str) -> None:
 
 
 def test_the_rate_and_the_options_are_set() -> None:
-    made = build("sgd", one_parameter(), 0.5, {"momentum": 0.9, "nesterov": True})
-    (group,) = made.param_groups
-    assert (group["lr"], group["momentum"], group["nesterov"]) == (0.5, 0.9, True)
-
-
-def test_without_a_rate_the_optimizers_own_is_used() -> None:
-    assert build("adadelta", one_parameter()).param_groups[0]["lr"] == 1.0
-
-
-def test_a_list_stands_for_a_tuple() -> None:
-    assert build("adam", one_parameter(), options={"betas": [0.8, 0.9]}).param_groups[0]["betas"] == (
-        0.8,
-        0.9,
-    )
-
-
-@pytest.mark.parametrize("name", ["adadelta", "adafactor", "adagrad", "adamax", "adamw", "asgd", "nadam"])
-def test_every_usable_optimizer_can_be_built(name: str) -> None:
-    assert type(build(name, one_parameter(), 0.1)).__name__.lower() == name
+    (group,) = build("adam", one_parameter(), 0.5, {"betas": [0.8, 0.9], "amsgrad": True}).param_groups
+    assert (group["lr"], group["betas"], group["amsgrad"]) == (0.5, (0.8, 0.9), True)
 
 
 def test_an_optimizer_of_the_users_own_is_named_by_its_module() -> None:
@@ -80,15 +63,10 @@ def test_what_cannot_be_used_is_refused(
         build(name, one_parameter(), lr, options)
 
 
-def test_unusable_optimizers_are_not_proposed() -> None:
-    with pytest.raises(UnknownName) as refused:
-        build("lbgfs", one_parameter())
-    assert "lbfgs" not in refused.value.known
-
-
 def test_whatever_is_proposed_can_be_built() -> None:
     with pytest.raises(UnknownName) as refused:
         build("no-such", one_parameter())
     assert "lars" in refused.value.known
+    assert "lbfgs" not in refused.value.known
     for name in refused.value.known:
         build(name, one_parameter())

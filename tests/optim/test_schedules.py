@@ -60,19 +60,10 @@ def test_linear_falls_to_zero_over_the_run() -> None:
     assert rates("linear", 4) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
 
 
-@pytest.mark.parametrize("name", ["LinearLR", "linear_lr"])
-def test_torchs_linear_lr_rises_by_torchs_defaults_over_the_run(name: str) -> None:
-    assert rates(name, 4) == pytest.approx([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0])
-
-
 def test_constant_is_no_schedule() -> None:
     assert schedule("constant", sgd(), 10) is None
     with pytest.raises(UnknownName, match="unknown option 'factor' of the schedule 'constant'"):
         schedule("constant", sgd(), 10, {"factor": 0.5})
-
-
-def test_options_are_torchs() -> None:
-    assert rates("step", 4, step_size=2, gamma=0.5) == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.25])
 
 
 def test_a_function_is_named_by_its_module() -> None:

@@ -60,11 +60,6 @@ def test_slices_for_other_optimizers_end_where_parameters_do(parts: int) -> None
     assert (slices[0].start, slices[-1].stop) == (0, len(flat.weights))
 
 
-def test_whole_parameters_are_dealt_by_size() -> None:
-    flat = flat_of(64, 16, 16, 16, 16)
-    assert own_slices(flat, 2, optim.Adafactor(flat.parameters)) == [slice(0, 64), slice(64, 128)]
-
-
 def test_long_slices_are_moved_in_pieces_that_stay_in_the_cache() -> None:
     replica = Replica(nn.Linear(1000, 300))
     optimizer = optim.SGD(replica.module.parameters(), lr=0.1)
@@ -121,19 +116,6 @@ def test_the_short_way_to_a_kernel_gives_what_step_gives(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_an_optimizer_that_may_use_all_parameters_together_gets_them_all_on_one_rank() -> None:
-    class Own(optim.Adam):
-        pass
-
-    flat = Replica(mlp()).flats[0]
-    length = len(flat.weights)
-    assert own_slices(flat, 3, Own(flat.parameters)) == [
-        slice(0, length),
-        slice(length, length),
-        slice(length, length),
-    ]
-
-
 def test_an_optimizer_that_may_use_all_parameters_together_steps_itself() -> None:
     class Own(optim.Adam):
         pass
@@ -184,19 +166,6 @@ def test_each_param_group_has_its_own_options() -> None:
     replica.flats[0].grads.fill_(1.0)
     ShardedOptimizer(optimizer, replica, whole(replica)).step()
     assert [p[0].item() for p in module] == [0.75, 0.5, 0.75]
-
-
-@pytest.mark.parametrize("made", [optim.RMSprop, optim.Adafactor])
-def test_a_rate_that_has_changed_takes_effect(made: type[Optimizer]) -> None:
-    replica = Replica(mlp())
-    optimizer = made(replica.module.parameters(), lr=0.1)
-    sharded = ShardedOptimizer(optimizer, replica, whole(replica))
-    replica.flats[0].grads.fill_(1.0)
-    sharded.step()
-    before = replica.flats[0].weights.clone()
-    optimizer.param_groups[0]["lr"] = 0.0
-    sharded.step()
-    assert torch.equal(replica.flats[0].weights, before)
 
 
 @pytest.mark.parametrize("when", ["pre", "post"])

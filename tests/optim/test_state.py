@@ -20,7 +20,7 @@ from tutti.optim.named import OPTIMIZERS
 from tutti.optim.sharded import UNUSABLE, ShardedOptimizer, own_slices
 from tutti.optim.sliced_optimizer import is_elementwise
 from tutti.optim.sparse import RowOptimizer, sparse_tables
-from tutti.optim.state import held_by, load, options_of
+from tutti.optim.state import load, options_of
 from tutti.replica import Replica
 from tutti.state import LocalState, Named, Saved, State, named
 
@@ -197,20 +197,6 @@ def test_rows_of_tables_go_on(name: str) -> None:
     load(other, {resumed.table.weight: "table.weight"}, saved_of(held), options_of(optimizer))
     move_rows(RowOptimizer(other, sparse_tables(resumed)), resumed, then)
     assert torch.equal(module.table.weight, resumed.table.weight)
-
-
-def test_a_whole_optimizer_goes_on() -> None:
-    module = Mixed()
-    optimizer = in_groups(module, Odd)
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    for parameter in module.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    other = in_groups(module, Odd)
-    load(other, names, saved_of(copy.deepcopy(held_by(optimizer, names))), options_of(optimizer))
-    assert {str(key): str(kept) for key, kept in other.state.items()} == {
-        str(key): str(kept) for key, kept in optimizer.state.items()
-    }
 
 
 @pytest.mark.parametrize(("options", "counted_on"), [({}, "cpu"), ({"capturable": True}, "meta")])

@@ -50,34 +50,3 @@ class Counting(Optimizer):
                 p.add_(p.grad, alpha=rate * (beta * (1 - average) - 1))
                 state["z"].sub_(p.grad, alpha=rate)
             group["k"] += 1
-
-
-class Perturbing(Optimizer):
-    """Of the kind of SAM: goes up along the gradient, whose length is that over all parameters, and back.
-
-    After Foret et al. 2021, "Sharpness-Aware Minimization for Efficiently Improving Generalization".
-    """
-
-    def __init__(self, params: Iterable[Tensor], lr: float, rho: float = 0.05) -> None:
-        super().__init__(params, {"lr": lr, "rho": rho})
-        self.base = torch.optim.SGD(self.param_groups, lr=lr)
-        self.param_groups = self.base.param_groups
-
-    @torch.no_grad()
-    def first_step(self) -> None:
-        with_gradient = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.stack([p.grad.norm() for p in with_gradient]).norm()
-        for p in with_gradient:
-            self.state[p]["before"] = p.clone()
-            p.add_(p.grad * (0.05 / (norm + 1e-12)))
-
-    @torch.no_grad()
-    def second_step(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if "before" in self.state[p]:
-                    p.copy_(self.state[p]["before"])
-        self.base.step()
-
-    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
-        raise NotImplementedError("call first_step and second_step")

@@ -7,6 +7,7 @@ import multiprocessing
 import re
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,9 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
 from tests.own_loop.loops.base import children_allowed
-from tests.own_loop.worlds import Worlds
+from tests.own_loop.worlds import Worlds, job
 from tests.preloaded import interpreter
 from tutti.cli.main import main
+from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
 
@@ -141,3 +143,12 @@ def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message
 def test_what_is_no_batches_and_no_figure_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(BadOption):
         call()
+
+
+def test_one_rank_keeps_the_weights_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that ranks share is that of the CPU."""
+    monkeypatch.setattr(distribute.strategies, "visible_memory", None)
+    plain = train(*make(), DataLoader(SAMPLES, 4))
+    with closing(HostCommunicator.alone()) as comm, job(comm):
+        found = train(*distribute.distribute(*make()), distribute.shard(DataLoader(SAMPLES, 4)))
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)

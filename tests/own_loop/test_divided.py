@@ -207,10 +207,10 @@ def test_parameters_that_are_unfrozen_later_and_the_others_keep_their_counts(beg
     on_ranks(program, 2, 3)
 
 
-def test_options_may_change_between_steps() -> None:
+def test_options_that_change_on_the_way_may_bring_other_state() -> None:
     def program(comm: Communicator) -> None:
-        pair = Pair(comm)
-        for options in ({}, {"lr": 0.3}, {"betas": (0.5, 0.6)}, {"weight_decay": 0.1}, {"maximize": True}):
+        pair = Pair(comm, OPTIMIZERS["sgd"])
+        for options in ({}, {"momentum": 0.9}, {"nesterov": True}, {"weight_decay": 0.1}, {"maximize": True}):
             for optimizer in (pair.alone, pair.optimizer):
                 optimizer.param_groups[0].update(options)
             pair.step()

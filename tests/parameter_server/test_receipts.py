@@ -253,7 +253,7 @@ def test_who_wants_an_answer_to_a_message_that_is_held_waits_for_its_round_to_cl
 def test_weights_that_are_rounded_divide_nothing() -> None:
     def train(comm: Communicator) -> list[float]:
         visitor, rule = in_rounds(comm)
-        rule.share = rule.weight = (0.7, 0.2, 0.1)[comm.rank]
+        rule.share = (0.7, 0.2, 0.1)[comm.rank]
         assert 0.7 + 0.2 + 0.1 < 1
         comm.compute(1.0 + comm.rank)
         visitor.exchange()

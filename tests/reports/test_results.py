@@ -98,7 +98,7 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
     show(results, shown)
     resumed, early, found = results.courses
     begun = "run: on 2026-01-03 at 06:12 UTC, changed from 2 to 3 ranks of 2 hosts after step 1,234"
-    assert resumed == begun + "; what begins anew: <momenta>"
+    assert resumed == begun + "; what starts over: <momenta>"
     assert early == "run: ended early, after epoch 3: why"
     assert found.startswith(f"run: epoch {best} of 3 was the best, {said}")
     assert "\n".join(results.courses) in shown.getvalue()

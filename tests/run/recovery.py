@@ -24,8 +24,9 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from tests.trainers import trainer_of
-from tutti.checkpoint.in_memory import MemorySaver, kept_in
 from tutti.checkpoint.memory_files import _FILES, MemoryPlace, StateMemory
+from tutti.checkpoint.reading import kept_in
+from tutti.checkpoint.saver import MemorySaver
 from tutti.comm.virtual.communicator import VirtualCommunicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.data.batches import Batches

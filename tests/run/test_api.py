@@ -196,9 +196,6 @@ def test_a_time_limit_that_is_over_before_the_first_step_is_refused(tmp_path: Pa
 def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:
     with pytest.raises(tutti.BadOption, match=r"data cannot be sent to the ranks.*give a function"):
         tutti.train(net(), (i for i in range(3)), **ONE)
-    program = torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),))
-    with pytest.raises(tutti.BadOption, match=r"model is a program of torch.export.*write it by"):
-        tutti.train(program, DATA, **ONE)  # type: ignore[arg-type]
 
 
 def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(

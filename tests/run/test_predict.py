@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
         predicted(runs / "amounts", f"{tmp_path}/few.csv", tmp_path / "out.csv", options={"missing": "drop"})
     out = str(tmp_path / "out.csv")
     for words, said in (
-        (["images", "-o", f"{tmp_path}/a.txt"], "ends in '.txt'; give one that ends in .csv, .parquet, .npy"),
+        (["images", "-o", f"{tmp_path}/a.txt"], "a.txt; give one that ends in .csv, .parquet, .npy"),
         (["images", "-o", f"{tmp_path}/there.csv"], "give --overwrite"),
         (["images"], "give one with -o"),
         (["images", "-o", out, "-n", "1"], "has no test part; it has: train, validation"),

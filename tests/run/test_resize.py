@@ -123,7 +123,7 @@ def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> N
         resize(run, 2)
     (run / "summary.json").unlink()
     # It has left the heartbeat of one that has stopped.
-    with pytest.raises(BadRunFolder, match=r"with 2 ranks it goes on by: tutti train --resume '.*' -n 2"):
+    with pytest.raises(BadRunFolder, match=r"it goes on by: tutti train --resume '.*' -n 2"):
         resize(run, 2)
     with (
         FolderLock(run),

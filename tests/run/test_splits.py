@@ -45,7 +45,7 @@ def data(tmp_path: Path) -> tuple[str, str]:
     write_splits(
         tmp_path / "splits.npz",
         [Split.of(HELD, KEPT, 90, ""), Split.of(KEPT, HELD, 90, "")],
-        outline.fingerprint,
+        outline.dataset.fingerprint,
     )
     return str(tmp_path / "data.npz"), f"{tmp_path}/splits.npz:1"
 

@@ -9,14 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.launch.processes import wait_for_files
-from tests.mpi.mpirun import needs_mpirun
-from tests.preloaded import command
 from tutti.errors import EXIT_INTERRUPTED
-from tutti.launch.mpirun import command_line, find_mpirun, settings
-from tutti.launch.placement import Host
 from tutti.records.folder_lock import is_locked
 from tutti.records.run_folder import RunFolder
 
@@ -58,19 +52,3 @@ def test_ctrl_c_saves_and_the_way_to_go_on_is_named(tmp_path: Path) -> None:
     # So 'tutti watch' says the same.
     beats = RunFolder(tmp_path / "run").heartbeats().records
     assert [beat.step for beat in beats] == [int(found[1].replace(",", ""))] * 2
-
-
-@needs_mpirun
-@pytest.mark.mpi
-def test_sigusr1_to_the_users_mpirun_reaches_workers_and_servers(tmp_path: Path) -> None:
-    found, hosts = find_mpirun(), (Host("localhost", 3),)
-    launcher = command_line(found, hosts, [], [])
-    program = [*command(), *TRAIN, "--servers", "1", "--strategy", "downpour"]
-    said = stopped_by(
-        signal.SIGUSR1,
-        [*launcher[: launcher.index("-P") - 1], *program],
-        tmp_path / "run",
-        **settings(found, hosts, os.environ),
-    )
-    assert said.count("tutti: saving, then stopping\n") == 1
-    assert ", as it was asked to" in said

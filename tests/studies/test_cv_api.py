@@ -118,7 +118,7 @@ def test_what_a_single_run_takes(tmp_path: Path) -> None:
         "class_weights": np.array([1, 2]),
         "sampling": TARGETS + 1,
         "augment": [lambda inputs, targets, _: (inputs, targets)],
-        "cv": 2, "epochs": 1, "threads": 1, "quiet": True,
+        "cv": np.int64(2), "epochs": 1, "threads": 1, "quiet": True,
     }  # fmt: skip
     found = tutti.cross_validate("mlp", **given, out=str(tmp_path / "farm"))
     assert not found.failed

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import tutti
@@ -202,41 +201,3 @@ def test_outputs_mean_the_weighted_values(kind: Kind) -> None:
     values = torch.from_numpy(kind.values(np.random.default_rng(0).normal(size=(10, 4))).reshape(2, 5, 4))
     found = combined((0.25, 0.75), kind, [*values]).numpy()
     np.testing.assert_allclose(kind.values(found), values[0] / 4 + values[1] * 3 / 4, rtol=1e-12)
-
-
-def test_a_run_with_cycles_makes_a_snapshot_ensemble(
-    farm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run, data = tmp_path / "run", str(farm.parent / "images.npz")
-    warm = ["--schedule", "warm", "--schedule.T_0", "2", "--schedule.T_mult", "1"]
-    words = [
-        "train",
-        "mlp",
-        "--data",
-        data,
-        "--batch-size",
-        "27",
-        "-n",
-        "1",
-        "--threads",
-        "1",
-        *warm,
-        "--checkpoint",
-        "1 epoch",
-    ]
-    # A checkpoint that is due while another is written is left out: that at the end of a run never is.
-    assert main([*words, "--epochs", "1", "--out", str(run)]) == 0
-    assert main(["train", "--resume", str(run), "--epochs", "2"]) == 0
-    capfd.readouterr()
-    assert main(["ensemble", str(run), "--top", "3"]) == 2
-    assert "has 2 checkpoints, for an ensemble of 3" in capfd.readouterr().err
-    assert main(["ensemble", str(run), "--method", "greedy"]) == 2
-    assert "--method greedy is for a cross-validation" in capfd.readouterr().err
-    assert main(["ensemble", str(run)]) == 0
-    said = capfd.readouterr().out
-    assert said.startswith("snapshots: step-00000002, step-00000004")
-    loaded = tutti.load_ensemble(run / "ensemble")
-    weights = load_file(run / "weights.safetensors")
-    first, final = (member.model.state_dict() for member in loaded.members)
-    assert all(torch.equal(final[name], weights[name]) for name in weights)
-    assert not all(torch.equal(first[name], weights[name]) for name in weights)

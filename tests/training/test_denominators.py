@@ -210,10 +210,15 @@ def test_training_is_that_of_torch_however_a_batch_is_cut(name: str, ranks: int,
 
 
 @pytest.mark.parametrize("name", ["without labels", "class weights", "sum and weight", "a batch without"])
-def test_a_parameter_server_divides_by_what_came(name: str) -> None:
+def test_a_parameter_server_divides_by_the_denominator_of_all(name: str) -> None:
     expected = by_torch(name)
     for _, weights in trained(3, name, strategy=ParamServer()):
         assert (weights - expected).norm() / expected.norm() < 1e-12
+
+
+def test_a_denominator_of_all_workers_cannot_be_had_of_a_quorum() -> None:
+    with pytest.raises(BadOption, match="quorum"):
+        trained(3, "class weights", strategy=ParamServer(quorum=0.5))
 
 
 class Noting(Forgetful):

@@ -52,5 +52,5 @@ def test_the_rate_follows_the_validation_loss_and_goes_on_where_it_was(tmp_path:
 
 
 def test_where_the_loss_comes_too_late_it_is_refused() -> None:
-    with pytest.raises(BadOption, match="before the next one begins; use validate pause"):
+    with pytest.raises(BadOption, match="before the next one begins"):
         train(validate="background", strategy="hogwild")

@@ -117,7 +117,8 @@ def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_f
         found = background.collect(everything=True)
         background.close()
         assert found == expected
-        replica.attach()
+        parameter = next(replica.module.parameters())
+        assert parameter.data_ptr() == replica.flats[0].weights.data_ptr()
         assert all(map(torch.equal, own, [replica.flats[0].weights, *replica.buffers]))
         assert len({evaluation.loss for evaluation in found}) == 5
 

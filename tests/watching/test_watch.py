@@ -58,7 +58,7 @@ def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
     assert main(["watch", str(folder), "--once"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "step 1,000 of 2,000, 16:40 left, resumed after step 900 on 2 ranks" in shown
-    assert "what begins anew: momenta" in shown
+    assert "what starts over: momenta" in shown
 
 
 def test_a_run_that_was_stopped_says_how_it_goes_on(

@@ -23,11 +23,6 @@ def combine(first: Tensor, second: Tensor, layers: Sequence[slice]) -> None:
 
     Source: Maleki et al. 2020, "Scaling Distributed Training with Adaptive Summation", arXiv 2006.02924,
     section 3.
-
-    Args:
-        first: a gradient, one vector.
-        second: another, of the same length and dtype.
-        layers: the place of each layer's parameters; all else is left as it was.
     """
     for layer in layers:
         a, b = first[layer].double(), second[layer].double()

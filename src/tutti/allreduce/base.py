@@ -16,12 +16,7 @@ from tutti.state import Values
 
 @dataclass(frozen=True)
 class Layer:
-    """A parameter, or the part of one, that lies in a vector.
-
-    Attributes:
-        place: where in the vector.
-        shape: the parameter's shape; of a part, just its length.
-    """
+    """The place of a parameter, or of a part, in a vector, and its shape; of a part, just its length."""
 
     place: slice
     shape: tuple[int, ...]
@@ -29,13 +24,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class GradientLayout:
-    """The layers in a vector of gradients.
-
-    Attributes:
-        length: of the vector.
-        dtype: of its elements.
-        layers: the parameters in it, in order; between them lie gaps that are always zero.
-    """
+    """The layers in a vector of gradients, in order; gaps between them are always zero."""
 
     length: int
     dtype: torch.dtype

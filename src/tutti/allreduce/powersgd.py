@@ -51,13 +51,7 @@ def orthonormal(left: Tensor) -> Tensor:
 
 @dataclass
 class _Matrix:
-    """A layer's gradient as a matrix, with the places of its factors.
-
-    Attributes:
-        place: the layer's place in the vector.
-        wanted: the gradient and what was lost so far, then what is lost of both; a matrix.
-        left, right: its factors, matrices in the two messages.
-    """
+    """A layer's gradient with its error as a matrix, and its factors, which lie in the two messages."""
 
     place: slice
     wanted: Tensor
@@ -77,10 +71,6 @@ class PowerSGD(GradientReduction):
 
     Both factors are formed in every step, as in the paper, and from the first step on. The authors' program
     (epfml/powersgd) forms one of them in each step, in turn, and leaves the first 100 steps uncompressed.
-
-    Args:
-        layout: of the vector; with whole parameters, as far as they are to be matrices.
-        rank: of the factors, 1 or more.
     """
 
     def __init__(self, comm: Communicator, layout: GradientLayout, rank: int) -> None:

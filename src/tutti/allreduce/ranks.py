@@ -16,30 +16,20 @@ TAG: Final = 23
 
 @dataclass
 class Sent:
-    """Counts of what one rank has sent.
-
-    Attributes:
-        steps: how often it sent, received, or did both at once.
-        nbytes: the bytes of its messages.
-    """
+    """The messages of one rank: those sent, received, or exchanged, and the bytes sent."""
 
     steps: int = 0
     nbytes: int = 0
 
 
 class Ranks:
-    """Some ranks that send vectors to each other, numbered in the order in which they are given.
-
-    Args:
-        comm: what carries the messages.
-        members: their ranks there; this process's own is one of them. None: all.
-        sent: where the messages are counted; by default from 0.
+    """Some ranks of a communicator that send vectors to each other, numbered in the order of `members`.
 
     Attributes:
-        rank: the number of this process, 0 to size - 1.
+        rank: the number of this process.
         size: the number of ranks.
-        hosts: the number of hosts that those of `comm` are on.
-        sent: the counts, of messages to the own host and to other hosts too.
+        hosts: the number of hosts of the communicator.
+        sent: the counts of all messages.
     """
 
     def __init__(

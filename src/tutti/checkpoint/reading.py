@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.checkpoint.encoding import decode
+from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.comm.base import Communicator
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
@@ -28,17 +29,17 @@ from tutti.records.checkpoints import RUN, Manifest, head_file, read_manifest, t
 from tutti.records.json_lines import Json
 from tutti.state import LocalState, Named, Saved, State, TensorPiece, joined, named
 
+_TAG: Final = 0x7C4C
+"""The tag of the messages with files."""
+
+_CHUNK: Final = 16 << 20
+
+Places = dict[str, tuple[int, int]]
+"""The offset and the size of each file of a checkpoint, by name."""
+
 
 class Checkpoint:
-    """A checkpoint whose files are as they were written. Made by `open_checkpoint` and `newest`.
-
-    Attributes:
-        manifest: its contents.
-        path: of its folder.
-        step: how many steps were done.
-        ranks: how many have left their state.
-        score: how good the model is, the higher the better; None: unknown.
-    """
+    """A checkpoint whose files are as they were written. Made by `open_checkpoint` and `newest`."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
@@ -146,15 +147,6 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None if found is None else Checkpoint(found.path, found.manifest), passed_over
 
 
-_TAG: Final = 0x7C4C
-"""The tag of the messages with files."""
-
-_CHUNK: Final = 16 << 20
-
-Places = dict[str, tuple[int, int]]
-"""The offset and the size of each file of a checkpoint, by name."""
-
-
 class MemoryCheckpoint(Checkpoint):
     """A checkpoint whose files lie in memory, one after the other."""
 
@@ -227,3 +219,21 @@ def received(
         return checkpoint
     finally:
         os.close(memory)
+
+
+def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
+    """Return the last checkpoint in memory (collective); None: there is none yet."""
+    mine = place.described()[:1] if comm.rank == 0 else []
+    described = cast("list[tuple[int, Json]]", comm.broadcast_object(mine))
+    if not described:
+        return None
+    [(number, found)] = described
+    memory, manifest = place.copies[number - 1], Manifest(found["step"], found["ranks"], {})
+    sees = comm.node.broadcast_object(comm.rank) == 0
+
+    def content() -> BinaryIO:
+        return os.fdopen(memory.open(), "rb")
+
+    return received(comm, sees, content, found["files"], manifest) or MemoryCheckpoint(
+        memory, found["files"], manifest
+    )

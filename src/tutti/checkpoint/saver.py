@@ -6,6 +6,8 @@
 
 A checkpoint that is due while the one before it is still being written is left out with a warning: a slow
 disk makes checkpoints rarer, not training slower.
+
+Checkpoints in memory outlive the ranks, and are taken often: new ranks go on from the last one after a loss.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from types import TracebackType
 from typing import Self, cast
 
 from tutti.checkpoint.encoding import encode
+from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
 from tutti.checkpoint.writer_process import Order, Writer, WriterAnswer
 from tutti.comm.base import Communicator
@@ -171,6 +174,41 @@ class Saver:
                 "the disk is slow or no core has time; save less often, or leave a core free (this warning "
                 "comes once)"
             )
+
+
+class MemorySaver:
+    """The writer of checkpoints in memory. All ranks make one, and call its methods together."""
+
+    def __init__(self, comm: Communicator, place: MemoryPlace) -> None:
+        self._comm, self._place = comm, place
+        self._copies = [MemorySnapshot(comm, comm.node, copy) for copy in place.copies]
+        whole = place.whole if comm.rank == 0 else 0
+        self._number = 2 if comm.broadcast_object(whole) == 1 else 1
+
+    def save(self, step: int, state: State, facts: Json) -> None:
+        """Copy the state of all ranks (collective).
+
+        Args:
+            step: how many steps were done.
+            state: of this rank.
+            facts: of the run, JSON values; rank 0's count.
+        """
+        rank = self._comm.rank
+        encoded = encode(state, rank)
+        texts = [encoded.head, *([to_json(facts).encode(errors="surrogatepass")] if rank == 0 else [])]
+        told = self._comm.all_gather_objects((encoded.file_size, *map(len, texts)))
+        sizes = dict(enumerate(cast("list[Sizes]", told)))
+        copy = self._copies[self._number - 1]
+        copy.take(encoded, texts, sizes)
+        if rank == 0:
+            files = copy.places(sizes)
+            self._place.publish(self._number, {"step": step, "ranks": self._comm.size, "files": files})
+        self._number = 3 - self._number
+
+    def close(self) -> None:
+        """Give the mappings back; the memory stays."""
+        for copy in self._copies:
+            copy.close()
 
 
 def _prepare(folder: Path) -> str | None:

@@ -24,7 +24,7 @@ COLUMN = 30
 class Command(ABC):
     """One command of the command line.
 
-    The docstring of a command is the head of its help; the first line of it stands in that of `tutti`.
+    The docstring of a command is the head of its help; its first line is in the help of `tutti`.
 
     Attributes:
         name: the word after `tutti`.
@@ -60,11 +60,7 @@ class Command(ABC):
         return parser
 
     def __call__(self, words: Sequence[str]) -> int:
-        """Parse the words after the command's name, and run it.
-
-        Raises:
-            TuttiError: the options are wrong, or the run failed.
-        """
+        """Parse the words after the command's name, and run it."""
         parser = self.parser()
         if not {"-h", "--help"}.isdisjoint(words[:1] if self.own_words else words):
             more = "\n" + strategy_help(words) if "strategy" in parser.fields else ""
@@ -77,15 +73,7 @@ class Command(ABC):
     def parse(
         self, words: Sequence[str], parser: Parser | None = None
     ) -> tuple[argparse.Namespace, dict[str, Any], dict[str, Options]]:
-        """Return what `run` gets, but for the command line.
-
-        Args:
-            words: those after the command's name.
-            parser: of its options.
-
-        Raises:
-            UserError: there is no such option, or its value is none.
-        """
+        """Return what `run` gets, but for the command line."""
         parser = parser or self.parser()
         rest, dotted = (words, {}) if self.own_words else split_dotted(words, parser.dotted)
         parsed, unknown = parser.parse_known_args(rest)
@@ -107,15 +95,7 @@ class Command(ABC):
 
 
 def strategy_help(words: Sequence[str]) -> str:
-    """The options of the strategy that `--strategy` names, or how to see those of one.
-
-    Args:
-        words: the command line.
-
-    Raises:
-        UnknownName: there is no such strategy.
-        BadOption: what is named cannot be imported, or is no strategy.
-    """
+    """The options of the strategy that `--strategy` names, or how to see those of one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--strategy", nargs="?")
     name = parser.parse_known_args(words)[0].strategy
@@ -139,15 +119,7 @@ def strategy_help(words: Sequence[str]) -> str:
 
 
 def print_page(write: Callable[[], Path], folder: Path) -> None:
-    """Write a page and print its path, or what it takes to have one.
-
-    Args:
-        write: writes the page.
-        folder: of the results.
-
-    Raises:
-        BadRunFolder: a file is damaged, or cannot be written.
-    """
+    """Write a page and print its path, or what it takes to have one."""
     try:
         print(f"report: {write()}", flush=True)
     except BadRunFolder:

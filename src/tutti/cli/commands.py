@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from tutti.errors import (
 )
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
-from tutti.launch.runtime_settings import keep_memory, start_settings
+from tutti.launch.runtime_settings import keep_memory, spin_settings
 from tutti.records.untrusted import printable
 from tutti.registry import Registry
 from tutti.terminal import lasting_output
@@ -42,17 +41,14 @@ FARMS: Final = ("cv", "tune")
 
 
 def run(words: Sequence[str]) -> int:
-    """Run one command.
-
-    Args:
-        words: those after `tutti`.
+    """Run the command of the words after `tutti`.
 
     Returns:
         The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 the reader of
         the output has gone.
     """
     keep_memory()
-    os.environ.update(start_settings(os.environ))
+    os.environ.update(spin_settings(os.environ))
     with lasting_output():
         return _run(words)
 
@@ -100,24 +96,7 @@ def _choose(words: Sequence[str]) -> int:
     if name in FARMS:
         # scikit-learn loads OpenMP, which may bind this process, and its children, to one core.
         leave_binding_to_tutti()
-    try:
-        return COMMANDS[name]()(rest)
-    except UnknownName as error:
-        near = difflib.get_close_matches(error.name, error.known, cutoff=_NEAR)
-        owner = _owner_of(error.name) if error.kind == "option" and not near else None
-        if owner is None:
-            raise
-        raise BadOption(
-            f"'tutti {name}' has no option '{error.name}', which is one of 'tutti {owner}'; "
-            f"'tutti {name} --help' explains every option"
-        ) from error
-
-
-def _owner_of(flag: str) -> str | None:
-    """Return a command that has an option of this name, `train` if that does; None: there is none."""
-    # To import them all takes seconds.
-    names = ["train", *COMMANDS.with_text(f'"{flag}"')]
-    return next((name for name in names if flag in COMMANDS[name]().parser().flags()), None)
+    return COMMANDS[name]()(rest)
 
 
 def _help() -> str:
@@ -128,9 +107,6 @@ def _help() -> str:
         of_aims[COMMANDS.text(name, "aim")].append(f"  {name:{width}} {said[0].lower()}{said[1:]}")
     return _HELP.format("\n\n".join("\n".join(lines) for lines in of_aims.values()))
 
-
-_NEAR: Final = 0.8
-"""The least likeness of a misspelt name to a known one, in [0, 1]."""
 
 _HELP: Final = """\
 usage: tutti COMMAND [OPTIONS]

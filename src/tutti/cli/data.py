@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import BadOption
 from tutti.records.untrusted import printable
 from tutti.registry import part
 from tutti.run.config import Options
@@ -67,12 +67,7 @@ def _read(source: str, options: Options) -> Contents[Stored[Rows], Array]:
     # It imports torch.
     from tutti.data.sources import read_source
 
-    try:
-        return read_source(source, {"missing": "mean", **options})
-    except UnknownName as error:
-        if error.name != "missing" or "missing" in options:
-            raise
-        return read_source(source, options)
+    return read_source(source, {"missing": "mean", **options})
 
 
 def _convert(source: str, to: Path, options: Options) -> None:

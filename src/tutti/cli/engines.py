@@ -21,12 +21,7 @@ _RANKS: Final = re.compile(r"(?<![\w-])-n (?=\d)")
 
 
 def define_farm(parser: Parser, folder: str) -> None:
-    """Add the options of all farms to a command's parser.
-
-    Args:
-        parser: of the command.
-        folder: the text about the folder that is the default of --out.
-    """
+    """Add the options of all farms to a command's parser."""
     parser.option("--block", "ranks of each run", "B", 1, type=int)
     blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
     parser.option("--blocks", blocks, "N", type=int)
@@ -54,15 +49,7 @@ def ranks_by_block() -> Iterator[None]:
 
 
 def array_job(own: argparse.Namespace, servers: int) -> ArrayJob | None:
-    """Return the job array that is to work on the farm; None: this process is.
-
-    Args:
-        own: the options of the command.
-        servers: the ranks of each block that do not train.
-
-    Raises:
-        BadOption: the number of tasks is not given, or hosts are.
-    """
+    """Return the job array that is to work on the farm; None: this process is."""
     if own.hosts is not None:
         raise BadOption(
             "--hosts is an option of 'tutti train'; start this command on each host with --resume and the "
@@ -84,12 +71,7 @@ def print_script(job: ArrayJob, folder: Path) -> None:
 
 
 def submit(job: ArrayJob, folder: Path) -> None:
-    """Hand a farm to Slurm, and say what to do next.
-
-    Raises:
-        BadRunFolder: the script cannot be written.
-        UserError: Slurm is not here, or does not take it.
-    """
+    """Hand a farm to Slurm, and say what to do next."""
     number, said = job.submit(folder), shlex.quote(str(folder))
     print(
         f"submitted {folder / SCRIPT} as job {number}, an array of {job.tasks} tasks\n"

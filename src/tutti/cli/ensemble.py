@@ -12,8 +12,7 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
-from tutti.records.farm_folder import FARM, FarmFolder
-from tutti.records.run_folder import CONFIG, RunFolder
+from tutti.records.farm_folder import FarmFolder
 from tutti.records.untrusted import printable
 from tutti.registry import part
 from tutti.run.config import Options
@@ -23,7 +22,7 @@ from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 FOLDER = "ensemble"
-"""The folder of an ensemble in that of its farm, unless the user names another."""
+"""The default folder of an ensemble, in its farm."""
 
 
 @part("ensemble")
@@ -32,7 +31,7 @@ class EnsembleCommand(Command):
 
     Chooses by what each model predicts for the samples that it never saw, scores the ensemble on folds
     that it was not chosen by, and saves the networks of all folds as one thing, for 'tutti evaluate' and
-    'tutti predict'. Of a run its checkpoints are combined: a snapshot ensemble.
+    'tutti predict'.
     """
 
     aim = "find the best network"
@@ -40,11 +39,10 @@ class EnsembleCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        parser.add_argument("farm", metavar="FARM", help="the folder that 'tutti cv' or 'tutti train' wrote")
-        top = "combine the K best candidates, or the K newest checkpoints of a run (default: all)"
-        parser.option("--top", top, "K", type=int)
-        how = "mean, or greedy selection (default: greedy)"
-        parser.option("--method", how, choices=tuple(METHODS))
+        parser.add_argument("farm", metavar="FARM", help="the folder that 'tutti cv' wrote")
+        parser.option("--top", "combine the K best candidates (default: all)", "K", type=int)
+        how = "mean, or greedy selection"
+        parser.option("--method", how, default="greedy", choices=tuple(METHODS))
         parser.option("--out", f"folder of the ensemble (default: {FOLDER} in FARM)", "FOLDER")
         parser.option("--dry-run", "choose, print the gain and end")
         parser.trust_option()
@@ -52,32 +50,21 @@ class EnsembleCommand(Command):
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         """Choose, print the gain, and save the ensemble."""
-        place, method = Path(own.farm), own.method or "greedy"
-        out = Path(own.out or place / FOLDER)
+        folder = FarmFolder.open(own.farm)
+        out = Path(own.out or folder.path / FOLDER)
         if not own.dry_run and out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise BadOption(f"{out} is there already; name another folder with --out, or delete it")
-        of_run = (place / CONFIG).is_file() and not (place / FARM).exists()
-        if of_run and own.method not in (None, "mean"):
-            raise BadOption(
-                f"--method {method} is for a cross-validation; the checkpoints of a run have a mean"
-            )
-        if not of_run:
-            folder = FarmFolder.open(place)
-            library, left_out = read_library(folder)
-            chosen = choose(library, folder.plan.question["ratios"], method, own.top)
-            console_on(sys.stdout).print(_table(chosen))
-            for name in left_out:
-                print(f"left out, as not all of its folds have finished: {printable(name)}")
-            print(printable(chosen.gain.sentence), flush=True)
+        library, left_out = read_library(folder)
+        chosen = choose(library, folder.plan.question["ratios"], own.method, own.top)
+        console_on(sys.stdout).print(_table(chosen))
+        for name in left_out:
+            print(f"left out, as not all of its folds have finished: {printable(name)}")
+        print(printable(chosen.gain.sentence), flush=True)
         if own.dry_run:
             return 0
-        from tutti.studies.ensemble.making import ensemble_of, save_ensemble, snapshots_of
+        from tutti.studies.ensemble.making import ensemble_of, save_ensemble  # Import torch.
 
-        if of_run:
-            record, places = snapshots_of(RunFolder.open(place), own.top, own.trust)
-            print(f"snapshots: {', '.join(record.weights)}", flush=True)
-        else:
-            record, places = ensemble_of(folder, chosen, method, own.trust)
+        record, places = ensemble_of(folder, chosen, own.method, own.trust)
         save_ensemble(out, record, places)
         print(f"{out}: {len(record.members)} networks; to evaluate it: tutti evaluate {out}")
         return 0

@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         return self._actions
 
     def write_help(self) -> None:
-        """Have every argument's help be there: the names of parts in it are read in their files."""
+        """Write the help of every argument; it names parts, which are read from their files."""
         for action, text in self._unwritten.items():
             action.help = text()
 
@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         Args:
             leave_out: fields without an option.
             only: the fields with an option; by default all others.
-            defaults: what the help says the default is, where it is not that of `TrainConfig`.
+            defaults: the defaults in the help, where they differ from `TrainConfig`.
         """
         kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
         kept = [f for f in kept if f.name in only or not only]
@@ -195,18 +195,10 @@ def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
 def split_dotted(
     arguments: Sequence[str], dotted: Sequence[str] = DOTTED
 ) -> tuple[list[str], dict[str, Options]]:
-    """Take `--model.hidden 256,128` and its like out of the arguments.
-
-    Args:
-        arguments: the command line.
-        dotted: the fields that may be given in this way.
+    """Take options of parts, such as `--model.hidden 256,128`, out of the arguments.
 
     Returns:
-        The other arguments, and the options by field: {"model_options": {"hidden": [256, 128]}}.
-
-    Raises:
-        UnknownName: the word before the dot is none of ours.
-        BadOption: a value is missing.
+        The other arguments, and those options by field: {"model_options": {"hidden": [256, 128]}}.
     """
     stems = {stem_of(field): field for field in dotted}
     rest: list[str] = []
@@ -248,11 +240,7 @@ def words_of(text: str) -> list[str]:
 
 
 def numbers_of(text: str, flag: str, example: str) -> list[int]:
-    """The whole numbers between commas.
-
-    Raises:
-        BadOption: there are others, given as `flag`.
-    """
+    """The whole numbers between commas."""
     words = words_of(text)
     if not all(word.isdecimal() for word in words):
         raise BadOption(f"{flag} is '{text}'; give whole numbers with commas, such as {example}")
@@ -260,11 +248,7 @@ def numbers_of(text: str, flag: str, example: str) -> list[int]:
 
 
 def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:
-    """The options that are crossed in, with their values, from texts such as "batch_size=32,64".
-
-    Raises:
-        BadOption: a text has another form.
-    """
+    """The options that are crossed in, with their values, from texts such as "batch_size=32,64"."""
     found: dict[str, list[Any]] = {}
     for text in given:
         key, equals, values = text.partition("=")
@@ -282,16 +266,7 @@ def field_name(text: str) -> str:
 def config_from(
     given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None
 ) -> TrainConfig:
-    """The configuration of a command line.
-
-    Args:
-        given: the fields that were given.
-        dotted: the options of the parts that were given.
-        base: what to start from (of --config); what is given comes before it.
-
-    Raises:
-        UserError: a value cannot be used.
-    """
+    """The configuration of a command line, whose options come before those of `base`."""
     values = TrainConfig.from_json(given).as_json() if base is None else base.changed(given).as_json()
     for part, options in dotted.items():
         values[part] = {**values.get(part, {}), **options}

@@ -14,9 +14,8 @@ from tutti.errors import BadOption
 from tutti.records.ensemble import ENSEMBLE
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
-from tutti.run.prediction_files import SUFFIXES, check_place
 from tutti.run.start import run as run_job
-from tutti.run.train_job import PARTS, PredictJob
+from tutti.run.train_job import PARTS, SUFFIXES, PredictJob
 from tutti.run.trained_run import ELSEWHERE, UNUSED, find_run
 from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob, read_trusted
 
@@ -50,7 +49,6 @@ class PredictCommand(Command):
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         if own.out is None:
             raise BadOption("no file is named; give one with -o, such as -o predictions.csv")
-        check_place(Path(own.out), own.overwrite)
         other = "data" in given or bool(dotted)
         here: dict[str, Any] = {**ELSEWHERE, "device": "cpu", "predictions": not other}
         if (Path(own.place) / ENSEMBLE).is_file():
@@ -67,5 +65,5 @@ class PredictCommand(Command):
             if not other and own.part in ("train", "validation"):
                 here["split"] = trained.split
         config = config_from({**here, **given}, dotted, trained)
-        run_job(kind(config, own.place, own.out, own.part, other, own.weights, own.trust))
+        run_job(kind(config, own.place, own.out, own.part, other, own.weights, own.trust, own.overwrite))
         return 0

@@ -59,7 +59,7 @@ class TuneCommand(Command):
             "commas; NAME:higher or NAME:lower says which values of a metric of your own are better"
         )
         parser.option("--objective", objective, "NAMES", "accuracy")
-        parser.option("--folds", "train each trial on so many folds, and take the mean", "K", 1, type=int)
+        parser.option("--folds", "train each trial on K folds, and take the mean", "K", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
         define_farm(parser, "farms/DATE-MODEL-DATA")
         parser.option("--dry-run", "check the space, look at the data and end")

@@ -37,29 +37,27 @@ def part_columns(
     columns: tuple[str, ...] = (),
     finite: bool = True,
 ) -> tuple[tuple[Column[Rows], ...], Array, Indices]:
-    """Return the inputs and targets of a part, the inputs in the form in which they are kept.
+    """Return the inputs, the targets, and the numbers of the samples that are kept.
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
-    NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order.
-
-    Args:
-        part: "train", "validation" or "test", for messages.
-        inputs: the words for each input, and what it is: an array, a tensor or a nested list, of shape
-            (samples, ...), or a column.
-        targets: likewise, of the same length.
-        missing: one of `MISSING`; samples with NaN are left out, refused, or kept.
-        columns: the names of the inputs, if they are those of a table.
-        finite: whether all inputs are read, and NaN and inf refused.
-
-    Returns:
-        The inputs, the targets, and the numbers of the samples that are kept.
+    NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order. Each input
+    comes with the words for it; without `finite` none is read, and NaN and inf are not looked for. Without
+    targets these are 0.
 
     Raises:
         BadData: no numbers, no samples, or unequal lengths.
         NotFinite: NaN or inf among the inputs.
     """
+    found = [input_column(part, what, one) for what, one in inputs]
+    if targets is None:
+        targets = np.zeros(len(found[0].rows), np.float32)
     y = targets[:] if isinstance(targets, StoredRows) else as_array(targets, f"{part} targets")
-    found = [input_column(part, what, one, y) for what, one in inputs]
+    for (what, _), column in zip(inputs, found, strict=True):
+        if y.ndim == 0 or len(column.rows) != len(y):
+            raise BadData(
+                f"the {part} part has {len(column.rows):,} {what.removeprefix(part).strip()} but "
+                f"{y.size:,} targets; give one target for each input"
+            )
     kept = np.arange(len(y))
     if not finite:
         return tuple(found), y, kept
@@ -91,37 +89,20 @@ def values_of(column: Column[Rows]) -> Rows:
     return column.rows if column.values is None else column.values
 
 
-def input_column(part: str, what: str, value: object, y: Array) -> Column[Rows]:
-    """Return one input in the form in which it is kept.
-
-    Raises:
-        BadData: it has no numbers, no samples, or another number of them than there are targets.
-    """
-    if isinstance(value, Column):
-        x = value.rows
-    else:
-        x = value if isinstance(value, StoredRows) else as_array(value, what)
-    if x.ndim == 0 or y.ndim == 0:
+def input_column(part: str, what: str, value: object) -> Column[Rows]:
+    """Return one input in the form in which it is kept; refuse one without numbers or samples."""
+    found = value if isinstance(value, Column) else None
+    values = values_of(found) if found else value if isinstance(value, StoredRows) else as_array(value, what)
+    if values.ndim == 0:
         raise BadData(f"the {part} part is a single value; give one input and one target for each sample")
-    if len(x) != len(y):
-        shape = "sequences" if isinstance(value, Column) else f"shape {x.shape}"
-        raise BadData(
-            f"the {part} part has {len(x):,} {what.removeprefix(part).strip()} ({shape}) but {len(y):,} "
-            f"targets (shape {y.shape}); give one target for each input"
-        )
-    if len(x) == 0:
+    if len(found.rows if found else values) == 0:
         raise BadData(f"the {part} part has no samples; give at least one")
-    values = values_of(value) if isinstance(value, Column) else x
-    if values.dtype.kind not in "biuf":
-        raise BadData(f"the {what} are of type {values.dtype}; give numbers, such as float32 or uint8")
-    if values.size == 0:
-        raise BadData(f"the {what} have the shape {values.shape}, so no values; give inputs that have some")
-    if isinstance(value, Column):
-        # Bytes in a sequence are numbers of something, and no pixels.
-        if values.dtype == np.uint8:
-            return replace(value, values=joined([values], np.dtype(np.int64)))
-        return value
-    return Column(image_layout(x, turn=not isinstance(value, Tensor)))
+    if values.dtype.kind not in "biuf" or values.size == 0:
+        raise BadData(f"the {what} are of type {values.dtype} and shape {values.shape}; give numbers")
+    if found is None:
+        return Column(image_layout(values, turn=not isinstance(value, Tensor)))
+    # Bytes in a sequence are numbers of something, and no pixels.
+    return replace(found, values=joined([values], np.dtype(np.int64))) if values.dtype == np.uint8 else found
 
 
 def _of_samples(column: Column[Rows], nan: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -145,11 +126,7 @@ def _refuse_missing(part: str, rows: Rows, missing: NDArray[np.bool_], columns: 
 
 
 def as_array(value: object, what: str) -> Array:
-    """Return `value` as a NumPy array; tensors are not copied.
-
-    Raises:
-        BadData: it is no regular array.
-    """
+    """Return `value` as a NumPy array; tensors are not copied."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -217,11 +194,7 @@ def not_finite(rows: Rows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def refuse_not_finite(what: str, rows: Rows) -> None:
-    """Refuse NaN and inf, and numbers that become inf in the type in which they are kept.
-
-    Raises:
-        NotFinite: with the first such sample and how many there are.
-    """
+    """Refuse NaN and inf, and numbers that become inf in the type in which they are kept."""
     _refuse_bad(what, np.logical_or(*not_finite(rows)), rows)
 
 
@@ -248,12 +221,7 @@ def chunks_of(rows: Rows) -> Iterator[tuple[int, Array]]:
 
 
 def image_layout(inputs: Rows, turn: bool) -> Rows:
-    """Return inputs in the layout in which they are kept: 8-bit pictures have channels, which come first.
-
-    Args:
-        inputs: of shape (samples, ...).
-        turn: channels that come last are put first.
-    """
+    """Return inputs in the layout in which they are kept: 8-bit pictures have channels, which come first."""
     if isinstance(inputs, StoredRows):
         laid = _laid(np.empty((1, *inputs.shape[1:]), inputs.dtype), turn)
         if laid.shape[1:] == inputs.shape[1:]:
@@ -274,5 +242,5 @@ def _laid(inputs: Array, turn: bool) -> Array:
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Tell whether inputs of a shape (samples, ...) are taken for pictures whose channels come last."""
+    """Return whether inputs of a shape (samples, ...) are taken for pictures whose channels come last."""
     return len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS

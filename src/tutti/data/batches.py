@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
@@ -55,11 +55,7 @@ _Span = tuple[int, int, float]
 
 
 def check_split(batch_size: int, ranks: int) -> None:
-    """Refuse a batch with fewer samples than ranks that share it.
-
-    Raises:
-        BadOption: the message says how many samples it takes.
-    """
+    """Refuse a batch with fewer samples than ranks that share it."""
     if batch_size < ranks:
         over = f"{ranks} ranks" if ranks > 1 else "1 rank"
         samples = f"{batch_size} sample{'' if batch_size == 1 else 's'}"
@@ -73,7 +69,7 @@ class Batches:
     """Cuts a part into updates, each update into passes, and each pass over the ranks.
 
     An epoch's samples and their order depend on (seed, epoch) alone; any number of ranks trains the same way.
-    Where samples are drawn with replacement, each draw counts as a sample of its own:
+    Where samples are drawn with replacement, each draw counts as another sample:
 
         order of epoch e    │ update 0          │ update 1          │ 2      │
         one update          │ pass 0  │ pass 1  │
@@ -81,7 +77,7 @@ class Batches:
 
     The order is a random one of all samples, or of a part that is streamed one by windows (`WindowOrder`).
 
-    With `own`, each rank has whole batches of its own: a round takes one for each rank, the last round what
+    With `own`, each rank has whole batches: a round takes one for each rank, the last round what
     is left, in equal parts.
 
         order of epoch e    │ round 0                     │ round 1                     │ 2   │
@@ -96,8 +92,8 @@ class Batches:
         size: the number of ranks.
         passes: forward and backward passes of each rank for one update.
         seed: decides the order, together with the epoch.
-        own: each rank has batches of its own.
-        chances: weights of the samples, by which an epoch draws as many as there are, with replacement; None:
+        own: each rank has its own batches.
+        chances: weights of the samples, by which an epoch draws with replacement; None:
             it takes each once.
 
     Attributes:
@@ -141,7 +137,7 @@ class Batches:
         return self._last_size // self.size // self.passes
 
     def rounds(self, samples: int) -> int:
-        """Return the number of rounds in which so many samples are taken."""
+        """Return the number of rounds that take some samples."""
         return -(-samples // self.round_size)
 
     def _last_of(self, samples: int) -> int:
@@ -184,7 +180,7 @@ class Batches:
         return self.updates - self.rounds(len(left))
 
     def _left(self, epoch: int, rounds: Sequence[int]) -> Tensor | int:
-        """Return the samples of an epoch that are left; a number: so many are, the last ones of its order."""
+        """Return the samples of an epoch that are left, or the number of the last ones of its order."""
         cut_short = self._cut_short.get(epoch)
         samples = len(self.part) if cut_short is None else len(cut_short)
         skipped = self.updates - self.rounds(samples)
@@ -202,7 +198,7 @@ class Batches:
     def order(self, epoch: int) -> Tensor:
         """The order in which epoch number `epoch` takes the samples: positions in the part, int64.
 
-        Where it draws with replacement, the places of its draws, of which `drawn` says the samples.
+        Where it draws with replacement, the places of its draws; `drawn` says their samples.
         """
         if epoch in self._cut_short:
             return self._cut_short[epoch]
@@ -263,10 +259,6 @@ class Batches:
     def _of_draws(self, drawn: Tensor) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
         return lambda places: self.take(drawn[places])
 
-    def waited_s(self) -> Mapping[str, float]:
-        """Return the seconds since the last call in which this rank has waited for files, by stage."""
-        return self.part.waited_s()
-
     def _spans(self, samples: int) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
         if self.own:
@@ -301,7 +293,7 @@ class Queue(Batches):
 
     Args:
         batches: whose batches to deal; made with `own=True`.
-        draw: takes so many tickets of all ranks, and returns the first; such as `comm.counter().add`.
+        draw: takes some tickets of all ranks, and returns the first; such as `comm.counter().add`.
     """
 
     def __init__(self, batches: Batches, draw: Callable[[int], int]) -> None:
@@ -376,16 +368,7 @@ class Queue(Batches):
 
 
 def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]:
-    """Divide the samples over the ranks so that all need the same time.
-
-    Args:
-        samples: how many there are.
-        speeds: samples per second of each rank, above 0; only their ratios count.
-        least: what every rank gets at least, unless there are too few samples for that.
-
-    Returns:
-        A number for each rank, in the ratios of the speeds up to rounding; their sum is `samples`.
-    """
+    """Divide samples over ranks in the ratios of their speeds, rounded; each gets `least`, if it can."""
     least = min(least, samples // len(speeds))
     free, left = list(range(len(speeds))), samples
     while slow := [rank for rank in free if left * speeds[rank] < least * sum(speeds[r] for r in free)]:

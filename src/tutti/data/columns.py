@@ -115,11 +115,7 @@ def names_beside(stored: Columns[Any]) -> tuple[str, ...]:
 
 
 def padded(column: Column[Tensor], spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy some sequences, with zeros behind those that are shorter than the longest of them.
-
-    Args:
-        column: has them.
-        spans: the rows of the samples, of shape (count, 2).
+    """Copy some sequences, by their rows, with zeros behind the shorter ones.
 
     Returns:
         Values of shape (count, longest, ...), at least one long; and the lengths, int64, of shape (count,).
@@ -140,7 +136,7 @@ def mask_of(sequences: Tensor, lengths: Tensor) -> Tensor:
 
 
 def alone(column: Column[Tensor]) -> Column[Tensor]:
-    """Return a column that has no values but those of its own sequences."""
+    """Return a column without the values of other sequences."""
     if column.values is None:
         return column
     starts, lengths = column.rows.unbind(1)

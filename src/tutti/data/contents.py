@@ -102,16 +102,9 @@ def slot_of(name: str) -> tuple[str, str] | None:
 
 
 def contents_of(value: object, name: str, what: str, labelled: bool = True) -> Contents[object]:
-    """Take an object apart.
+    """Take an object apart: (x, y), ((x, y), (x_test, y_test)), a torch data set, a pair of them, or a dict.
 
-    Args:
-        value: (x, y), ((x, y), (x_test, y_test)), a torch data set, a pair of them, or a dict.
-        name: what to call the data set.
-        what: what the object is, for messages.
-        labelled: whether targets are needed; without them an array or a tensor will do.
-
-    Raises:
-        BadData: it is of another kind, or lacks inputs or targets.
+    Without `labelled` an array or a tensor will do. `what` is the object, for messages.
     """
     if isinstance(value, Mapping):
         return from_keys(value, name, what, labelled)
@@ -128,20 +121,16 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
         )
     if given:
         first, second = given
-        if isinstance(first, tuple) and isinstance(second, tuple):
-            return Contents(name, {"train": _pair(first, what), "test": _pair(second, what)})
-        return Contents(name, {"train": (first, second)})
+        if not (isinstance(first, tuple) and isinstance(second, tuple)):
+            return Contents(name, {"train": (first, second)})
+        if len(first) == len(second) == 2:
+            return Contents(name, {"train": first, "test": second})
     found = type(value).__name__ + (f" of {len(value)}" if isinstance(value, Sequence) else "")
     raise BadData(f"{what} is a {found}; {_EXPECTED}")
 
 
 def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool = True) -> Contents[object]:
-    """Take a dict or an NPZ file apart by its keys; a key is a part and 'x' or 'y', or one of their synonyms.
-
-    Raises:
-        BadData: inputs or targets are missing, unless the latter are not needed, or two keys stand for the
-            same; with the keys found.
-    """
+    """Take a dict or an NPZ file apart by its keys: a part and 'x' or 'y', or one of their synonyms."""
     listed = ", ".join(map(str, values)) or "none"
     values = _several_together(values, what)
     slots: dict[tuple[str, str], str] = {}
@@ -158,22 +147,14 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
         f"keys found: {listed}; expected 'x_train' and 'y_train' (also 'x_test' and 'y_test', 'x_val' and "
         f"'y_val'), or 'x' and 'y'"
     )
-    alone = {part: (values[key], None) for (part, kind), key in slots.items() if kind == "inputs"}
+    parts: dict[str, tuple[object, object]] = {}
+    if not labelled:
+        parts = {part: (values[key], None) for (part, kind), key in slots.items() if kind == "inputs"}
+    if not parts:
+        pairs = pair_up(slots, ("inputs", "targets"), what, explained)
+        parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
+    names = _texts(next((values[key] for key in _NAMES if key in values), ()))
     columns = _texts(values.get(_COLUMNS, ()))
-    if not labelled and alone:
-        _refuse_other_columns(alone, columns, what)
-        return Contents(name, alone, columns=columns)
-    pairs = pair_up(slots, ("inputs", "targets"), what, explained)
-    parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
-    names = next((values[key] for key in _NAMES if key in values), ())
-    _refuse_other_columns(parts, columns, what)
-    return Contents(name, parts, _whole(values.get(_CLASSES)), _texts(names), columns)
-
-
-def _refuse_other_columns(
-    parts: Mapping[str, tuple[object, object]], columns: tuple[str, ...], what: str
-) -> None:
-    """Refuse another number of names than of columns."""
     for part, (inputs, _) in parts.items():
         shape = tuple(getattr(inputs, "shape", ()))
         if columns and shape[1:] != (len(columns),):
@@ -181,14 +162,11 @@ def _refuse_other_columns(
                 f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
                 f"{shape}; give a name for each column, or none"
             )
+    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns)
 
 
 def _several_together(values: Mapping[str, object], what: str) -> dict[str, object]:
-    """Return the values with those of 'x.image' and 'x.age' as one of 'x', of inputs by name or by position.
-
-    Raises:
-        BadData: the lengths of sequences are none.
-    """
+    """Return the values with 'x.image' and 'x.age' as one 'x', by name or by position."""
     found: dict[str, object] = {}
     several: dict[str, dict[str, object]] = {}
     for key, value in values.items():
@@ -218,7 +196,7 @@ def _sequences(values: object, lengths: object, what: str) -> Column[Rows]:
 
 
 def to_keys(contents: ReadData) -> dict[str, Rows]:
-    """Return the arrays of a data set by keys, of which `from_keys` makes it again.
+    """Return the arrays of a data set by keys, as `from_keys` takes them.
 
     Several inputs are 'x_train.image' and 'x_train.age', or 'x_train.0' and 'x_train.1'; of sequences the
     values of all are 'x_train.tokens', and 'x_train.tokens.lengths' says which are whose.
@@ -251,15 +229,7 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
 
 
 def refuse_other_names(labels: Mapping[str, tuple[str, ...]], what: str) -> None:
-    """Refuse parts whose class numbers stand for other names than those of the first.
-
-    Args:
-        labels: the names of the classes of each part.
-        what: what has the parts, for messages.
-
-    Raises:
-        BadData: with both.
-    """
+    """Refuse parts whose class numbers stand for other names than those of the first."""
     first, *others = labels.items() or [("", ())]
     for part, names in others:
         if names != first[1]:
@@ -273,17 +243,7 @@ def refuse_other_names(labels: Mapping[str, tuple[str, ...]], what: str) -> None
 def pair_up(
     found: Mapping[tuple[str, str], T], kinds: tuple[str, str], what: str, explained: str
 ) -> dict[str, tuple[T, T]]:
-    """Pair the inputs and the targets of each part.
-
-    Args:
-        found: keys or files, by part and kind.
-        kinds: the words for inputs and for targets.
-        what: what has them, for messages.
-        explained: what there is, and what is expected.
-
-    Raises:
-        BadData: one of a pair is missing, or both of the training part.
-    """
+    """Pair the inputs and the targets of each part, found by part and kind; refuse one without the other."""
     pairs = {}
     for part in ("train", "validation", "test"):
         missing = [kind for kind in kinds if (part, kind) not in found]
@@ -298,12 +258,6 @@ def _has_items(value: object) -> bool:
     """Return whether a value is read item by item: a data set of torch, or a list of dicts."""
     dicts = isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
     return dicts or isinstance(value, _DATA_SETS)
-
-
-def _pair(value: tuple[object, ...], what: str) -> tuple[object, object]:
-    if len(value) != 2:
-        raise BadData(f"{what} has a part that is a tuple of {len(value)}; {_EXPECTED}")
-    return value[0], value[1]
 
 
 def _texts(names: object) -> tuple[str, ...]:

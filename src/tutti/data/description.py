@@ -53,9 +53,9 @@ class PartDescription:
         samples: how many.
         forms: the shape and the type of each input in words, as the source has it.
         inputs: of each column or channel.
-        incomplete: the samples with a missing value.
-        counts: the samples of each class; empty where the targets are values.
         targets: the values to approach, of each output; empty where there are classes.
+        counts: the samples of each class; empty where the targets are values.
+        incomplete: the samples with a missing value.
         repeated: the samples whose input an earlier one of this part has, too.
         trained: the samples whose input a training sample has, too; 0 for the training part.
     """
@@ -64,9 +64,9 @@ class PartDescription:
     samples: int
     forms: tuple[str, ...]
     inputs: tuple[Values, ...]
-    incomplete: int
-    counts: tuple[int, ...]
     targets: tuple[Values, ...]
+    counts: tuple[int, ...]
+    incomplete: int
     repeated: int
     trained: int
 
@@ -106,35 +106,52 @@ class _Statistics:
 
 def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
     """Describe each part of a data set; each sample is read once."""
+    found: list[PartDescription] = []
     trained: set[bytes] = set()
-    return [
-        _described(contents, part, stored, targets, trained)
-        for part, (stored, targets) in contents.parts.items()
-    ]
+    for part, (stored, targets) in contents.parts.items():
+        columns = columns_of(stored)
+        labels = [_label(stored, at) for at in range(len(columns))]
+        both = list(zip(columns, labels, strict=True))
+        inputs = [
+            _Statistics(_names(one, label, contents.columns), stored_dtype(values_of(one)).kind == "f")
+            for one, label in both
+        ]
+        digests, incomplete = _read(columns, inputs, len(targets))
+        counts: list[int] = []
+        goals: list[Values] = []
+        if contents.classes is None:
+            statistics = _Statistics(_names(Column(targets), "target", ()))
+            statistics.add(targets)
+            goals = list(statistics.described())
+        else:
+            counts = np.bincount(targets[targets >= 0].reshape(-1), minlength=contents.classes).tolist()
+        found.append(
+            PartDescription(
+                part,
+                len(targets),
+                tuple(_form(one, label) for one, label in both),
+                tuple(values for one in inputs for values in one.described()),
+                tuple(goals),
+                tuple(counts),
+                incomplete,
+                len(targets) - len({*digests}),
+                sum(one in trained for one in digests),
+            )
+        )
+        trained = trained or {*digests}  # the training part is the first
+    return found
 
 
-def _described(
-    contents: Contents[Stored[Rows], Array],
-    part: str,
-    stored: Stored[Rows],
-    targets: Array,
-    trained: set[bytes],
-) -> PartDescription:
-    """Describe a part; the training part, which is first, adds digests of its samples to `trained`."""
-    columns = columns_of(stored)
-    labels = [_label(stored, at) for at in range(len(columns))]
-    inputs = [
-        _Statistics(_names(column, label, contents.columns), stored_dtype(values_of(column)).kind == "f")
-        for column, label in zip(columns, labels, strict=True)
-    ]
-    seen: set[bytes] = set()
-    incomplete = from_training = 0
-    step = min(
-        max(1, samples_per_chunk(values_of(one)) * len(one.rows) // max(1, len(values_of(one))))
-        for one in columns
-    )
-    for start in range(0, len(targets), step):
-        each = [_samples(column, start, min(start + step, len(targets))) for column in columns]
+def _read(
+    columns: tuple[Column[Rows], ...], inputs: list[_Statistics], count: int
+) -> tuple[list[bytes], int]:
+    """Read the samples of a part; return a digest of each, and how many have a missing value."""
+    digests: list[bytes] = []
+    incomplete = 0
+    values = [values_of(one) for one in columns]
+    step = max(1, min(samples_per_chunk(one) * count // max(1, len(one)) for one in values))
+    for start in range(0, count, step):
+        each = [_samples(column, start, min(start + step, count)) for column in columns]
         for statistics, samples in zip(inputs, each, strict=True):
             statistics.add(np.concatenate(samples))
         for sample in zip(*each, strict=True):
@@ -142,27 +159,8 @@ def _described(
             digest = hashlib.blake2b(digest_size=16)
             for one in sample:
                 digest.update(repr(one.shape).encode() + one.tobytes())
-            from_training += part != "train" and digest.digest() in trained
-            seen.add(digest.digest())
-    if part == "train":
-        trained |= seen
-    goals = _Statistics([f"target {at}" for at in range(targets[0].size)] if targets.ndim > 1 else ["target"])
-    if contents.classes is None:
-        goals.add(targets)
-        counts: list[int] = []
-    else:
-        counts = np.bincount(targets[targets >= 0].reshape(-1), minlength=contents.classes).tolist()
-    return PartDescription(
-        part,
-        len(targets),
-        tuple(_form(column, label) for column, label in zip(columns, labels, strict=True)),
-        tuple(values for one in inputs for values in one.described()),
-        incomplete,
-        tuple(counts),
-        tuple(goals.described()) if contents.classes is None else (),
-        len(targets) - len(seen),
-        from_training,
-    )
+            digests.append(digest.digest())
+    return digests, incomplete
 
 
 def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescription]) -> list[str]:

@@ -88,18 +88,7 @@ class Unloaded:
 def read_items(dataset: object, part: str) -> tuple[object, object]:
     """Return the inputs and the targets of a map-style torch data set, each sample read once.
 
-    The data set's transforms are applied once, not in every epoch.
-
-    Args:
-        dataset: gives an item, as the module's docstring lists them, for each index.
-        part: "train", "validation" or "test", for messages.
-
-    Returns:
-        The inputs as `tutti.data.structure.taken_apart` takes them, and the targets.
-
-    Raises:
-        BadData: it has no length, or an item is no pair or differs from the first in more than the length of
-            a sequence; with its index.
+    The data set's transforms are applied once, not in every epoch. Errors name the item.
     """
     if isinstance(dataset, DataLoader):
         raise BadData(f"the {part} part is a DataLoader; give the data set in it, loader.dataset")

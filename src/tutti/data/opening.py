@@ -25,7 +25,7 @@ from tutti.data.arrays import chunks_of, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import ReadData
 from tutti.data.formats.npy import Mapped
-from tutti.data.parts import PROBED, DataSet, Part, Scale, once, scale_of_columns
+from tutti.data.parts import DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_inputs, read_source
@@ -41,6 +41,9 @@ T = TypeVar("T")
 ALIGNMENT: Final = 64
 """Alignment of tensors in the memory, in bytes."""
 
+PROBED: Final = 100
+"""Samples whose inputs are looked at to tell data sets apart."""
+
 
 @dataclass(frozen=True)
 class SamplePool:
@@ -48,11 +51,9 @@ class SamplePool:
 
     Attributes:
         dataset: with the parts of the source, not scaled.
-        fingerprint: tells the training samples from those of other data; the same for any type of floats.
     """
 
     dataset: DataSet
-    fingerprint: str
 
     @classmethod
     def outline(cls, contents: ReadData) -> SamplePool:
@@ -78,8 +79,9 @@ class SamplePool:
             contents.labels,
             contents.filled,
             contents.columns,
+            _fingerprint(*contents.parts["train"]),
         )
-        return cls(dataset, _fingerprint(*contents.parts["train"]))
+        return cls(dataset)
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors, each once."""
@@ -92,11 +94,7 @@ class SamplePool:
         return sum(map(_room, self._tensors()))
 
     def refuse_too_large(self) -> None:
-        """Refuse data that the free memory does not hold, before they are read.
-
-        Raises:
-            BadData: with the way out.
-        """
+        """Refuse data that the free memory does not hold, before they are read."""
         free, needed = free_bytes(), self.nbytes
         if free is not None and needed > free:
             raise BadData(
@@ -106,11 +104,7 @@ class SamplePool:
             )
 
     def laid(self, memory: Tensor) -> SamplePool:
-        """Return the pool of an outline in some memory.
-
-        Args:
-            memory: at least `nbytes` bytes, as uint8, whose first address is a multiple of `ALIGNMENT`.
-        """
+        """Return the pool of an outline in memory of `nbytes` bytes, as uint8, that is aligned."""
         places, start = {}, 0
         for one in self._tensors():
             places[id(one)] = memory[start : start + one.nbytes].view(one.dtype).view(one.shape)
@@ -141,9 +135,6 @@ class SamplePool:
             seed: decides which.
             place: a file of splits and the number of one; its held-out samples are the validation part then,
                 in place of any other, and there is no test part: that is left for when all is decided.
-
-        Raises:
-            BadData: a part would be empty, or the split cannot be used; on every rank the same.
         """
         train, aside, scale = agreed(
             comm,
@@ -171,7 +162,7 @@ class SamplePool:
         share = 0 if self.dataset.validation is not None else validation
         if place is not None:
             file, number = place
-            found = read_split(Path(file).expanduser(), number, len(part), self.fingerprint)
+            found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
             train, aside = found.train, found.test
         elif isinstance(part, StreamedPart):
             train, aside = part.split(share, seed)
@@ -197,10 +188,7 @@ def open_data(
     `keeping_doubles` float64), not scaled; other integers as int64.
 
     Args:
-        data: a name in `BUILT_IN`; the path of an IDX or NPZ file or of a folder with IDX
-            files; `package.module:factory` or `file.py:factory`; (x, y) or ((x, y), (x_test, y_test)) of
-            arrays or tensors; a map-style torch data set or a pair of them (train, test); or a dict with keys
-            like those of an NPZ file. Only the first rank of each host looks at it.
+        data: what `tutti.data.sources` lists. Only the first rank of each host looks at it.
         comm: all ranks.
         validation: share of the training samples that is kept aside, 0 to below 1, the same from each class.
             A source with its own validation part keeps that one.
@@ -228,16 +216,9 @@ def open_pool(
     options: Mapping[str, object] | None = None,
     known: KnownClasses | None = None,
 ) -> SamplePool:
-    """Read a data set into a pool (collective): once per host, into memory that the host's ranks share.
+    """Read a data set into a pool (collective); see `open_data`.
 
-    Args:
-        data: as for `open_data`; only the first rank of each host looks at it.
-        comm: all ranks.
-        options: likewise.
-        known: likewise.
-
-    Raises:
-        UserError: as `open_data` does; on every rank the same.
+    Only the first rank of each host looks at it; every rank raises the same error.
     """
     return _pooled(comm, lambda: read_source(data, options or {}, known))
 
@@ -245,16 +226,9 @@ def open_pool(
 def open_inputs(
     data: object, comm: Communicator, options: Mapping[str, object], part: str | None = None
 ) -> DataSet:
-    """Open the inputs of a part of a data set as a training part, whose targets are 0 (collective).
+    """Open the inputs of a part as a training part, whose targets are 0 (collective).
 
-    Args:
-        data: as for `open_data`; only the first rank of each host looks at it.
-        comm: all ranks.
-        options: likewise.
-        part: "train", "validation" or "test"; None: the test part, or the only one.
-
-    Raises:
-        UserError: as `open_data` does; on every rank the same.
+    The part is "train", "validation" or "test"; None: the test part, or the only one.
     """
     return _pooled(comm, lambda: read_inputs(data, options, part)).dataset
 
@@ -282,15 +256,7 @@ def agreed(
 ) -> T:
     """Return what the first rank of this host has found (collective).
 
-    Args:
-        comm: all ranks.
-        look: called by the first rank of each host.
-        what: it looks at, for messages.
-        about: what must be the same on all hosts.
-
-    Raises:
-        UserError: a look ended with it; on every rank the first one.
-        BadData: two hosts have found different things.
+    Of what it is `about` must be the same on all hosts. An error of one rank is raised on every rank.
     """
     found: T | UserError | None = None
     if comm.node.rank == 0:
@@ -344,9 +310,8 @@ def _fingerprint(inputs: Stored[Rows], targets: Array) -> str:
     some = np.linspace(0, len(targets) - 1, min(len(targets), PROBED)).astype(np.int64)
     columns = columns_of(inputs)
     shapes = [rows.shape for column in columns for rows in (column.rows, column.values) if rows is not None]
-    found = hashlib.sha256(repr((*shapes, targets.shape)).encode())
-    if isinstance(inputs, Columns):
-        found.update(repr(inputs.names).encode())
+    names = inputs.names if isinstance(inputs, Columns) else ()
+    found = hashlib.sha256(repr((shapes, names)).encode())
     for array in (targets, *(array for column in columns for array in _some_of(column, some))):
         kept = np.dtype(np.float32) if array.dtype.kind == "f" else stored_dtype(array)
         found.update(np.ascontiguousarray(array, kept).tobytes())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,9 +34,6 @@ U = TypeVar("U")
 
 PIXEL_MAX = 255.0
 """The divisor of uint8 inputs, so that means and deviations are those of pixels between 0 and 1."""
-
-PROBED: Final = 100
-"""Samples of a part whose inputs are looked at to tell data sets apart."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Scale:
         return seen.mul_(factor.view(per_channel)).add_(offset.view(per_channel))
 
     def apply_to_all(self, stored: Inputs) -> Inputs:
-        """Return the model's inputs, of which there may be several; lengths of sequences stay as they are."""
+        """Return the model's inputs, one or several; lengths of sequences stay as they are."""
         if isinstance(stored, Tensor):
             return self.apply(stored)
         found = [
@@ -182,7 +178,7 @@ class Part:
 
     @property
     def shape(self) -> Shape:
-        """The shape of one input, such as (1, 28, 28); of several, that of each.
+        """The shape of one input, such as (1, 28, 28); several inputs have several.
 
         The first size of a sequence is the length of the longest of the data set.
         """
@@ -200,29 +196,6 @@ class Part:
         inputs = self._inputs_of(some)
         copied = in_place_of(inputs, [alone(column) for column in columns_of(inputs)])
         return Part(copied, self.stored_targets.index_select(0, some), self.scale)
-
-    def fingerprint(self) -> str:
-        """Return what tells its samples from others: their shapes, all targets and some inputs."""
-        targets = self.targets
-        some = torch.linspace(0, len(self) - 1, min(len(self), PROBED), dtype=torch.float64).long()
-        some = some.to(self.device)
-        some = some if self.rows is None else self.rows[some]
-        shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
-        found = hashlib.sha256(repr([(len(self), *shape), tuple(targets.shape)]).encode())
-        for tensor in (targets, *self._probed(some)):
-            # The same samples in another precision are the same samples.
-            tensor = tensor.float() if tensor.is_floating_point() else tensor
-            found.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-        return found.hexdigest()
-
-    def _probed(self, some: Tensor) -> Iterator[Tensor]:
-        """Yield the inputs of some stored samples; of sequences the lengths, too."""
-        for column in columns_of(self.stored_inputs):
-            rows = column.rows.index_select(0, some)
-            if column.values is None:
-                yield rows
-            else:
-                yield from padded(column, rows)
 
     def on(self, device: str, copied: Callable[[Tensor], Tensor] | None = None) -> Part:
         """Copy it to the memory of a device.
@@ -287,6 +260,7 @@ class DataSet:
         labels: the classes' names; empty when unknown.
         filled: means of the training samples stand for inputs that are NaN.
         columns: the names of the inputs, where each is a column of a table.
+        fingerprint: tells the training samples of the source from others; the same for any type of floats.
     """
 
     name: str
@@ -297,6 +271,7 @@ class DataSet:
     labels: tuple[str, ...]
     filled: bool = False
     columns: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     @property
     def shape(self) -> Shape:

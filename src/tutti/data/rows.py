@@ -54,12 +54,7 @@ class StoredRows:
         return found
 
     def changed(self, shape: tuple[int, ...], change: Callable[[Array], Array]) -> StoredRows:
-        """Return the samples in another shape.
-
-        Args:
-            shape: of one sample.
-            change: what is done to some of them.
-        """
+        """Return the samples in another shape, which `change` gives some of them."""
         return StoredRows(
             (len(self), *shape), self.dtype, lambda start, stop: change(self._read(start, stop))
         )
@@ -70,12 +65,7 @@ Rows: TypeAlias = Array | StoredRows
 
 
 def joined(pieces: Sequence[Rows], dtype: np.dtype[Any] | None = None) -> Rows:
-    """Return several pieces as one.
-
-    Args:
-        pieces: of which each sample has one shape.
-        dtype: the type of all; None: that of each piece.
-    """
+    """Return several pieces as one, of one type; each sample has one shape."""
     first = pieces[0]
     dtype = dtype or first.dtype
     if len(pieces) == 1 and first.dtype == dtype:

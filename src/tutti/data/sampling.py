@@ -27,14 +27,7 @@ BALANCED: Final = "balanced"
 def chances_of(given: object, part: Part) -> Tensor:
     """Return the weight of each sample of a part, of shape (samples,), in float64.
 
-    Args:
-        given: `BALANCED`; a weight for each training sample of the source, in order, as an array or a tensor;
-            or the path of an NPY file of these.
-        part: the samples to train on; where it is not all of the source's, it has rows.
-
-    Raises:
-        BadOption: balanced where the targets are no classes.
-        BadData: the file cannot be read, or its weights cannot be used.
+    `given` is `BALANCED`, a weight for each training sample of the source, or a path of an NPY file.
     """
     if isinstance(given, str) and given == BALANCED:
         return _balanced(part.targets.cpu())
@@ -44,7 +37,7 @@ def chances_of(given: object, part: Part) -> Tensor:
     if weights.shape != (count,):
         raise BadData(
             f"the weights of --sampling have shape {tuple(weights.shape)}, but there are {count:,} samples; "
-            "give one weight for each training sample, those that are kept for validation included"
+            "give one weight for each training sample, also of the validation part"
         )
     if not (weights.isfinite() & (weights >= 0)).all():
         raise BadData("the weights of --sampling must be finite numbers from 0; one is not")
@@ -58,11 +51,7 @@ def chances_of(given: object, part: Part) -> Tensor:
 
 def draw(cumulated: Tensor, generator: torch.Generator) -> Tensor:
     """Draw positions with replacement, a number for each sample, by the sums of weights up to each."""
-    return found_at(cumulated, torch.rand(len(cumulated), generator=generator, dtype=torch.float64))
-
-
-def found_at(cumulated: Tensor, points: Tensor) -> Tensor:
-    """Return the positions, int64, that numbers from 0 to below 1 stand for, by the sums of weights."""
+    points = torch.rand(len(cumulated), generator=generator, dtype=torch.float64)
     # The first whose sum is above the point: none with weight 0. A point may be rounded up to the whole sum.
     last = torch.searchsorted(cumulated, cumulated[-1])
     return torch.searchsorted(cumulated, points * cumulated[-1], right=True).minimum(last)

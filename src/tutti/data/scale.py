@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,13 @@ def pixel_sums(inputs: Array) -> NDArray[np.int64]:
         inputs: 8-bit, of shape (samples, ...); of four dimensions, the second is the channel.
     """
     sums = np.empty((len(inputs), _channels(inputs), 2), np.int64)
-    for start, chunk in _chunks(inputs):
-        place = sums[start : start + len(chunk)]
-        place[..., 0] = chunk.sum(2)
-        place[..., 1] = np.einsum("scv,scv->sc", chunk, chunk)
+    # Pieces of about 2^16 values in double precision stay in the cache, and sums of whole numbers are exact.
+    step = max(1, (1 << 16) * len(inputs) // inputs.size)
+    for start in range(0, len(inputs), step):
+        some = inputs[start : start + step].astype(np.float64)
+        some = some.reshape(len(some), _channels(inputs), -1)
+        sums[start : start + step, :, 0] = some.sum(2)
+        sums[start : start + step, :, 1] = np.einsum("scv,scv->sc", some, some)
     return sums
 
 
@@ -62,28 +65,15 @@ def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
         inputs: floats, of shape (samples, ...).
         rows: those to take the means of; None: all. An input that none of them has becomes 0.
     """
-    count = len(inputs) if rows is None else len(rows)
-    sums, known, step = (
-        np.zeros(inputs.shape[1:]),
-        np.zeros(inputs.shape[1:], np.int64),
-        samples_per_chunk(inputs),
-    )
-    for start in range(0, count, step):
-        chunk = inputs[start : start + step] if rows is None else inputs[rows[start : start + step]]
-        there = ~np.isnan(chunk)
-        sums += np.where(there, chunk, 0).sum(axis=0, dtype=np.float64)
-        known += there.sum(axis=0)
+    rows = np.arange(len(inputs)) if rows is None else rows
+    sums, known = np.zeros(inputs.shape[1:]), np.zeros(inputs.shape[1:], np.int64)
+    step = samples_per_chunk(inputs)
+    for start in range(0, len(rows), step):
+        chunk = inputs[rows[start : start + step]]
+        sums += np.nansum(chunk, axis=0, dtype=np.float64)
+        known += (~np.isnan(chunk)).sum(axis=0)
     return Scale(fill=tuple((sums / np.maximum(known, 1)).reshape(-1).tolist()))
 
 
 def _channels(inputs: Array) -> int:
     return inputs.shape[1] if inputs.ndim == 4 else 1
-
-
-def _chunks(inputs: Array) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield some samples at a time, with the number of the first, of shape (samples, channels, values)."""
-    # Pieces of about 2^16 values in double precision stay in the cache, and sums of whole numbers are exact.
-    step = max(1, (1 << 16) * len(inputs) // inputs.size)
-    for start in range(0, len(inputs), step):
-        chunk = inputs[start : start + step]
-        yield start, chunk.astype(np.float64).reshape(len(chunk), _channels(inputs), -1)

@@ -19,15 +19,15 @@ from typing import cast
 
 import numpy as np
 
-from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, values_of
+from tutti.data.arrays import MISSING, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
 from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, are_parts, is_frame, read_frame, read_parts
+from tutti.data.formats.arrow_tables import TABLE_OPTIONS, is_frame, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
-from tutti.data.rows import Rows, StoredRows, joined
+from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import KnownClasses, with_checked_targets
@@ -65,20 +65,14 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
 def read_inputs(data: object, options: Mapping[str, object], part: str | None = None) -> ReadData:
     """Read and check the inputs of a part, whether or not it has targets: all targets are 0.
 
-    Args:
-        data: as for `read_source`.
-        options: likewise; samples are not to be dropped.
-        part: "train", "validation" or "test"; None: the test part, or the only one.
-
-    Raises:
-        UserError: as `read_source` does.
+    The part is "train", "validation" or "test"; None: the test part, or the only one.
     """
     contents, _, missing = _contents(data, dict(options), labelled=False)
     if missing == "drop":
         raise BadOption("--data.missing drop leaves samples out, but each is to be predicted; give 'mean'")
     only = next(iter(contents.parts)) if len(contents.parts) == 1 else None
     wanted = part or only or "test"
-    # The only part of a file is called the training part, whatever it is for.
+    # The only part of a file is called the training part.
     if wanted not in contents.parts:
         raise BadData(
             f"{contents.name} has no {wanted} part; it has: {', '.join(contents.parts)}. "
@@ -97,8 +91,7 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
     for part, (_, y) in contents.parts.items():
         word = called or part
         inputs = [(structure.label(word, at), one) for at, one in enumerate(structure.parts[part])]
-        targets = np.zeros(_samples(*inputs[0]), np.float32) if y is None else y
-        read[part] = part_columns(word, inputs, targets, missing, contents.columns, finite=not streamed)
+        read[part] = part_columns(word, inputs, y, missing, contents.columns, finite=not streamed)
     columns = {part: x for part, (x, *_) in read.items()}
     _refuse_other_kinds(structure, columns)
     inputs_of = _in_one_form(structure, columns)
@@ -162,23 +155,10 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
 
 
-def _samples(what: str, value: object) -> tuple[int, ...]:
-    """Return how many samples an input has, as a shape: none, if it is a single value."""
-    if isinstance(value, Column):
-        return (len(value.rows),)
-    return (value if isinstance(value, StoredRows) else as_array(value, what)).shape[:1]
-
-
 def with_columns(data: object, options: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
     """Return the options by which other data have the columns that a model was trained on, in their order.
 
-    Args:
-        data: as for `read_source`.
-        options: what the user has given; columns that are chosen there are taken as they are.
-        columns: the names of the inputs in training; empty, or numbers: they had none.
-
-    Raises:
-        BadData: there are no such data.
+    Columns that the options choose are taken as they are; numbers are no names.
     """
     found = dict(options)
     named = columns and not all(name.isdecimal() for name in columns)
@@ -211,18 +191,12 @@ def _contents(
         read = read_path(path, {**options, "missing": missing}, labelled)
         streamed = _is_streamed(read, wanted, missing, path)
         return replace(read, buffer_bytes=buffer_bytes if streamed else 0), classes, missing
-    if is_frame(data) or are_parts(data, options):
+    if is_frame(data):
         check_options(options, TABLE_OPTIONS, "the frame")
-        reader = read_frame if is_frame(data) else read_parts
-        return reader(data, {**options, "missing": missing}, labelled), classes, missing
+        return read_frame(data, {**options, "missing": missing}, labelled), classes, missing
     if options:
-        raise UnknownName(
-            "option",
-            next(iter(options)),
-            OF_ALL,
-            "Only factories and files take others.",
-            of="the data",
-        )
+        hint = "Only factories and files take others."
+        raise UnknownName("option", next(iter(options)), OF_ALL, hint, of="the data")
     if isinstance(data, str):
         return BUILT_IN[data](), classes, missing
     name = "arrays" if isinstance(data, tuple | list | dict) else type(data).__name__
@@ -230,11 +204,7 @@ def _contents(
 
 
 def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, path: Path) -> bool:
-    """Return whether the inputs stay in their files.
-
-    Raises:
-        BadOption: it is wanted and not possible.
-    """
+    """Return whether the inputs stay in their files; refuse it where it is wanted and not possible."""
     inputs = [x for x, _ in contents.parts.values()]
     if wanted is False:
         return False
@@ -251,13 +221,9 @@ def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, 
 
 
 def check_named(data: str) -> None:
-    """Refuse a name that is neither a built-in data set nor a file of a known kind nor a folder of one.
+    """Refuse a name that is neither a built-in data set nor a file or a folder of a known kind.
 
-    The files of a list must be there, too. Of an address only the scheme is looked at.
-
-    Raises:
-        UnknownName: a word without a dot or a slash, of which there is no such data set.
-        BadData: the file, or one that it lists, is missing, empty or of another kind.
+    Of an address only the scheme is looked at.
     """
     if is_remote(data):
         check_address(data)

@@ -63,14 +63,7 @@ SEEN_PIECES: Final = 64
 
 
 def stream_options(options: Mapping[str, object]) -> tuple[bool | None, int, dict[str, object]]:
-    """Take the options of streaming from those of data.
-
-    Returns:
-        Whether data are to be streamed, None for "auto"; the memory for their inputs in bytes; the others.
-
-    Raises:
-        BadOption: one has no such value.
-    """
+    """Return whether data are to be streamed, None for "auto"; the bytes for their inputs; other options."""
     others = dict(options)
     wanted, buffer = others.pop(STREAM, "auto"), others.pop(BUFFER, BUFFER_MB)
     if wanted != "auto" and not isinstance(wanted, bool):
@@ -81,12 +74,7 @@ def stream_options(options: Mapping[str, object]) -> tuple[bool | None, int, dic
 
 
 def decided(data: object, streamed: bool) -> dict[str, object]:
-    """Return the options that stream data again, or not: another host may have more memory, or less.
-
-    Args:
-        data: as for `open_data`.
-        streamed: whether they are.
-    """
+    """Return the options that stream data again, or not: another host may have more memory, or less."""
     if streamed:
         return {STREAM: True}
     if not isinstance(data, str | Path) or data in BUILT_IN or names_object(str(data)):
@@ -244,10 +232,6 @@ class StreamedPart(Part):
     @override
     def _seen(self, indices: Tensor) -> Inputs:
         return self.scale.apply(self.source.gather(indices))
-
-    @override
-    def _probed(self, some: Tensor) -> Iterator[Tensor]:
-        yield self.source.gather(some)
 
     def thinned(self, rows: Indices) -> Indices:
         """Return evenly spaced pieces of many samples, which decide the scale."""

@@ -21,7 +21,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenColumns:
     """The names of the columns of a table that are used; `group` is None without groups."""
 
     inputs: tuple[str, ...]
@@ -29,20 +29,13 @@ class Choice:
     group: str | None = None
 
 
-def choose(names: Sequence[str], options: Mapping[str, Any], what: str, labelled: bool = True) -> Choice:
-    """Choose the columns of a table.
+def choose(
+    names: Sequence[str], options: Mapping[str, Any], what: str, labelled: bool = True
+) -> ChosenColumns:
+    """Choose the columns of a table `what`, by name or by position.
 
-    Args:
-        names: of its columns.
-        options: "target", the name or the position of a column, or several; without it the one whose name
-            says it. "columns", those of the inputs; without it all others but the index of a frame. "group",
-            the column by which samples are grouped, which is no input.
-        what: the table, for messages.
-        labelled: whether there must be a target; without, it is no input where the table has it, nor read.
-
-    Raises:
-        BadData: there is no such column, or none that can be taken for the target.
-        BadOption: a column is input and target at once, or is given twice.
+    Without "target" it is the column whose name says it; without "columns" the inputs are all others but the
+    index of a frame and the "group" of each sample. Without `labelled` no target is needed, nor read.
     """
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -72,11 +65,11 @@ def choose(names: Sequence[str], options: Mapping[str, Any], what: str, labelled
             "again; leave it out of --data.columns"
         )
     if not labelled:
-        return Choice(inputs, ())
+        return ChosenColumns(inputs, ())
     both = sorted({*inputs} & {*targets})
     if both:
         raise BadOption(f"the column '{both[0]}' is input and target at once; leave it out of one")
-    return Choice(inputs, targets, group)
+    return ChosenColumns(inputs, targets, group)
 
 
 def _counts_rows(name: str) -> bool:

@@ -38,20 +38,14 @@ def with_checked_targets(
     """Decide whether the targets are classes or values, and check them.
 
     Whole numbers and booleans of one dimension are classes; texts are classes named by them, in sorted
-    order; floats are values to approach, unless `classes` is given. Several 0/1 targets for each sample
-    become floats, unless `classes` is given: then each position, such as a token or a pixel, has a class.
-    The class number -100 stands for no label.
-
-    Args:
-        contents: a data set with the targets as they were read.
-        given: the number of classes, where the user says so.
-        known: the classes of a model that the data are for: they get the numbers that they have there, and
-            whole numbers are amounts if it was trained on such.
+    order; floats are values to approach, unless `given` is their number of classes. Several 0/1 targets for
+    each sample become floats, unless `given`: then each position, such as a token or a pixel, has a class.
+    The class number -100 stands for no label. Of the classes of a model that are `known`, all get the numbers
+    that they have there.
 
     Returns:
-        The data set with the targets as they are kept: int64 for classes, of shape (samples,), or of
-        (samples, ...) where each position of a sample has a label of its own; else floats of shape
-        (samples, ...), and no classes.
+        The data set with int64 for classes, of shape (samples,), or (samples, ...) where each position of a
+        sample has a label; else floats of shape (samples, ...), and no classes.
 
     Raises:
         BadData: labels outside 0..classes-1, labels that are no whole numbers, or targets of another type.
@@ -83,17 +77,14 @@ def with_checked_targets(
     whole = {part: _whole(part, values, classes) for part, values in flat.items()}
     if known is not None and known.names and contents.labels:
         for part, values in whole.items():
-            _refuse_outside(part, values, len(contents.labels), given=False)
+            _refuse_outside(part, values, len(contents.labels))
         return _renumbered(_kept(contents, whole, len(contents.labels), contents.labels), known)
-    expected = _number_of_classes(contents, whole, classes, known)
+    expected = _number_of_classes(contents, whole, classes)
     return _kept(contents, whole, expected, contents.labels if len(contents.labels) == expected else ())
 
 
 def _kept(
-    contents: ReadData,
-    targets: dict[str, Array],
-    classes: int | None,
-    labels: tuple[str, ...],
+    contents: ReadData, targets: dict[str, Array], classes: int | None, labels: tuple[str, ...]
 ) -> ReadData:
     parts = {part: (inputs, targets[part]) for part, (inputs, _) in contents.parts.items()}
     return replace(contents, parts=parts, classes=classes, labels=labels)
@@ -148,28 +139,14 @@ def _renumbered(contents: ReadData, known: KnownClasses) -> ReadData:
     return _kept(contents, found, known.count, known.names)
 
 
-def _number_of_classes(
-    contents: ReadData,
-    whole: dict[str, Array],
-    classes: int | None,
-    known: KnownClasses | None,
-) -> int:
-    """Return the number of classes of targets that are class numbers.
-
-    Raises:
-        BadData: they look like amounts, or a label is outside of the classes.
-    """
+def _number_of_classes(contents: ReadData, whole: dict[str, Array], classes: int | None) -> int:
+    """Return the number of classes of targets that are class numbers; refuse amounts and other labels."""
     largest = max(int(values.max()) for values in whole.values())
     if largest == NO_LABEL:
         raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
     expected = classes if classes is not None else max(largest + 1, len(contents.labels))
-    if known is not None and largest >= expected:
-        raise BadData(
-            f"{contents.name} has the class {largest}, but the model was trained on {expected} classes, "
-            "numbered from 0; give data of the same classes"
-        )
     for part, values in whole.items():
-        _refuse_outside(part, values, expected, given=classes is not None)
+        _refuse_outside(part, values, expected)
     samples = sum(map(len, whole.values()))
     if classes is None and largest >= max(_MANY, 10 * samples):
         raise BadData(
@@ -202,14 +179,13 @@ def _whole(part: str, values: Array, classes: int | None) -> Array:
     return values.astype(np.int64)
 
 
-def _refuse_outside(part: str, values: Array, classes: int, given: bool) -> None:
+def _refuse_outside(part: str, values: Array, classes: int) -> None:
     outside = ((values < 0) & (values != NO_LABEL)) | (values >= classes)
     if outside.any():
-        where = f"0..{classes - 1}" if given else "0..classes-1"
         raise BadData(
-            f"the {part} targets have {int(outside.sum()):,} labels outside {where}: "
-            f"{_first(values, outside)}; number the classes from 0, write {NO_LABEL} where there is no label"
-            + (", or raise --data.classes" if given else "")
+            f"the {part} targets have {int(outside.sum()):,} labels outside 0..{classes - 1}: "
+            f"{_first(values, outside)}; number the classes from 0, write {NO_LABEL} for no label, and "
+            "give a trained model data of its classes"
         )
 
 

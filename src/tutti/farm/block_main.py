@@ -5,7 +5,7 @@
                 ◄─JobOver────
 
 A job that fails ends these ranks, with its exception as their report, and fresh ones take over within
-milliseconds. So they do after a job with code of the user's: whatever it has changed is gone with its ranks.
+milliseconds. So they do after a job with code of the user's: its changes are gone with its ranks.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tutti.records.run import EpochRecord
 from tutti.run.train import RunContext, train
 from tutti.training.progress import Progress
 
-PRUNED: Final = "those who compare it with other runs have ended it"
+PRUNED: Final = "a comparison with other runs has ended it"
 """Why a run ends early that was not promising."""
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Work on one job after the other until there are no more (entry point of the ranks)."""
+    """Work on one job after the other until there is none (entry point of the ranks)."""
     # What is here stays: to look through it for garbage after each job would take longer than many a job.
     gc.collect()
     gc.freeze()
@@ -50,14 +50,14 @@ def work(comm: Communicator, payload: bytes) -> None:
         channel.send(BlockReady())
     while (task := _next(comm, channel)) is not None:
         done = _work_on(comm, task, data, channel)
-        # Whoever hears of it may end these ranks.
+        # The coordinator may end these ranks then.
         comm.barrier()
         if channel is not None:
             channel.send(done)
 
 
 def _next(comm: Communicator, channel: Connection | None) -> TrainTask | None:
-    """The next task, the same on all ranks; None: there are no more."""
+    """The next task, the same on all ranks; None: there is none."""
     task: object = None
     if channel is not None:
         try:
@@ -94,7 +94,7 @@ def _communicator(comm: Communicator) -> Iterator[Communicator]:
     adopt(ranks)
     yield ranks
     ranks.close()
-    # Nobody reads or writes any of it from here on.
+    # No rank reads or writes it from here on.
     comm.barrier()
     if comm.rank == 0:
         arena.release_all()
@@ -104,7 +104,7 @@ def _communicator(comm: Communicator) -> Iterator[Communicator]:
 
 @contextmanager
 def _printed_to(path: Path) -> Iterator[None]:
-    """Append all that this process prints, its threads and children included, to a file."""
+    """Append what this process prints, its threads and children included, to a file."""
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:

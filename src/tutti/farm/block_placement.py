@@ -24,17 +24,11 @@ def place_blocks(
 ) -> tuple[Placement, int]:
     """Decide how many blocks there are, and where their ranks run.
 
-    Args:
-        block: the ranks of each block, servers included.
-        blocks: as in `work_on`.
-        threads: as in `work_on`.
-        jobs: as in `work_on`.
-        servers: as in `work_on`.
-        cores: that may be used; by default what the kernel allows this process.
+    The arguments are those of `work_on`; `cores` are by default what the kernel allows this process.
 
     Returns:
-        The placement of all ranks, block after block, and the number of blocks. Its workers are those of all
-        blocks, and so are its servers.
+        The placement of all ranks, block after block, and the number of blocks. It counts the workers and
+        servers of all blocks.
 
     Raises:
         BadOption: this host has no room for such blocks.
@@ -74,7 +68,7 @@ def place_blocks(
 
 
 def all_serve(block: int, servers: int) -> str:
-    """Say that a block has so many servers that nobody trains."""
+    """Return the message that a block has servers only."""
     ranks = f"{block} rank{'' if block == 1 else 's'}"
     why = f"--servers is {servers}, but the block has {ranks}, which leaves none to train"
     return f"{why}; give a larger --block"

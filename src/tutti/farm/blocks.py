@@ -4,8 +4,8 @@
          ▲                        └─► ranks of block 1 ┤
          └── connection to rank 0 of each block, reports, ends
 
-The server imports torch once. When a job fails, or a rank dies, the block's ranks and all that they have
-started are killed, and others are forked in their place; the other blocks do not notice. Ranks that have run
+The server imports torch once. When a job fails, or a rank dies, the block's ranks and their children
+are killed, and others are forked in their place; the other blocks do not notice. Ranks that have run
 code of the user's are replaced before the next job, as that code may have changed anything in them. Jobs of
 built-in parts leave nothing behind and share their ranks: a short job takes a sixth of the processor time
 that fresh ranks need for it.
@@ -117,7 +117,7 @@ class Block:
         return error if certain or all(one.ended for one in self.ranks) else None
 
     def end(self) -> None:
-        """Kill its ranks, and all that they have started."""
+        """Kill its ranks and their children."""
         self._stack.close()
 
 

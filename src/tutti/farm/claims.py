@@ -18,13 +18,13 @@ from tutti.records.run_folder import ERROR, RunFolder
 
 
 class Unclaimed:
-    """The jobs of a source that no other launch works on; it hears of those that have ended elsewhere, too.
+    """The jobs of a source that no other launch works on; it hears of jobs that have ended elsewhere, too.
 
     Args:
         folder: of the farm.
         launch: this one.
         source: the jobs, the same for all launches.
-        listener: is told of jobs that have ended elsewhere.
+        listener: hears of jobs that have ended elsewhere.
     """
 
     def __init__(self, folder: FarmFolder, launch: Launch, source: JobSource, listener: Listener) -> None:
@@ -45,7 +45,7 @@ class Unclaimed:
                 self._elsewhere = others[number + 1 :] + self._elsewhere
                 return job
         self._look_at = time.monotonic() + LOOK_S / 2
-        # What others have found out may have the source go on.
+        # Results of other launches may let the source go on.
         return self.next() if len(self._elsewhere) < len(others) else None
 
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:

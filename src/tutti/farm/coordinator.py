@@ -22,7 +22,7 @@ STOP_S: Final = 600.0
 """Time that a job has to save its state after the request to stop."""
 
 LOOK_S: Final = 0.2
-"""Pause between two looks of a free block whether a job that others work on is left to it."""
+"""Pause between two checks whether another launch has left a job."""
 
 
 # --- what a pool reports
@@ -30,12 +30,7 @@ LOOK_S: Final = 0.2
 
 @dataclass(frozen=True)
 class EpochOver:
-    """A block has trained an epoch of its job.
-
-    Attributes:
-        block: its number.
-        record: of the epoch.
-    """
+    """A block has trained an epoch of its job."""
 
     block: int
     record: EpochRecord
@@ -52,14 +47,7 @@ class JobOver:
 
 @dataclass(frozen=True)
 class BlockFailed:
-    """The job of a block has failed, or one of its ranks has died.
-
-    Attributes:
-        block: its number.
-        why: in one line.
-        traceback: all there is to say.
-        died: a rank has died, without a word of its own.
-    """
+    """The job of a block has failed (why: in one line), or one of its ranks has died without a report."""
 
     block: int
     why: str
@@ -78,11 +66,7 @@ PoolEvent = EpochOver | JobOver | BlockFailed | StopAsked
 
 
 class Pool(Protocol):
-    """Blocks of ranks.
-
-    Attributes:
-        blocks: how many.
-    """
+    """A number of blocks of ranks."""
 
     blocks: int
 
@@ -107,15 +91,11 @@ class Pool(Protocol):
         ...
 
     def restart(self, block: int) -> JobOver | None:
-        """Kill a block's ranks and start others, without a `BlockFailed`.
-
-        Returns:
-            The end of its job if the job has ended just now, else None.
-        """
+        """Kill a block's ranks and start others; return the `JobOver` that has come just now, if any."""
         ...
 
 
-# --- what is told to who looks on
+# --- what listeners hear
 
 
 @dataclass(frozen=True)
@@ -137,14 +117,7 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """A job has come to an end on a block.
-
-    Attributes:
-        job: which one.
-        block: the number of the block.
-        outcome: how.
-        traceback: why it has failed.
-    """
+    """A job has come to an end on a block."""
 
     job: FarmJob
     block: int
@@ -154,20 +127,20 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class JobFound:
-    """A job is known to have ended that no block of these has worked on."""
+    """A job has ended in another launch."""
 
     job: FarmJob
     outcome: JobOutcome
 
 
 @dataclass(frozen=True)
-class Stopping:
+class FarmStopping:
     """The farm has been asked to save and stop; no further job begins."""
 
     why: str
 
 
-Happening = JobBegan | EpochEnded | JobEnded | JobFound | Stopping
+Happening = JobBegan | EpochEnded | JobEnded | JobFound | FarmStopping
 Listener = Callable[[Happening], None]
 
 
@@ -177,10 +150,9 @@ class FarmOutcome:
 
     Attributes:
         stopped: why it has before the source had no more jobs; None: it has not.
-        seconds: how long it took.
-        busy_s: how long blocks have worked on jobs, added up.
-        blocks: how many there were.
-        ended: how many jobs have ended in each state.
+        seconds: by the clock.
+        busy_s: of all blocks' work on jobs, added up.
+        ended: the number of jobs that have ended in each state.
     """
 
     stopped: str | None
@@ -207,8 +179,8 @@ class Coordinator:
         source: the jobs.
         job_timeout_s: after how long a job counts as hanging; None: never.
         time_limit_s: after how long the farm saves and stops; None: never.
-        listener: is told of all that happens.
-        elsewhere: tells whether others work on jobs of the source, which it may give later.
+        listener: hears of every event.
+        elsewhere: returns whether other launches work on jobs of the source, which it may give later.
     """
 
     pool: Pool
@@ -271,7 +243,7 @@ class Coordinator:
             state = JobState.FINISHED if event.summary is not None else JobState.STOPPED
             self._end(event.block, state, event.summary, event.stopped)
         else:
-            # Whoever stops the farm may have sent SIGTERM to all of its processes.
+            # SIGTERM may have been sent to all processes of the farm.
             stopped = self._stopped is not None and event.died
             state = JobState.STOPPED if stopped else JobState.FAILED
             self._end(event.block, state, None, event.why, event.traceback)
@@ -310,7 +282,7 @@ class Coordinator:
     def _stop(self, why: str) -> None:
         if self._stopped is None:
             self._stopped, self._asked_at = why, self.pool.now()
-            self._tell(Stopping(why))
+            self._tell(FarmStopping(why))
             self.pool.ask_to_stop()
 
     def _tell(self, what: Happening) -> None:

@@ -44,14 +44,7 @@ class FarmJob:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The way in which a job has ended.
-
-    Attributes:
-        state: finished, stopped (it can go on) or failed.
-        seconds: how long its block has worked on it.
-        summary: of a finished run.
-        why: it has stopped or failed, in one line; its folder has the traceback.
-    """
+    """The end of a job: finished, stopped (it can go on) or failed, with why in one line."""
 
     state: JobState
     seconds: float
@@ -65,7 +58,7 @@ class JobSource(Protocol):
     def next(self) -> FarmJob | None:
         """Return the next job.
 
-        None: there is none as long as those that run have no result; without any that runs, the farm is done.
+        None: there is none until a running job has a result; if none runs, the farm is done.
         """
         ...
 
@@ -79,7 +72,7 @@ class JobSource(Protocol):
 
 
 def blocks_for(jobs: int, most: int) -> int:
-    """Return the fewest blocks that need no more waves for so many jobs than `most` blocks do.
+    """Return the fewest blocks that take as few waves for a number of jobs as `most` blocks do.
 
     Four jobs on three blocks take two waves, as on two blocks, which get the cores of the third as threads.
     """

@@ -14,12 +14,7 @@ INDEX_BYTES: Final = 1 << 20
 
 
 class SharedPlace(NamedTuple):
-    """The place of a host's data.
-
-    Attributes:
-        arena: the memory, of the process that started the blocks.
-        table: where in it the index begins.
-    """
+    """The memory of the process that started the blocks, and where in it the index of the data begins."""
 
     arena: FileAddress
     table: int
@@ -34,11 +29,7 @@ class BlockReady:
 class TrainTask:
     """Train. The ranks answer with an `EpochOver` for each epoch and a `JobOver` at the end.
 
-    Attributes:
-        block: the number of the block, for its answers.
-        job: the run.
-        log: the file for all that the ranks print meanwhile.
-        asks: after each epoch rank 0 waits for a bool: whether the run is to end with it.
+    What they print goes to `log`. If it `asks`, rank 0 waits for a bool after each epoch: whether to end.
     """
 
     block: int

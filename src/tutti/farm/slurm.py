@@ -1,4 +1,4 @@
-"""A farm for Slurm: a job array, each task of which works on the farm's folder with a block of its own.
+"""A farm for Slurm: a job array, each task of which works on the farm's folder with its own block.
 
     tutti cv ... --on slurm --blocks 8 ──► FARM/slurm.sh ──sbatch──► task 0: tutti cv ... --resume --out FARM
                                                                      task 1: the same; up to task 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 
 from tutti.errors import BadOption
 from tutti.farm.block_placement import place_blocks
@@ -39,30 +40,26 @@ def work_on(
 ) -> FarmOutcome:
     """Work on the jobs of a farm with blocks of ranks on this host, until there are none left.
 
-    The source hears at once of jobs that have finished earlier; jobs that had stopped go on from their newest
-    checkpoint, and those that had failed are tried again. Other launches may work on the same jobs meanwhile:
-    each job is trained by one of them, and all end with the last job.
+    Jobs that finished earlier are not trained again, stopped ones go on from their newest checkpoint, and
+    failed ones are tried again. Other launches may work on the same farm: each job is trained by one of them.
 
     Args:
         folder: of the farm.
-        source: the jobs.
+        source: of the jobs.
         block: the ranks of each block.
-        blocks: how many there are; None: as many as the cores allow, and no more than help with `jobs`.
+        blocks: their number; None: what the cores allow, but only those that help with `jobs`.
         threads: of each rank; None: those of earlier launches of the farm, or else what the cores allow.
-        jobs: how many the source will give, if that is known.
-        servers: how many ranks of each block keep a parameter centre in every job, and need no core.
-        job_timeout_s: after how many seconds a job counts as hanging: it fails. None: never.
-        time_limit_s: after how many seconds the farm saves and stops; None: never.
-        listener: is told of all that happens.
-
-    Returns:
-        How the work has ended. If it was asked to stop, all jobs that had begun can go on later.
+        jobs: the number that the source will give, if that is known.
+        servers: the number of ranks of each block that keep a parameter centre, and need no core.
+        job_timeout_s: seconds after which a job counts as hanging: it fails. None: never.
+        time_limit_s: seconds after which the farm saves and stops; None: never.
+        listener: hears of every event.
 
     Raises:
         BadOption: this host has no room for such blocks, or those of earlier launches had other ranks or
             threads.
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
-        DiskFull: there is no room for what a job writes; all that had begun can go on when there is.
+        DiskFull: there is no room for what a job writes; jobs that had begun can go on later.
         TuttiError: blocks do not come to work.
     """
     placement, count = _settle(folder, block, blocks, threads, jobs, servers)
@@ -71,20 +68,18 @@ def work_on(
     # This process waits from now on.
     give_back_memory()
     outcome = None
-    with folder.launch() as launch, SignalWatch() as signals:
+    with folder.launch() as launch, SignalWatch() as signals, ExitStack() as stack:
         # The farm itself looks for requests all the time.
         stopping = StopRequests(signals, StopPage())
         stopping.page.stoppable = True
-        with ExitStack() as stack:
-            pool = _pool(stack, folder, launch, placement, count, stopping)
-            stack.callback(pool.close)
-            recorder = _Recorder(folder, launch, listener)
-            left = Unclaimed(folder, launch, source, recorder.note)
-            limits = job_timeout_s, time_limit_s
-            coordinator = Coordinator(pool, left, *limits, recorder.note, left.elsewhere)
-            with suppress(EndedBySignal):
-                pool.gather()
-                outcome = coordinator.run()
+        pool = _pool(stack, folder, launch, placement, count, stopping)
+        stack.callback(pool.close)
+        note = partial(_note, folder, launch, listener)
+        left = Unclaimed(folder, launch, source, note)
+        coordinator = Coordinator(pool, left, job_timeout_s, time_limit_s, note, left.elsewhere)
+        with suppress(EndedBySignal):
+            pool.gather()
+            outcome = coordinator.run()
     stopping.act()
     assert outcome is not None, "a signal that ends everything raises"
     return outcome
@@ -134,22 +129,15 @@ def _settle(
     return placement, count
 
 
-class _Recorder:
-    """Writes into the folder of the farm what happens, and tells who else wants to know."""
-
-    def __init__(self, folder: FarmFolder, launch: Launch, listener: Listener | None) -> None:
-        self._folder, self._launch, self._listener = folder, launch, listener
-
-    def note(self, what: Happening) -> None:
-        """Note what has happened."""
-        now, folder, launch = time.time(), self._folder, self._launch
-        if isinstance(what, JobBegan):
-            launch.note(FarmEvent(now, "began", what.job.name, what.block, launch=launch.name))
-        elif isinstance(what, JobEnded):
-            outcome = what.outcome
-            if outcome.state is JobState.FAILED:
-                folder.write_error(what.job.name, what.traceback or outcome.why)
-            how = outcome.state.value, outcome.seconds, outcome.why
-            launch.note(FarmEvent(now, "ended", what.job.name, what.block, *how, launch.name))
-        if self._listener is not None:
-            self._listener(what)
+def _note(folder: FarmFolder, launch: Launch, listener: Listener | None, what: Happening) -> None:
+    """Write down what has happened, and pass it on."""
+    if isinstance(what, JobBegan):
+        launch.note(FarmEvent(time.time(), "began", what.job.name, what.block, launch=launch.name))
+    elif isinstance(what, JobEnded):
+        outcome = what.outcome
+        if outcome.state is JobState.FAILED:
+            folder.write_error(what.job.name, what.traceback or outcome.why)
+        how = outcome.state.value, outcome.seconds, outcome.why
+        launch.note(FarmEvent(time.time(), "ended", what.job.name, what.block, *how, launch.name))
+    if listener is not None:
+        listener(what)

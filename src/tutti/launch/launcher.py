@@ -6,7 +6,7 @@ import enum
 import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tutti.errors import UserError
 from tutti.launch.allocation import expand_counts
@@ -108,42 +108,24 @@ def ends_with_a_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _torchrun(environ: Mapping[str, str]) -> LaunchContext | None:
-    size = _number(environ, "WORLD_SIZE", 1)
-    if "TORCHELASTIC_RUN_ID" not in environ or size <= 1:
-        return None
-    return LaunchContext(
-        Launcher.TORCHRUN,
-        rank=_number(environ, "RANK", 0),
-        size=size,
-        local_rank=_known(environ, "LOCAL_RANK"),
-        local_size=_known(environ, "LOCAL_WORLD_SIZE"),
-    )
+    place = _read(environ, Launcher.TORCHRUN, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return place if "TORCHELASTIC_RUN_ID" in environ and place.size > 1 else None
 
 
 def _open_mpi(environ: Mapping[str, str]) -> LaunchContext | None:
     if "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
-    return LaunchContext(
-        Launcher.MPIRUN,
-        rank=_number(environ, "OMPI_COMM_WORLD_RANK", 0),
-        size=_number(environ, "OMPI_COMM_WORLD_SIZE", 1),
-        local_rank=_known(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_size=_known(environ, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    )
+    names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    return _read(environ, Launcher.MPIRUN, *names)
 
 
 def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
     """A task of an `srun` of several tasks."""
-    size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
-    if size <= 1 or not is_task(environ):
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    place = _read(environ, Launcher.SRUN, "SLURM_PROCID", size, "SLURM_LOCALID", "")
+    if place.size <= 1 or not is_task(environ):
         return None
-    return LaunchContext(
-        Launcher.SRUN,
-        rank=_number(environ, "SLURM_PROCID", 0),
-        size=size,
-        local_rank=_known(environ, "SLURM_LOCALID"),
-        local_size=_slurm_tasks_here(environ),
-    )
+    return replace(place, local_size=_slurm_tasks_here(environ))
 
 
 def is_task(environ: Mapping[str, str]) -> bool:
@@ -166,19 +148,21 @@ def _pmi(environ: Mapping[str, str]) -> LaunchContext | None:
     """A rank of MPICH, Intel MPI or another launcher that speaks PMI or PMIx, outside of Slurm."""
     if "SLURM_STEP_ID" in environ or not ("PMI_SIZE" in environ or "PMIX_RANK" in environ):
         return None
-    size = _known(environ, "PMI_SIZE")
-    if size is None:
+    if _known(environ, "PMI_SIZE") is None:
         raise UserError(
             f"a launcher started this process as rank {environ.get('PMIX_RANK')}, but does not tell how many "
             "there are (PMI_SIZE is not set); start the ranks with mpirun or srun"
         )
-    return LaunchContext(
-        Launcher.MPIRUN,
-        rank=_number(environ, "PMI_RANK", _number(environ, "PMIX_RANK", 0)),
-        size=size,
-        local_rank=_known(environ, "MPI_LOCALRANKID"),
-        local_size=_known(environ, "MPI_LOCALNRANKS"),
-    )
+    rank = "PMI_RANK" if "PMI_RANK" in environ else "PMIX_RANK"
+    return _read(environ, Launcher.MPIRUN, rank, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def _read(
+    environ: Mapping[str, str], launcher: Launcher, rank: str, size: str, local_rank: str, local_size: str
+) -> LaunchContext:
+    """Read a place from the variables of these names."""
+    place = _number(environ, rank, 0), _number(environ, size, 1)
+    return LaunchContext(launcher, *place, _known(environ, local_rank), _known(environ, local_size))
 
 
 def _known(environ: Mapping[str, str], name: str) -> int | None:

@@ -182,16 +182,6 @@ def inherited() -> dict[str, str]:
     return environment
 
 
-def _children_of(process: int) -> list[int]:
-    """The processes that a process has started, and not waited for."""
-    found = list[int]()
-    with suppress(OSError):
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            with suppress(OSError):
-                found += map(int, (thread / "children").read_text().split())
-    return found
-
-
 def end_mpirun(process: subprocess.Popen[bytes], *, at_once: bool = False) -> None:
     """End mpirun, the leader of its session, which ends its ranks unless they are ended `at_once`."""
     if not at_once:
@@ -199,9 +189,11 @@ def end_mpirun(process: subprocess.Popen[bytes], *, at_once: bool = False) -> No
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     if process.poll() is None:
+        import psutil  # It would slow every start.
+
         # The programs by which it reaches other hosts, such as ssh, each lead a process group.
-        agents = _children_of(process.pid)
-        for group in (process.pid, *agents):
+        agents = psutil.Process(process.pid).children()
+        for group in (process.pid, *(agent.pid for agent in agents)):
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         process.wait()

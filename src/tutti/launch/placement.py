@@ -139,7 +139,7 @@ def place_ranks(
     if context.launcher is not Launcher.ALONE:
         return _launched(context.launcher, context.size, wanted, threads, hosts, servers)
     if hosts is not None:
-        return _on_hosts(given_hosts(hosts), wanted, threads, servers)
+        return _on_hosts(read_hosts(hosts), wanted, threads, servers)
     cores = cores or allowed_cores()
     count = wanted or cores.usable
     refuse_too_many(count + servers, cores)
@@ -199,36 +199,20 @@ def _wanted(workers: str | int) -> int | None:
 def _launched(
     launcher: Launcher, size: int, wanted: int | None, threads: int | None, hosts: str | None, servers: int
 ) -> Placement:
+    started = f"{launcher.value} has started {_count(size, 'rank')}"
+    without = f"or run the command without {launcher.value}"
     if hosts is not None:
         raise BadOption(
-            f"--hosts starts the ranks itself, but {launcher.value} has already started {size}; "
-            f"leave --hosts out, or run the command without {launcher.value}"
+            f"--hosts starts the ranks itself, but {started} already; leave --hosts out, {without}"
         )
     if servers >= size:
         raise BadOption(
-            f"--servers is {servers}, but {launcher.value} has started {_count(size, 'rank')} in all, which "
-            f"leaves none to train; start more ranks, servers included"
+            f"--servers is {servers}, but {started} in all, which leaves none to train; start more"
         )
     if wanted is not None and wanted != size - servers:
         kept = f", {servers} of them for servers" if servers else ""
-        raise BadOption(
-            f"--workers is {wanted}, but {launcher.value} has started {_count(size, 'rank')}{kept}; "
-            f"leave --workers out, or run the command without {launcher.value}"
-        )
+        raise BadOption(f"--workers is {wanted}, but {started}{kept}; leave --workers out, {without}")
     return Placement(size - servers, threads, launcher=launcher, servers=servers)
-
-
-def given_hosts(given: str) -> tuple[Host, ...]:
-    """The hosts of `--hosts`."""
-    if given == SLURM and not Path(given).is_file():
-        allocation = find_allocation(os.environ)
-        if allocation is None:
-            raise BadOption(
-                "--hosts slurm takes the nodes of Slurm's allocation, and this process is in none; get one "
-                "with salloc or sbatch, or name the hosts: --hosts node1:4,node2:4"
-            )
-        return tuple(map(Host, allocation.nodes, allocation.tasks))
-    return read_hosts(given)
 
 
 def _of_slurm() -> Iterator[str]:
@@ -312,11 +296,19 @@ def read_hosts(given: str) -> tuple[Host, ...]:
 
     Args:
         given: "a:4,b:4", or the path of a host file, whose lines read "a slots=4", "a:4" or "a"; a # begins a
-            comment.
+            comment; or "slurm" for the nodes of Slurm's allocation.
 
     Raises:
         BadOption: there is no host in it, a name or number cannot be used, or a host is named twice.
     """
+    if given == SLURM:
+        allocation = find_allocation(os.environ)
+        if allocation is None:
+            raise BadOption(
+                "--hosts slurm takes the nodes of Slurm's allocation, and this process is in none; get one "
+                "with salloc or sbatch, or name the hosts: --hosts node1:4,node2:4"
+            )
+        return tuple(map(Host, allocation.nodes, allocation.tasks))
     entries, path = given.split(","), Path(given)
     if path.is_file() or "/" in given:
         try:

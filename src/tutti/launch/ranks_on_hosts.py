@@ -39,10 +39,10 @@ from tutti.launch.mpirun import (
 )
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.launch.rank_connections import PATIENT_S, QUICK_S, STACKS, STOP, RankConnections, RemoteJob
-from tutti.launch.recovery import Recovery, Replaced
 from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, StopRequests
+from tutti.launch.supervisor import Recovery, Replaced
 from tutti.terminal import warn_on_stderr
 
 FIRST_S: Final = 60.0

@@ -29,14 +29,20 @@ PAD: Final = 64 << 20
 TUNABLES: Final = "GLIBC_TUNABLES"
 """The environment variable that glibc reads when a process starts."""
 
-SPINS: Final = {"GOMP_SPINCOUNT": "10000"}
-"""Half a millisecond on a Xeon, of a time slice of three; read when torch is imported."""
+SPINS: Final = "GOMP_SPINCOUNT"
+"""The environment variable that OpenMP reads when torch is imported."""
+
+
+def spin_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that limit spinning; none if the user has set them."""
+    # Half a millisecond on a Xeon, of a time slice of three.
+    return {} if {SPINS, "OMP_WAIT_POLICY"} & environ.keys() else {SPINS: "10000"}
 
 
 def start_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables to start a rank with; what the user has set stays."""
     chosen = environ.get(TUNABLES, "")
-    settings = {} if {*SPINS, "OMP_WAIT_POLICY"} & environ.keys() else dict(SPINS)
+    settings = spin_settings(environ)
     if not _is_chosen(environ) and "glibc.malloc." not in chosen:
         settings[TUNABLES] = ":".join(filter(None, (chosen, "glibc.malloc.tcache_count=0")))
     return settings

@@ -15,7 +15,7 @@ from tutti.launch.placement import Placement
 from tutti.launch.world import end_mpi_job, join, refuse_stranger
 
 if TYPE_CHECKING:
-    from tutti.launch.recovery import Recovery
+    from tutti.launch.supervisor import Recovery
 
 ONE_AT_A_TIME: Final = threading.RLock()
 """Held by the thread that is a rank: random generators and torch's settings are those of the process."""

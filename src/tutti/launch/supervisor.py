@@ -17,6 +17,7 @@ import selectors
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
 
@@ -32,9 +33,11 @@ from tutti.launch.rank_processes import (
     note_server_message,
     start_ranks,
 )
-from tutti.launch.recovery import DUE_S, Recovery, Replaced
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, StopRequests
+
+DUE_S: Final = 0.1
+"""Time between two calls of `Recovery.is_due`."""
 
 CAUSE_S: Final = 1.0
 """The wait for the cause, after a rank has reported that it lost a peer."""
@@ -44,6 +47,23 @@ TOGETHER_S: Final = 0.1
 
 FINISH_S: Final = 10.0
 """Time of a rank that is done to exit."""
+
+
+class Replaced(Exception):
+    """The ranks were ended because others take over."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The caller's side of all starts of a job that goes on after the loss of a rank.
+
+    Attributes:
+        stopping: receives the signals of all starts; the caller acts on the last one.
+        is_due: called every `DUE_S`; returns whether the ranks are to be ended, by `Replaced`.
+    """
+
+    stopping: StopRequests
+    is_due: Callable[[], bool]
 
 
 def supervise(

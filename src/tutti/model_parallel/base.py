@@ -120,11 +120,7 @@ class Portion(ABC):
 
     @abstractmethod
     def state(self, of: Of = values_of) -> dict[str, Any]:
-        """The state of the whole model by name, as the undivided module would give it (collective).
-
-        Args:
-            of: what is taken of each tensor: its values, or its gradient as far as this team has added to it.
-        """
+        """Return the values or gradients of the whole model by name, as undivided (collective)."""
 
     def to_save(self, state: State) -> State:
         """Return the state of this portion's trainer as a checkpoint has it."""
@@ -159,14 +155,7 @@ class Whole(Portion):
 
 
 class TeamPortion(Portion):
-    """One rank's portion of a model that a team holds together.
-
-    Args:
-        module: the portion, or the model that is to become it.
-        ranks: who holds what.
-        counts: as in `NormShare`.
-        group: torch.distributed among the ranks, where that is used.
-    """
+    """One rank's portion of a model that a team holds together; `counts` is that of `NormShare`."""
 
     def __init__(
         self,

@@ -24,10 +24,6 @@ PATIENCE: Final = timedelta(minutes=30)
 class TeamMesh:
     """The process group of all ranks, and its mesh of (teams, ranks of a team); made together (collective).
 
-    Args:
-        comm: all ranks.
-        team: how many neighbours hold one model together.
-
     Attributes:
         team: the ranks of this rank's team.
 

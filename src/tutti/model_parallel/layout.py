@@ -107,21 +107,13 @@ def parse_layout(text: str, options: Mapping[str, Any], ranks: int) -> Layout:
 
 
 def ranks_of(text: str) -> int | None:
-    """Return the number of ranks that a layout asks for; None if that is left open.
-
-    Raises:
-        UnknownName, BadOption: it is no layout.
-    """
+    """Return the number of ranks that a layout asks for; None if that is left open."""
     _, team, data = _sizes(text)
     return team * data if team is not None and data is not None else None
 
 
 def options_of(text: str) -> list[str]:
-    """Return the names of the options that a layout has.
-
-    Raises:
-        UnknownName, BadOption: it is no layout.
-    """
+    """Return the names of the options that a layout has."""
     return WAYS[_sizes(text)[0]]
 
 
@@ -145,13 +137,7 @@ def _sizes(text: str) -> tuple[str, int | None, int | None]:
 
 
 def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
-    """Make this rank's portion of a model (collective).
-
-    Args:
-        layout: who holds what; None: each rank the whole.
-        comm: all ranks that train.
-        module: the model, alike on all ranks. It becomes the portion.
-        workload: the samples and the loss.
+    """Make this rank's portion of a model (collective); without a layout each rank has the whole.
 
     Raises:
         BadModel: the model cannot be divided like that; the message names the layer.
@@ -167,11 +153,7 @@ def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, wor
 def rank_need(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
     """Return the memory of the rank that needs the most.
 
-    Args:
-        layout: who holds what.
-        module: the whole model, which stays as it is.
-        workload: the samples and the loss.
-        state: the bytes of state that the optimizer keeps for each byte of parameters.
+    `state` is the bytes of state that the optimizer keeps for each byte of parameters.
 
     Raises:
         BadModel, BadOption: as in `portion_of`.

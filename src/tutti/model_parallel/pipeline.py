@@ -52,8 +52,6 @@ class StageDivision:
     """The division of a model into the stages of a pipeline.
 
     Attributes:
-        schedule: its name.
-        microbatches: the number that a batch is cut into.
         stages: one for each rank.
         shapes: what goes into each stage, and comes out of the last, for a microbatch: on the meta device.
     """

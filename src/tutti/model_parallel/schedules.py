@@ -23,11 +23,7 @@ from tutti.training.losses import Loss
 
 
 def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int) -> int:
-    """The number of microbatches into which a team of `ranks` cuts its batch, of `batch` samples.
-
-    Raises:
-        BadOption: there are too few samples, or the schedule does not allow this number.
-    """
+    """Return the number of microbatches of a batch, or refuse `count` by `BadOption`."""
     if count is None:
         return max(1, min(2 * ranks, batch))
     if count > batch:
@@ -54,13 +50,6 @@ class MicrobatchPasses:
     Attributes:
         spans: the work of this rank in the last whole step.
         idle: the share of its time that it waited there.
-
-    Args:
-        schedule: its name.
-        stage: of this rank.
-        shapes: what goes into each stage, and comes out of the last.
-        group: the ranks of the team.
-        loss: of a microbatch.
     """
 
     def __init__(
@@ -77,15 +66,10 @@ class MicrobatchPasses:
     ) -> tuple[float, float, Tensor] | None:
         """Forward and backward of equal microbatches (collective over the team).
 
-        Args:
-            inputs: a multiple of `microbatches` samples; used by the first stage.
-            targets: used by the last stage.
-            microbatches: how many.
-            weight: of each microbatch's loss; gradients accumulate.
+        The loss of each counts `weight`; gradients accumulate.
 
         Returns:
-            On the rank with the last stage the weighted sum of the microbatches' losses, the sum of their
-            denominators, and the outputs; None elsewhere.
+            On the last rank the weighted sum of the losses, the sum of their denominators, and the outputs.
         """
         if not self._latest:
             self._began = monotonic()

@@ -155,14 +155,10 @@ class ShardedWorker(Worker):
 
 
 class OwnSlices:
-    """A rank's own parts of an optimizer's parameters, as tensors that it moves instead, for `with`.
+    """A rank's own parts of an elementwise optimizer's parameters, which it moves instead inside of `with`.
 
     For each operation on DTensors torch works out how its result is divided, which takes longer than the
-    operation on a small tensor. An elementwise optimizer gives the same without.
-
-    Args:
-        optimizer: elementwise. From now on it keeps its state for the parts; outside of `with` its param
-            groups have the parameters.
+    operation on a small tensor. The optimizer keeps its state for the parts.
 
     Attributes:
         moved: the parts, by the model's parameter.
@@ -200,10 +196,7 @@ class OwnSlices:
 
 
 def units(module: nn.Module) -> list[nn.Module]:
-    """Return the parts of a module that are gathered one by one: each layer, and the module last.
-
-    Layers that share a parameter are left to the module.
-    """
+    """Return the parts of a module that are gathered one by one; the last one has all shared parameters."""
     owners = Counter(p for layer in module.modules() for p in layer.parameters(recurse=False))
     layers = [layer for layer in module.modules() if layer is not module]
     alone = [

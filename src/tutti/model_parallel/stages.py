@@ -121,16 +121,11 @@ def _named(root: nn.Module, name: str) -> Any:
 def stages_of(
     module: nn.Module, inputs: Tensor, arithmetic: Arithmetic, count: int
 ) -> tuple[list[GraphBlock], list[Tensor]]:
-    """Cut a model into stages; every rank finds the same, in every run.
-
-    Args:
-        module: stays as it is.
-        inputs: of a microbatch.
-        arithmetic: how the model computes.
-        count: the number of stages.
+    """Cut a model, which stays as it is, into `count` stages; every rank finds the same, in every run.
 
     Returns:
-        The stages; and what goes into each, and comes out of the last: shapes on the meta device.
+        The stages; and what goes into each, and comes out of the last, for the inputs of a microbatch: shapes
+        on the meta device.
 
     Raises:
         BadModel: the model's forward cannot be traced, or it has fewer blocks than stages.
@@ -150,15 +145,8 @@ def stages_of(
 def balance(work: Sequence[float], nbytes: Sequence[int], count: int) -> list[slice]:
     """Cut blocks into consecutive stages that are even in work, as far as memory allows.
 
-    The largest share of a stage in the work, or in the memory over `ROOM`, is as small as can be.
-
-    Args:
-        work: of each block.
-        nbytes: that each block needs.
-        count: the number of stages, not above that of the blocks.
-
-    Returns:
-        The blocks of each stage, at least one.
+    The largest share of a stage in the work, or in the memory over `ROOM`, is as small as can be. Each stage
+    gets at least one block.
     """
     totals = [(sum(work) or 1.0, list(accumulate(work, initial=0.0)))]
     totals += [((sum(nbytes) or 1) * ROOM, list(accumulate(map(float, nbytes), initial=0.0)))]
@@ -231,12 +219,10 @@ def _smallest(
 
 
 class _TracedRun(Interpreter):
-    """An interpreter that notes what an operation costs, and if it keeps the samples in the first dimension.
+    """An interpreter that notes the cost of each operation, in bytes and work.
 
     Attributes:
-        edges: by operation what it makes, on the meta device, if the first dimension is the samples.
-        made: the bytes that each makes.
-        work: arithmetic operations, and `OPERATIONS_PER_BYTE` for the bytes.
+        edges: the results whose first dimension is the samples, on the meta device.
     """
 
     def __init__(self, module: nn.Module, graph: Graph, samples: int, arithmetic: Arithmetic) -> None:

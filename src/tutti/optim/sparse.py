@@ -45,10 +45,6 @@ class RowOptimizer:
     State that the user's optimizer has already is carried over. SGD and Adagrad do what they do to a dense
     gradient. Adam is torch's `SparseAdam`: the moments of a row change only when the row is touched.
 
-    Args:
-        optimizer: the user's; its options are read again at every step.
-        tables: parameters of it, from `sparse_tables`, whose gradients autograd makes.
-
     Raises:
         BadOption: the optimizer cannot move rows alone, by its class or by an option.
     """

@@ -81,7 +81,6 @@ class Checkpoints:
         loop.folders[folder] = self.close
         loop.keeps_places = True
         loop.generators += [thing for thing in objects.values() if isinstance(thing, torch.Generator)]
-        loop.objects += [thing for thing in objects.values() if not isinstance(thing, torch.Generator)]
         atexit.register(self.close)
 
     def save(self, step: int, *, wait: bool = False, score: float | None = None, **values: Any) -> bool:

@@ -155,7 +155,8 @@ def _replica_of(model: nn.Module, loop: OwnLoop) -> tuple[Replica, list[list[tor
                 "looks up, and the other ranks do not; scale its weights in the loop, after each step"
             )
     own = [(parameter, parameter.grad) for parameter in model.parameters()]
-    memory, copies = strategies.visible_memory(comm)
+    # A single rank has its weights where they were, such as on a GPU.
+    memory, copies = strategies.visible_memory(comm) if comm.size > 1 else (None, [])
     replica = strategies.place(model, comm, WeightPlacement.PRIVATE, memory, frozen=True)
     if comm.size > 1 and replica.scattered:
         raise BadModel(

@@ -37,7 +37,7 @@ Entry = tuple[str, int, torch.dtype]
 """What the optimizer keeps under a name, for parameters of a flat vector, in a dtype."""
 
 
-class Slot(NamedTuple):
+class GradientCell(NamedTuple):
     """The places of a parameter's weights and of its gradient, with their addresses."""
 
     parameter: nn.Parameter
@@ -81,7 +81,9 @@ class DividedOptimizer:
             for parameter, (flat, span) in zip(self._parameters, self._places, strict=True)
         ]
         self._slots = [
-            Slot(parameter, weights, weights.data_ptr(), gradient, gradient.data_ptr(), gradient.stride())
+            GradientCell(
+                parameter, weights, weights.data_ptr(), gradient, gradient.data_ptr(), gradient.stride()
+            )
             for parameter, weights, gradient in zip(self._parameters, self._weights, views, strict=True)
         ]
         tables = sparse_tables(replica.module)
@@ -93,7 +95,7 @@ class DividedOptimizer:
         # At the last division: the parameters by groups, and the frozen ones.
         self._listed: list[list[int]] = []
         self._frozen: list[nn.Parameter] = []
-        self._moved: list[Slot] = []
+        self._moved: list[GradientCell] = []
         # A vector like the weights; or, of counters, a cell for each parameter.
         self._vectors: dict[Entry, Tensor] = {}
         self._seen: dict[Entry, Tensor] = {}  # the same, as the program gets it

@@ -23,7 +23,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadModel, BadOption
 from tutti.optim.sparse import sparse_tables
 from tutti.own_loop.meetings import Meetings, Purpose
-from tutti.replica import ALIGNMENT, Flat, Replica, is_there, stretch_like
+from tutti.replica import ALIGNMENT, Flat, Replica, stretch_like
 
 PIECE = 1 << 16
 """Elements that are averaged at a time: they are still in the cache when all rows get the mean."""
@@ -56,7 +56,8 @@ class Cell:
         """Return whether a gradient is stored in this cell."""
         return (
             not gradient.is_sparse
-            and is_there(gradient, self.view, self.address)
+            and gradient.data_ptr() == self.address
+            and gradient.stride() == self.view.stride()  # not so what is transposed
             and gradient.dtype == self.view.dtype
         )
 

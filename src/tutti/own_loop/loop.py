@@ -16,7 +16,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import Purpose
-from tutti.own_loop.places import IterationStart, length_of, samplers_of
+from tutti.own_loop.places import IterationStart, length_of
 from tutti.own_loop.sums import is_sum
 
 Number = TypeVar("Number", float, Tensor)
@@ -82,7 +82,6 @@ class LoopBatches:
         keeps_places: whether checkpoints are taken.
         resumed: the places where the next iterations go on, to train.
         generators: those whose states checkpoints have.
-        objects: what else has a state in them.
     """
 
     comm: Communicator
@@ -93,7 +92,6 @@ class LoopBatches:
     keeps_places: bool = False
     resumed: list[IterationStart] = field(default_factory=list)
     generators: list[torch.Generator] = field(default_factory=list)
-    objects: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.counts = self._before_all = SampleCounts(1, self.comm.size)
@@ -110,10 +108,6 @@ class LoopBatches:
                 self.resumed.remove(one)
                 return one
         return IterationStart(length)
-
-    def kept_samplers(self, batches: object) -> list[Any]:
-        """Return the samplers of a loader whose states checkpoints have."""
-        return [one for one in samplers_of(batches) if any(one is kept for kept in self.objects)]
 
     def note_step(self) -> None:
         """Count the batches that are there as trained, as an optimizer has been stepped."""

@@ -3,15 +3,13 @@
     before    start ─ batch 1 ─ batch 2 ─ step ─ save
     later     start ─ 1, 2 left out ─────────────────── batch 3 ─ ...
 
-The later iteration begins with the random numbers that the earlier one began with, and a sampler that has a
-state with that, so the same batches are drawn; the samples of the first ones are not read. After that both go
-on as they were saved.
+The later iteration begins with the random numbers that the earlier one began with, so the same batches are
+drawn; the samples of the first ones are not read. After that the random numbers go on as they were saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
@@ -22,7 +20,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tutti.errors import BadOption
-from tutti.object_state import load_state_of, state_of
 from tutti.state import Values
 from tutti.training.module_state import load_random_state, random_state
 
@@ -38,7 +35,6 @@ class IterationStart:
         first: the number of batches of all ranks to leave out, as they were trained on earlier.
         random: of this process's random numbers.
         generators: of the loader's own.
-        samplers: of the user's samplers that checkpoints have.
         check: a checksum of the first batch's indices; 0: it has none, or none is drawn yet.
     """
 
@@ -46,27 +42,16 @@ class IterationStart:
     first: int = 0
     random: Values = field(default_factory=dict)
     generators: list[Tensor] = field(default_factory=list)
-    samplers: list[Any] = field(default_factory=list)
     check: int = 0
 
-    def begin(
-        self, batches: Iterable[T], generators: Sequence[torch.Generator] = (), samplers: Sequence[Any] = ()
-    ) -> Iterator[T]:
-        """Begin the iteration over `batches`, or go on with it behind the first ones.
-
-        Args:
-            batches: of all ranks.
-            generators: that the samplers draw from.
-            samplers: those whose states checkpoints have.
-        """
-        random, states = random_state(), [deepcopy(state_of(one, "sampler")) for one in samplers]
+    def begin(self, batches: Iterable[T], generators: Sequence[torch.Generator] = ()) -> Iterator[T]:
+        """Begin the iteration over the batches of all ranks, drawn from generators, or go on with it."""
+        random = random_state()
         if not self.random:
-            self.random, self.samplers = random, states
+            self.random = random
             self.generators = [one.get_state() for one in generators]
             return iter(batches)
         load_random_state(self.random)
-        for sampler, state in zip(samplers, self.samplers, strict=False):
-            load_state_of(sampler, deepcopy(state))
         for generator, numbers in zip(generators, self.generators, strict=False):
             generator.set_state(numbers)
         source = iter(batches)
@@ -76,13 +61,9 @@ class IterationStart:
                     "the loop cannot go on in the middle of its epoch: the loader's sampler gives other "
                     "samples than before the checkpoint. Give the loader the same data set and batch size, "
                     "and a sampler whose order depends on torch.manual_seed, on the epoch (set_epoch), or on "
-                    "a torch.Generator or its own state_dict() that tutti.checkpoints() is given"
+                    "a torch.Generator that tutti.checkpoints() is given"
                 )
         load_random_state(random)
-        for sampler, state in zip(samplers, states, strict=True):
-            # Drawing has changed it as it did then; the program may have changed more.
-            if repr(state_of(sampler, "sampler")) != repr(state):
-                load_state_of(sampler, state)
         return source
 
 
@@ -101,13 +82,8 @@ def check_of(indices: Any) -> int:
 
 def generators_of(batches: object) -> list[torch.Generator]:
     """Return the generators that a loader draws from, itself or in its samplers."""
-    found = (getattr(owner, "generator", None) for owner in (batches, *samplers_of(batches)))
+    owners: list[Any] = [batches]
+    if isinstance(batches, DataLoader):
+        owners += [batches.sampler, batches.batch_sampler, getattr(batches.batch_sampler, "sampler", None)]
+    found = (getattr(owner, "generator", None) for owner in owners)
     return list(dict.fromkeys(one for one in found if isinstance(one, torch.Generator)))
-
-
-def samplers_of(batches: object) -> list[Any]:
-    """Return the samplers of a loader."""
-    if not isinstance(batches, DataLoader):
-        return []
-    sampler: Any = batches.batch_sampler
-    return [batches.sampler, sampler, getattr(sampler, "sampler", None)]

@@ -91,14 +91,14 @@ class ShardSampler:
         # Not the loader itself: the rank's own, and its processes, live as long as that does.
         self.batches = cast("Iterable[list[Any]]", loader.batch_sampler)
         self.dataset, self.loop = loader.dataset, loop
-        self._generators, self._samplers = generators_of(loader), loop.kept_samplers(loader)
+        self._generators = generators_of(loader)
         self.counts: list[SampleCounts] = []
         self.start: IterationStart | None = None
 
     def __iter__(self) -> Iterator[list[Any]]:
         loop, comm, start = self.loop, self.loop.comm, self.start
         self.counts, indices = [], _checksum(self.dataset)
-        source = start.begin(self.batches, self._generators, self._samplers) if start else iter(self.batches)
+        source = start.begin(self.batches, self._generators) if start else iter(self.batches)
         ahead = AHEAD if comm.size > 1 and _draws_at_once(self.batches) else 1
         while True:
             drawn = [list(batch) for batch in islice(source, ahead)]

@@ -1,7 +1,7 @@
 """The contracts of a parameter centre and of its rule, which strategies see.
 
 A centre has one vector of weights for each of a replica's flat vectors. It is cut into slots, each a slice of
-every vector; a message is applied to one slot after the other, and while that happens nobody else reads or
+every vector; a message is applied to one slot after the other, and meanwhile no other worker reads or
 moves the slot.
 
     weights   ├───────── slot 0 ─────────┼───────── slot 1 ─────────┼───────── slot 2 ─────────┤
@@ -33,12 +33,7 @@ Allocate: TypeAlias = Callable[[int, torch.dtype], Tensor]
 
 @dataclass(frozen=True)
 class Slot:
-    """A part of the centre that is locked, moved and counted as one.
-
-    Attributes:
-        number: from 0, in the order of the vectors.
-        places: its slice of each vector.
-    """
+    """A part of the centre that is locked, moved and counted as one: a slice of each vector."""
 
     number: int
     places: tuple[slice, ...]
@@ -60,12 +55,10 @@ class Push:
     """A message for one slot.
 
     Attributes:
-        slot: the slot's number.
         centre: the slot's weights.
-        message: the worker's vectors.
-        reply: where its answer goes; may be `message` itself. None: it wants none.
+        reply: where the answer goes; may be `message` itself. None: no answer is wanted.
         then: the weights at which the message was computed, if the rule `compares`.
-        staleness: how many messages of others were applied since that worker last read the slot.
+        staleness: the number of other workers' messages applied since this one last read the slot.
     """
 
     slot: int
@@ -123,7 +116,7 @@ class Rule(ABC):
         return
 
     def state(self, slot: int) -> LocalState:
-        """Return what is kept for a slot besides the weights, by parameter, while nobody moves it."""
+        """Return what is kept for a slot besides the weights, by parameter; not while it is moved."""
         return LocalState()
 
     def load_state(self, held: Named) -> None:
@@ -144,8 +137,8 @@ class Receipt:
     """Measurements of an exchange with the centre.
 
     Attributes:
-        staleness: how many messages of others were applied between this worker's last reading and now, the
-            most of all slots; None: it is not known here.
+        staleness: the number of other workers' messages applied since this one's last reading, the most of
+            all slots; None: it is not known here.
         age_s: seconds since this worker's last reading.
         wait_s: seconds that it waited for others.
         bytes_sent: what it sent, or wrote for others to read.
@@ -185,17 +178,14 @@ class Centre(ABC):
 
     @abstractmethod
     def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
-        """Push a message and pull the answer; nothing comes between the two in any slot.
+        """Push a message and pull the answer, by default into the message, as one operation in each slot.
 
-        Args:
-            message: one vector for each of the replica's. It may be overwritten.
-            reply: where the answer goes; by default, into `message`.
-            at: the weights at which the message was computed, if the rule `compares`; may be `reply`.
+        The arguments are those of `push`; `at` may be `reply`.
         """
 
     @abstractmethod
     def read(self, into: Vectors) -> None:
-        """Read the weights that all have agreed on, without a trace on the staleness (collective).
+        """Read the agreed weights, without a trace on the staleness (collective).
 
         Every worker finds the same weights: those after all messages that any of them has brought before.
         """
@@ -204,16 +194,12 @@ class Centre(ABC):
     def tick(self, slack: int, into: Vectors) -> Receipt:
         """Count a step of this worker, wait until no other is more than `slack` steps behind, and then read.
 
-        So what is read has all messages that the others brought before they counted those steps. Workers that
-        have left are not waited for.
-
-        Returns:
-            The pull's measurements; its staleness is that of the message that this worker pushed last.
+        Workers that have left are not waited for. The staleness returned belongs to the last message pushed.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """Push nothing until `rejoin`, so that nobody waits for this worker; repeated calls do nothing."""
+        """Push nothing until `rejoin`; no worker waits for this one. Repeated calls do nothing."""
 
     @abstractmethod
     def rejoin(self) -> None:

@@ -36,13 +36,9 @@ _OF_MODEL: Final = "weights/"
 
 
 class ServedCentre(Centre):
-    """One worker's view of a centre on servers (collective over the workers).
+    """One worker's view of a centre on servers (collective over the workers `comm`).
 
-    Args:
-        comm: the workers.
-        servers: the ranks that hold the centre, and how to reach them.
-        flats: of the replica; the weights of worker 0 are the centre's first ones.
-        rule: what the centre does with a message; its settings are read at every message.
+    The weights of worker 0 are the centre's first ones; the rule's settings are read at every message.
     """
 
     def __init__(self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule) -> None:
@@ -133,7 +129,7 @@ class ServedCentre(Centre):
         self._workers.barrier()
 
     def _flush(self) -> None:
-        """Wait until the servers have served all that any worker has asked for."""
+        """Wait until the servers have served every earlier request of any worker."""
         self._ask_all(Request.READ)
         self._take(None)
         self._workers.barrier()

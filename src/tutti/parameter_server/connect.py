@@ -12,19 +12,9 @@ from tutti.replica import Replica
 
 
 def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
-    """Take part in a centre (collective over the workers). Its first weights are those of worker 0.
+    """Take part in a centre (collective over the workers), in shared memory if `comm` has no servers.
 
-    Args:
-        comm: the workers; `comm.servers` says whether there are ranks that hold the centre.
-        replica: the model; its weights are the same on every worker.
-        rule: what the centre does with a message; this worker's own object, made alike on all of them.
-
-    Returns:
-        In shared memory, when all workers are on one host and there are no servers; else on the servers, with
-        a centre on each host below them if `comm.servers.levels` is 2.
-
-    Raises:
-        BadOption: the workers are on several hosts and there is no server.
+    Its first weights are worker 0's. Each worker has its own rule object, made alike on all.
     """
     servers = comm.servers
     if servers is None:

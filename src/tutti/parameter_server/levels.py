@@ -30,11 +30,7 @@ from tutti.state import Saved, State
 
 
 class LevelledCentre(Centre):
-    """One worker's view of two levels of centres (collective over the workers).
-
-    Args:
-        rule: of the hosts' centres.
-    """
+    """One worker's view of two levels of centres (collective over the workers); `rule` is the hosts'."""
 
     def __init__(self, comm: Communicator, servers: Servers, flats: Sequence[Flat], rule: Rule) -> None:
         above = rule.above(comm.hosts)

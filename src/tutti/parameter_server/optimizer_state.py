@@ -36,12 +36,8 @@ class SharedState:
 
     A parameter has no state before its first step: the process that makes it copies the state here, and from
     then on the optimizers of all processes have the shared tensors themselves. A tensor that takes the place
-    of a shared one is copied into it after the step.
-
-    Args:
-        parameters: those that the optimizer may keep something for.
-        presence: for each entry whether there is a value, in one byte; zeros at first.
-        entries: the entries, and the memory of each.
+    of a shared one is copied into it after the step. `presence` has a byte for each entry: whether there is a
+    value; zeros at first.
     """
 
     def __init__(
@@ -119,13 +115,7 @@ def allocate_states(
     described: Sequence[list[StateEntry]],
     allocate: Allocate,
 ) -> list[SharedState]:
-    """Set memory aside for the states of several optimizers (collective).
-
-    Args:
-        owners: this process's optimizers, and the parameters that they may keep something for.
-        described: what each of them keeps.
-        allocate: makes the memory.
-    """
+    """Set memory aside for the states of several optimizers, as `described` (collective)."""
     lengths, taken = Counter[torch.dtype](), Counter[torch.dtype]()
     for entry in (entry for entries in described for entry in entries):
         lengths[entry.dtype] += entry.length

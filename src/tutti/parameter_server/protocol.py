@@ -74,7 +74,7 @@ def receive_all(comm: Communicator, vectors: Sequence[Tensor], source: int, tag:
 
 def send_held(comm: Communicator, held: LocalState, to: int) -> None:
     """Send what belongs to parameters."""
-    # Copies: a view would be pickled with all that it is a view of.
+    # Copies: a view would be pickled with its whole base.
     pieces = [replace(piece, values=piece.values.clone()) for piece in held.pieces]
     message = torch.frombuffer(bytearray(pickle.dumps(LocalState(pieces, held.numbers))), dtype=torch.uint8)
     comm.send(torch.tensor([len(message)]), to, STATE)

@@ -90,7 +90,7 @@ class Hyperparameters:
         self._names = [
             (number, name)
             for number, group in enumerate(optimizer.param_groups)
-            # A scheduler may add options of its own, and there may be none on the other side.
+            # A scheduler may add options, and there may be none on the other side.
             for name in sorted(optimizer.defaults)
             if name in group and _numbers(group[name])
         ]
@@ -129,8 +129,8 @@ def _like(old: Any, value: float) -> Any:
 class OptimizerRule(Rule):
     """c = optimizer(c, gradient), with the optimizer's state beside the centre's weights.
 
-    Whoever brings a gradient runs the optimizer itself, on state that all of them share, with the options
-    that its own optimizer has at that moment; over messages, those travel with the gradient.
+    The worker that brings a gradient runs the optimizer itself, on shared state, with the options that its
+    own optimizer has at that moment; over messages, these travel with the gradient.
 
     With the gradient comes which parameters there is none for: those and their state are left as they are.
 
@@ -332,7 +332,7 @@ def _check_shareable(optimizer: Optimizer) -> None:
     if not is_parameterwise(optimizer):
         raise BadOption(
             f"the optimizer {type(optimizer).__name__}, which is not one of torch's, may keep what the "
-            "workers of a parameter centre cannot share. Let each worker run it by itself: '--strategy "
+            "workers of a parameter centre cannot share. Let each worker run it: '--strategy "
             "downpour --strategy.side worker'"
         )
 
@@ -348,18 +348,18 @@ def _check_rates(optimizer: Optimizer) -> None:
 
 
 ROUNDING: Final = 1e-9
-"""Tolerance of a sum of shares for what it stands for: 0.7 is 7 tenths, whatever they are in binary."""
+"""Tolerance of a sum of shares for what it stands for: 0.7 is not exact in binary."""
 
 EPSILON: Final = 1e-14
-"""Distance of a sum of weights from 1 that rounding explains."""
+"""Distance of a sum of shares from 1 that rounding explains."""
 
 
 class Rounds(OptimizerRule):
-    """c = optimizer(c, clip(sum of the gradients / sum of their weights)) of those that have come: a round.
+    """A round: c = optimizer(c, clip(sum of the gradients that have come / sum of their shares)).
 
-    A gradient belongs to the round whose number it has. The round closes when those that have come stand for
-    the quorum of the update's samples, or when all workers' have; then their workers are answered. A gradient
-    that comes later is dropped. Parameters for which none of a round has a gradient are left as they are.
+    A gradient names its round, which closes when its gradients stand for the quorum of the update's samples,
+    or all workers have sent theirs; then the workers are answered. A later gradient is dropped. Parameters
+    without a gradient in a round are left as they are.
 
     Args:
         quorum: the share of an update's samples whose gradients close a round; 1: all workers, also those
@@ -369,9 +369,8 @@ class Rounds(OptimizerRule):
 
     Attributes:
         rank: whose the next message is.
-        share: which part of the update's samples the next message is the gradient of; 0: of none, and it
-            counts for nothing.
-        weight: by which that gradient was weighted: the share, or the part of the loss's own denominator.
+        share: the part of the update's samples that the next message is the gradient of, by which it was
+            weighted; 0: of none.
         round: which update it is meant for, from 0.
     """
 
@@ -387,11 +386,11 @@ class Rounds(OptimizerRule):
     ) -> None:
         super().__init__(optimizer, replica)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
-        self.share = self.weight = 1 / workers
+        self.share = 1 / workers
         self.rank, self.round = rank, 0
         # For each slot, of each worker: its message.
         self._boxes: dict[int, list[tuple[Tensor, ...]]] = {}
-        # Likewise: whether it has come, its share, its weight. Last: closed rounds.
+        # Likewise: whether it has come, and its share. Last: closed rounds.
         self._counts: dict[int, Tensor] = {}
         # For each slot: 1 for each parameter that a message had a gradient of.
         self._brought: dict[int, Tensor] = {}
@@ -410,8 +409,8 @@ class Rounds(OptimizerRule):
         super().open(centre, slots, allocate)
         boxes = [[allocate(len(one), one.dtype) for one in centre] for _ in range(self._workers)]
         self._boxes = {slot.number: [slot.views(box) for box in boxes] for slot in slots}
-        counts = allocate(len(slots) * (self._workers + 1) * 3, torch.float64)
-        counts = counts.view(len(slots), self._workers + 1, 3)
+        counts = allocate(len(slots) * (self._workers + 1) * 2, torch.float64)
+        counts = counts.view(len(slots), self._workers + 1, 2)
         brought = allocate(len(slots) * len(self.parameters), torch.uint8).view(len(slots), -1)
         self._counts = {slot.number: row for slot, row in zip(slots, counts, strict=True)}
         self._brought = {slot.number: row for slot, row in zip(slots, brought, strict=True)}
@@ -422,13 +421,12 @@ class Rounds(OptimizerRule):
         if int(counts[-1, 0]) != self.round:
             return Outcome.DROPPED
         self._brought[push.slot] |= self._present()
-        counts[self.rank] = torch.tensor([1, self.share, self.weight], dtype=torch.float64)
-        came, share, weight = counts[:-1].sum(0).tolist()
+        counts[self.rank] = torch.tensor([1, self.share], dtype=torch.float64)
+        came, share = counts[:-1].sum(0).tolist()
         if came < self._workers and (self.waits or share < self._quorum - ROUNDING):
             copy_all(self._boxes[push.slot][self.rank], push.message)
             return Outcome.WAITING
-        # Without any sample there is nothing to learn; where no label counts, the gradient is zero.
-        self._close(push, weight if share > 0 else None)
+        self._close(push, share)
         return Outcome.APPLIED
 
     def _add_up(self, push: Push) -> tuple[Tensor, ...]:
@@ -454,14 +452,14 @@ class Rounds(OptimizerRule):
             present[[n for n, p in enumerate(self.parameters) if p in self.missing]] = 0
         return present
 
-    def _close(self, push: Push, weight: float | None) -> None:
-        """Make the step of a round by the sum of the gradients / their weight; None: make none."""
+    def _close(self, push: Push, share: float) -> None:
+        """Make the step of a round by the sum of the gradients / their share; none without samples."""
         counts, brought = self._counts[push.slot], self._brought[push.slot]
-        if weight is not None:
+        if share > 0:
             totals = self._add_up(push)
-            if weight > 0 and abs(weight - 1) > EPSILON:
+            if abs(share - 1) > EPSILON:
                 for total in totals:
-                    total.div_(weight)
+                    total.div_(share)
             clip(totals, self._norm, self._value)
             pairs = zip(self.parameters, brought.tolist(), strict=True)
             self.missing = frozenset(parameter for parameter, has in pairs if not has)
@@ -472,12 +470,12 @@ class Rounds(OptimizerRule):
 
     @override
     def settings(self) -> list[float]:
-        return [self.rank, self.share, self.weight, self.round, *super().settings()]
+        return [self.rank, self.share, self.round, *super().settings()]
 
     @override
     def use(self, settings: list[float]) -> None:
-        self.rank, self.share, self.weight, self.round = int(settings[0]), *settings[1:3], int(settings[3])
-        super().use(settings[4:])
+        self.rank, self.share, self.round = int(settings[0]), settings[1], int(settings[2])
+        super().use(settings[3:])
 
     @override
     def above(self, hosts: int) -> Rule:

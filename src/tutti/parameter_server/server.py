@@ -32,10 +32,10 @@ class _Client:
 
     Attributes:
         seen: the slot's version when the worker last read it, and its own messages since.
-        staleness: how stale its last message was.
-        last: its last message, if the rule may be asked to apply it again.
-        steps: how many steps it has counted; `GONE` if nobody waits for it.
-        slack: how many steps it may be ahead, while it waits for slower ones; None if it does not.
+        staleness: of its last message.
+        last: its last message, if the rule `remembers`.
+        steps: the number that it has counted; `GONE` if it has left.
+        slack: the steps that it may be ahead, while it waits for slower workers; else None.
     """
 
     seen: int = 0
@@ -48,11 +48,7 @@ class _Client:
 class Server:
     """The server of one slot of a centre (without a slot, it waits for the workers to close).
 
-    Args:
-        servers: the ranks that hold the centre; this process is one of them.
-        replica: a model like the workers'; its weights are overwritten with theirs.
-        rule: made as the workers' is: what the centre does with a message, or, where it has two levels, what
-            a host's does; the optimizer and what it keeps are this process's.
+    Its replica and its rule are made as the workers' are; with two levels, as those of a host's centre.
     """
 
     def __init__(self, servers: Servers, replica: Replica, rule: Rule) -> None:
@@ -165,7 +161,7 @@ class Server:
         send_all(self._comm, weights, worker, WEIGHTS)
 
     def _wake_up(self) -> None:
-        """Answer those who have waited for slower workers, if none is too far behind them now."""
+        """Answer the waiting workers that no other one is too far behind now."""
         slowest = min(client.steps for client in self._clients.values())
         for worker, client in self._clients.items():
             if client.slack is not None and client.steps - slowest <= client.slack:

@@ -7,7 +7,7 @@ Nothing is sent, and no other process has to run: an exchange takes less than ha
 a server on the same host.
 
 A worker that has to wait, for a step to close or for the slowest worker, notes that and sleeps in `recv`;
-whoever makes the reason disappear sends it a message.
+the worker that ends the reason sends it a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tutti.replica import Flat, copy_all
 from tutti.state import LocalState, Saved, State
 
 SMALLEST_SLOT = 1 << 19
-"""Elements of a slot, at the least: locking and calling cost little beside the work on so many."""
+"""Elements of a slot, at the least: locking and calling cost little beside the work on them."""
 
 CLOSED_TAG = 1 << 20
 """A slot's number is added to it: the step that a message waits for is closed."""
@@ -37,17 +37,10 @@ _KEPT_VIEWS = 8
 
 
 class SharedCentre(Centre):
-    """One worker's view of a centre in shared memory (collective over the host's workers).
+    """One worker's view of a centre in shared memory (collective over the host's workers `comm`).
 
-    Args:
-        comm: the workers, all on one host.
-        flats: of the replica; their weights are the centre's first ones.
-        rule: what the centre does with a message; this worker's own object.
-        parts: how many slots; by default, one for each worker, but none smaller than `SMALLEST_SLOT`.
-
-    Attributes:
-        slots: the parts that are locked and moved one by one.
-        weights: the centre's, which others may move at any time.
+    The centre's first weights are worker 0's. It has `parts` slots; by default, one for each worker, but none
+    smaller than `SMALLEST_SLOT`.
     """
 
     def __init__(
@@ -152,7 +145,7 @@ class SharedCentre(Centre):
             self._comm.recv(self._note, tag=CLOSED_TAG + number)
 
     def _wake(self, number: int) -> list[int]:
-        """Return those who have slept until the slot moved; each is to be sent a note."""
+        """Return the workers that have slept until the slot moved; each is to be sent a note."""
         sleepers = [rank for rank in range(self._comm.size) if self._waiting[number, rank]]
         for rank in sleepers:
             self._waiting[number, rank] = 0

@@ -2,7 +2,7 @@
 
 Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", section 2:
 a worker that has made c steps may begin another while no worker has made fewer than c - slack, at weights
-that have all updates of those c - slack steps.
+that have all updates of the first c - slack steps.
 
     slack 1   worker 0  │ step │ step │ waits for worker 1's first │ step │
               worker 1  │     step           │      step           │
@@ -19,7 +19,7 @@ from tutti.comm.base import Communicator
 STEP_TAG: Final = 1 << 19
 
 GONE: Final = 1 << 62
-"""The count of a worker that nobody waits for."""
+"""The count of a worker that has left."""
 
 
 class SharedSteps:
@@ -42,7 +42,7 @@ class SharedSteps:
         return self._comm.clock() - came
 
     def leave(self) -> None:
-        """Count as a worker that nobody waits for."""
+        """Count as a worker that has left."""
         self._count(GONE)
 
     def rejoin(self) -> None:
@@ -52,7 +52,7 @@ class SharedSteps:
     def _count(self, count: int, slack: int = GONE) -> bool:
         """Set this worker's count and wake those who may go on by it; returns whether it has to wait itself.
 
-        That is noted under the lock, so that whoever makes the reason disappear sees it.
+        That is noted under the lock, so that the worker that ends the reason sees it.
         """
         rank = self._comm.rank
         with self._lock:

@@ -13,7 +13,7 @@
     2  the manifest is, and the folder
     3  that folder is renamed, and the one around it flushed: from here on there is a new checkpoint
     4  `latest` is moved
-    5  those that are not kept are removed
+    5  checkpoints beyond the kept ones are removed
 
 A process that is killed at any moment, and a power cut, leave what was whole before, or the new one too.
 Needs neither torch nor MPI.
@@ -28,7 +28,6 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -44,7 +43,7 @@ MANIFEST: Final = "manifest.json"
 RUN: Final = "run.json"
 
 FORMAT: Final = 1
-"""The version of all of this. A later one keeps how a manifest is sealed, and `format` in it."""
+"""The version of the files."""
 
 _BEFORE: Final = ".before"
 """The end of the name of a checkpoint whose place a new one of the same step takes."""
@@ -52,7 +51,7 @@ _BEFORE: Final = ".before"
 _UNFINISHED: Final = ".unfinished"
 _NAME: Final = re.compile(rf"step-(\d{{8,}})({re.escape(_BEFORE)})?")
 _CHUNK: Final = 1 << 20
-_REMEDY: Final = "; resume from another one"  # Of those that are passed over another one is found.
+_REMEDY: Final = "; resume from another one"  # A report of skipped checkpoints leaves it out.
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Manifest(Record):
         step: how many steps were done.
         ranks: how many have left their state.
         files: by their names; all but the manifest.
-        score: how good the model is, the higher the better; None: nobody has measured it.
+        score: of the model, the higher the better; None: unknown.
         format: the version of the files.
     """
 
@@ -125,12 +124,14 @@ def present(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
-    """Find the good checkpoint of the latest step; returns it, and what is wrong with each later one.
-
-    Raises:
-        BadCheckpoint: a newer version of tutti has written one that is later.
-    """
-    return _first_good(reversed(present(folder)))
+    """Find the good checkpoint of the latest step; returns it, and what is wrong with each later one."""
+    passed_over: list[str] = []
+    for path in reversed(present(folder)):
+        try:
+            return FoundCheckpoint(path, verify(path)), passed_over
+        except BadCheckpoint as error:
+            passed_over.append(str(error).removesuffix(_REMEDY))
+    return None, passed_over
 
 
 def verify(path: Path) -> Manifest:
@@ -155,24 +156,17 @@ def read_manifest(path: Path) -> Manifest:
         if _sealed(values) != text:
             raise _bad(path, "manifest.json is damaged")
         if values["format"] > FORMAT:
-            raise NewerFormat(
-                f"{path} has format {values['format']} of checkpoints, and this version of tutti reads up to "
-                f"{FORMAT}; update tutti"
-            )
+            raise _bad(path, f"it has format {values['format']}, and this version reads up to {FORMAT}")
         manifest = decode(Manifest, values)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise _bad(path, "manifest.json is damaged") from error
     match = _NAME.fullmatch(path.resolve().name)
     if match and int(match[1]) != manifest.step:
-        raise _bad(path, f"manifest.json is that of step {manifest.step}")
+        raise _bad(path, f"manifest.json belongs to step {manifest.step}")
     names = [name(rank) for rank in range(len(manifest.files) // 2) for name in (tensors_file, head_file)]
     if {RUN, *names} != set(manifest.files) or len(names) != 2 * manifest.ranks:
         raise _bad(path, "manifest.json lists other files than a checkpoint has")
     return manifest
-
-
-class NewerFormat(BadCheckpoint):
-    """A checkpoint that a newer version of tutti has written."""
 
 
 def write_file(path: Path, memory: int, offset: int, size: int) -> FileEntry:
@@ -218,7 +212,7 @@ def commit(unfinished: Path, manifest: Manifest) -> None:
 
 
 def tidy(folder: Path, step: int, keep: int) -> None:
-    """Move `latest` to a new checkpoint, and remove those that are not kept, as many as can be.
+    """Move `latest` to a new checkpoint, and remove the ones beyond `keep` that can be removed.
 
     Args:
         folder: of the checkpoints.
@@ -262,7 +256,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder, or a link that somebody has put in its place."""
+    """Delete a folder, or a link in its place."""
     with suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -271,7 +265,7 @@ def _delete(path: Path) -> None:
 
 
 def _not_kept(found: list[Path], step: int, keep: int) -> list[Path]:
-    """Return the checkpoints that are to go after that of a step was written."""
+    """Return the checkpoints to remove after one of a step was written."""
     whole = [
         path
         for path in found
@@ -289,18 +283,6 @@ def _score(path: Path) -> float:
         if score is not None and not math.isnan(score):
             return score
     return -math.inf
-
-
-def _first_good(paths: Iterable[Path]) -> tuple[FoundCheckpoint | None, list[str]]:
-    passed_over: list[str] = []
-    for path in paths:
-        try:
-            return FoundCheckpoint(path, verify(path)), passed_over
-        except NewerFormat:
-            raise
-        except BadCheckpoint as error:
-            passed_over.append(str(error).removesuffix(_REMEDY))
-    return None, passed_over
 
 
 def _compare(path: Path, entry: FileEntry) -> None:

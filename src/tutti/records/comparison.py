@@ -38,7 +38,7 @@ APART: Final = "apart"
 
 @dataclass(frozen=True)
 class Combination(Record):
-    """One way to train, of those that are compared.
+    """One of the compared ways to train.
 
     Attributes:
         name: for people, such as "sync, 2 workers".

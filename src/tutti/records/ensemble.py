@@ -25,13 +25,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True)
 class EnsembleMember(Record):
-    """A trained network of an ensemble.
-
-    Attributes:
-        candidate: the name of the candidate that it is of; several may be of one.
-        config: the configuration that it was trained with, as JSON values.
-        data: the data that it was trained on, as it saw them.
-    """
+    """A trained network of an ensemble, of a candidate that may have several."""
 
     candidate: str
     config: Json
@@ -40,13 +34,12 @@ class EnsembleMember(Record):
 
 @dataclass(frozen=True)
 class EnsembleRecord(Record):
-    """An ensemble, all but its weights.
+    """An ensemble without its parameters.
 
     Attributes:
-        kind: of the values: "classes", "flags" or "amounts".
+        kind: of the values of candidates: "classes", "flags" (both probabilities) or "amounts".
         method: by which the weights were found.
-        weights: of the values of each candidate, the mean of its members' values; they add up to 1. A value
-            is a probability, or an amount.
+        weights: of the values of each candidate, the mean of its members' values; 1 in all.
         members: in the order of their parameters in the file.
         version: of the file.
     """

@@ -10,7 +10,7 @@
     jobs/NAME/log.txt     what the job has printed
     jobs/NAME/error.txt   why it has failed: the traceback
 
-The state of a job is that of its run folder, which alone has it. Needs neither torch nor MPI.
+The state of a job is the state of its run folder. Needs neither torch nor MPI.
 """
 
 from __future__ import annotations
@@ -115,17 +115,10 @@ class FarmFolder:
         *,
         resume: bool = False,
     ) -> FarmFolder:
-        """Make the folder of a new farm, or take up that of an earlier one.
-
-        Args:
-            path: of the folder; an empty one is used.
-            kind: of the study.
-            question: what it was asked.
-            jobs: the configurations of its jobs, by name.
-            resume: take up the farm that is there, if there is one.
+        """Make the folder of a new farm, or open the folder of an earlier one.
 
         Raises:
-            BadOption: the farm that is there has another plan, or two jobs cannot both have their names.
+            BadOption: the farm that is there has another plan.
             BadRunFolder: something else is there, or the folder cannot be written.
         """
         plan, folder = FarmPlan(kind, question, dict(jobs or {})), cls(Path(path))
@@ -196,7 +189,7 @@ class FarmFolder:
 
     @property
     def worked_on(self) -> bool:
-        """True if somebody works on the farm."""
+        """True if a launch works on the farm."""
         return any(map(is_locked, all_launches(self.path)))
 
     def job(self, name: str) -> Path:
@@ -274,27 +267,24 @@ class FarmFolder:
 
 
 def differences(before: FarmPlan, now: FarmPlan) -> list[str]:
-    """Say in which fields two plans differ, each as "NAME is X (was Y)"."""
+    """Name the fields in which two plans differ, each as "NAME is X (was Y)"; a missing option is none."""
     if before.kind != now.kind:
         return [f"it is of '{before.kind}', not '{now.kind}'"]
     # As it would be read again: a tuple is a list then.
     now = parse_record(to_json(now), FarmPlan)
     asked, known = now.question, before.question
-    found = [
-        f"{name.replace('_', '-')} is {_shown(asked.get(name))} (was {_shown(known.get(name))})"
-        for name in _other_options(known, asked)
-    ]
+    options = sorted(key for key in {*known, *asked} if known.get(key) != asked.get(key))
+    if options:
+        return [
+            f"{key.replace('_', '-')} is {_shown(asked, key)} (was {_shown(known, key)})" for key in options
+        ]
     for job in sorted({*before.jobs, *now.jobs}):
-        other = _other_options(before.jobs.get(job, {}), now.jobs.get(job, {}))
-        if other and not found:
+        was, is_now = before.jobs.get(job, {}), now.jobs.get(job, {})
+        if other := sorted(key for key in {*was, *is_now} if was.get(key) != is_now.get(key)):
             return [f"its job '{job}' is another, by {', '.join(one.replace('_', '-') for one in other)}"]
-    return found
+    return []
 
 
-def _other_options(before: Json, now: Json) -> list[str]:
-    """Return the options in which two configurations differ; a missing one is none."""
-    return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
-
-
-def _shown(value: object) -> str:
+def _shown(options: Json, key: str) -> str:
+    value = options.get(key)
     return "none" if value is None else str(value)

@@ -24,7 +24,7 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
 
 
 def make_file(path: Path, content: bytes) -> bool:
-    """Make `content` the content of `path`, unless there is a file already; tell whether there was none.
+    """Make `content` the content of `path`, unless there is a file already; return whether there was none.
 
     Of several processes that do so at once, one does.
     """

@@ -31,8 +31,6 @@ class Heartbeat(Record):
 
     Attributes:
         rank: its number among the workers.
-        host: the name of its host.
-        process: its process id there.
         time: of this heartbeat.
         state: one of the names above.
         began: the time when it began to train; None before.

@@ -39,7 +39,7 @@ class JsonLinesFile(Generic[T]):
     """The content of a file of JSON lines.
 
     Attributes:
-        records: those that could be read, in order.
+        records: in order; unreadable ones are left out.
         damage: one sentence for each line that could not be read, such as one that was cut off by a crash.
     """
 
@@ -56,7 +56,7 @@ def to_json(values: object, indent: int | None = None) -> str:
 
 
 def to_json_lines(values: object) -> str:
-    """Return an object as `to_json` does, each of its fields on a line of its own, for people to read."""
+    """Return an object as `to_json` does, one field a line, for people to read."""
     fields = _fields_of(values) if is_dataclass(values) else cast("Json", values)
     lines = ",\n".join(f"  {json.dumps(name)}: {to_json(value)}" for name, value in fields.items())
     return f"{{\n{lines}\n}}\n"
@@ -69,16 +69,10 @@ def _fields_of(value: object) -> Json:
 
 
 def decode(kind: type[T], values: object) -> T:
-    """Make what JSON values stand for, each converted to the type of its field.
+    """Make a dataclass (or a type such as `Json`) of JSON values, each converted to the type of its field.
 
-    Args:
-        kind: a dataclass of numbers, texts, other dataclasses, and lists, tuples, dicts and options of these;
-            or a type such as `Json`.
-        values: by field; further ones are left out, and missing ones take their defaults.
-
-    Raises:
-        TypeError, ValueError, OverflowError: a field without default is missing, or a value is not what its
-            field holds.
+    Unknown fields are left out, missing ones take their defaults. It raises TypeError, ValueError or
+    OverflowError for a value of another kind.
     """
     return cast("T", _decoded(kind, values))
 
@@ -98,7 +92,7 @@ def read_record(path: Path, kind: type[T]) -> T:
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
     except ValueError as error:
-        raise BadRunFolder(f"{path} is not what tutti wrote ({error}); make it anew") from error
+        raise BadRunFolder(f"{path} is not what tutti wrote ({error}); make it again") from error
 
 
 def append_line(path: Path, record: Record, flush: bool = True) -> None:
@@ -111,7 +105,7 @@ def append_line(path: Path, record: Record, flush: bool = True) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.write(b"\n")
-        # A message may have a file name in it that is no text.
+        # A message may name a file whose name is no text.
         file.write(to_json(record).encode(errors="backslashreplace") + b"\n")
         if flush:
             file.flush()

@@ -49,19 +49,7 @@ def all_launches(farm: Path) -> list[Path]:
 
 
 class Launch:
-    """A launch of this process, from here to the end of the context.
-
-    Args:
-        farm: the folder of the farm.
-
-    Attributes:
-        name: its ID.
-        events: the file for what happens.
-        usage: the file for samples of its cores.
-
-    Raises:
-        BadRunFolder: the folder cannot be written, or its file system has no locks.
-    """
+    """A launch of this process on a farm, from here to the end of the context; its files are named above."""
 
     def __init__(self, farm: Path) -> None:
         host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())

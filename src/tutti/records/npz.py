@@ -59,17 +59,6 @@ def read_npz(path: Path, keys: Collection[str] | None = None) -> dict[str, Array
         raise damaged(path, error) from error
 
 
-def npy_array(content: bytes) -> Array:
-    """Read the array of numbers that is the content of an NPY file. Nothing is unpickled."""
-    try:
-        found: Array = np.load(io.BytesIO(content), allow_pickle=False)
-    except DAMAGED as error:
-        raise ValueError(f"it is no whole NPY file of numbers: {error}") from error
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
-        raise ValueError("it is no NPY file of numbers")
-    return found
-
-
 def open_data_file(path: Path) -> BinaryIO:
     """Open a file for reading."""
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -93,7 +82,7 @@ def refuse_larger_than_memory(path: Path, nbytes: int) -> None:
 
 
 def damaged(path: Path, error: Exception) -> BadData:
-    """Return the error for a file that is truncated or damaged, in one line whatever a library says."""
+    """Return the error for a file that is truncated or damaged, in one line."""
     size = path.stat().st_size
     reason = printable(" ".join(str(error)[:200].split()))
     return BadData(f"{path} is truncated or damaged ({size:,} bytes): {reason}; copy it again")

@@ -40,7 +40,7 @@ class Kind(Enum):
     def classes(self, values: Array, classes: int | None) -> NDArray[np.int64]:
         """Return the class that values mean: the largest, or the nearest to a single one.
 
-        Without a number of classes each value stands for a label of 0 or 1 of its own.
+        Without a number of classes each value stands for a label of 0 or 1.
         """
         single = values.ndim < 2 or values.shape[1] == 1
         if self is Kind.CLASSES or (classes is not None and not single):

@@ -86,15 +86,15 @@ class RankRecord(Record):
             before: the time of a validation is in the next record, of the last one in the last.
         exchanges: the number of exchanges with other ranks.
         bytes_sent: what it sent or wrote for others to read, in bytes.
-        dropped: gradients of its own that came too late and were not used.
+        dropped: its gradients that came too late and were not used.
         skipped: exchanges that its strategy left out as not worth their while.
-        left_out: gradients of its own that were not finite and were not used.
+        left_out: its gradients that were not finite and were not used.
         staleness: how many updates by others came between what a gradient was computed from and what it was
             applied to: {updates: how often}. From 64 on a power of two stands for all up to the next one.
         age_s_mean: seconds that what a gradient was computed from was old when it was applied, on average.
         age_s_p99: their 99th percentile.
         age_s_max: their maximum.
-        compared: steps of which it is known who came last to the exchange.
+        compared: steps whose last rank at the exchange is known.
         last: those in which it was this rank.
         own_s: the median of its seconds from one exchange to the next, the exchanges aside.
     """
@@ -181,20 +181,9 @@ class EpochRecord(Record):
 
 
 def by_rank(history: Sequence[EpochRecord]) -> list[tuple[RankRecord, ...]]:
-    """Return the records of each rank, of the epochs that as many ranks have trained as the last one.
-
-    An epoch after one of another number of ranks may have been begun by those, whose work some of its records
-    have then. It is left out, unless there is no other.
-    """
+    """Return the records of each rank, of the epochs that the last one's number of ranks has trained."""
     last = len(history[-1].ranks) if history else 0
-    before = [last, *(len(epoch.ranks) for epoch in history)]
-    same = [
-        (epoch.ranks, count)
-        for epoch, count in zip(history, before, strict=False)
-        if len(epoch.ranks) == last
-    ]
-    whole = [ranks for ranks, count in same if count == last]
-    return list(zip(*(whole or [ranks for ranks, _ in same]), strict=True))
+    return list(zip(*(epoch.ranks for epoch in history if len(epoch.ranks) == last), strict=True))
 
 
 @dataclass(frozen=True)
@@ -217,13 +206,14 @@ class RunStart(Record):
     """A start of a run: its first one, or one that goes on from a checkpoint.
 
     Attributes:
-        time: of the start, as that of an `EpochRecord`.
+        time: of the start, as in an `EpochRecord`.
         world: the ranks from there on.
         step: the weight updates that were made before.
-        anew: what began anew there, in words.
+        anew: what started over there, in words.
         batch_size: `TrainConfig.batch_size` from there on; None: it is not known.
         lr: `TrainConfig.lr` from there on; None: it is not known.
-        why: the run went on with other ranks by itself, in words; empty: it did not.
+            why: the run went on with other ranks by itself, in words; empty: it did not.
+        pace: the name of its strategy's pace, in lower case.
     """
 
     time: str
@@ -272,7 +262,7 @@ class Summary(Record):
         best_epoch: the best one; None: its figures say nothing of that.
         best_by: the figure that says so, such as "validation loss".
         restored: whether the final weights are those of the best epoch, and not of the last.
-        ranks_in_turn: the numbers of ranks that it had, one after the other; empty: always that of `world`.
+        ranks_in_turn: the numbers of ranks that it had, one after the other; empty: always as in `world`.
     """
 
     test: Evaluation | None

@@ -13,7 +13,7 @@
     tensorboard/          event files, with --log tensorboard
     mlflow.txt            the number of the run in MLflow, with --log mlflow
     trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`
-    trace-2.json          that of the run after it was resumed
+    trace-2.json          the same of the run after it was resumed
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
     predictions.npz       its outputs for the validation part, with --predictions: `Predictions`
@@ -79,20 +79,14 @@ STARTS: Final = "starts.jsonl"
 MLFLOW: Final = "mlflow.txt"
 
 RUNS: Final = Path("runs")
-"""The folder of run folders without a path of their own."""
+"""The folder of run folders without a given path."""
 
 
 @dataclass(frozen=True)
 class SeenInput(Record):
-    """One of the inputs of a data set, as a model saw it.
+    """One of the inputs of a data set, as a model saw it; for the scale see `tutti.data.Scale`.
 
-    Attributes:
-        name: of it; empty: the model takes it by position.
-        shape: of one input; the first size of a sequence is the length of the longest.
-        sequence: whether these are sequences.
-        mean: of its scale, see `tutti.data.Scale`.
-        std: likewise.
-        fill: likewise.
+    Without a name the model takes it by position. The first size of a sequence is the length of the longest.
     """
 
     name: str
@@ -274,11 +268,11 @@ class RunFolder:
         return found
 
     def usage_file(self, host: str | None = None) -> Path:
-        """Return the file with the samples of a host; by default of that of rank 0."""
+        """Return the file with the samples of a host; by default of rank 0's."""
         return self.path / ("usage.jsonl" if host is None else f"usage-{host}.jsonl")
 
     def usage_files(self) -> list[Path]:
-        """Return the files of samples, that of rank 0's host first."""
+        """Return the files of samples, rank 0's host first."""
         others = sorted(self.path.glob("usage-*.jsonl"))
         return [path for path in (self.usage_file(), *others) if path.is_file()]
 

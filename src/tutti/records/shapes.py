@@ -9,7 +9,7 @@ Shape: TypeAlias = "tuple[int, ...] | dict[str, tuple[int, ...]] | tuple[tuple[i
 
 
 def several(shape: Shape) -> bool:
-    """Tell whether a shape is that of several inputs."""
+    """Return whether a shape has several inputs."""
     return isinstance(shape, dict) or any(isinstance(one, tuple) for one in shape)
 
 

@@ -44,55 +44,44 @@ class Split:
 
     @classmethod
     def of(cls, train: ArrayLike, test: ArrayLike, samples: int, what: str) -> Split:
-        """Check a split.
-
-        Args:
-            train: the samples to train on, in any order.
-            test: those held out, in any order.
-            samples: how many there are.
-            what: such as "split 3 of splits.npz", for messages.
+        """Check a split of a number of samples; `what` names it in messages, such as "split 3 of splits.npz".
 
         Raises:
             BadData: a part is empty or holds what is no number of a sample; a sample is held out twice, or
                 trained on though it is held out.
         """
-        parts = {
-            name: _numbers(part, f"{name} part", what) for name, part in (("train", train), ("test", test))
-        }
-        for name, part in parts.items():
-            if not len(part):
-                raise BadData(f"the {name} part of {what} is empty; give each part at least one sample")
-            if part[0] < 0 or part[-1] >= samples:
-                wrong = part[0] if part[0] < 0 else part[-1]
-                raise BadData(
-                    f"the {name} part of {what} has sample {wrong:,}, and the data have {samples:,} samples, "
-                    f"0 to {samples - 1:,}; split the data that you train on"
-                )
-        trained = np.zeros(samples, dtype=bool)
-        trained[parts["train"]] = True
-        both = parts["test"][trained[parts["test"]]]
+        trained = _numbers(train, samples, f"train part of {what}")
+        held_out = _numbers(test, samples, f"test part of {what}")
+        seen = np.zeros(samples, dtype=bool)
+        seen[trained] = True
+        both = held_out[seen[held_out]]
         if len(both):
             raise BadData(
                 f"{what} has {len(both):,} samples in both parts, the first of them {both[0]:,}; take them "
                 "out of one: what a model has been trained on cannot test it"
             )
-        twice = parts["test"][1:][parts["test"][1:] == parts["test"][:-1]]
+        twice = held_out[1:][held_out[1:] == held_out[:-1]]
         if len(twice):
             raise BadData(f"the test part of {what} has sample {twice[0]:,} twice; give each once")
-        return cls(parts["train"], parts["test"])
+        return cls(trained, held_out)
 
 
-def _numbers(part: ArrayLike, name: str, what: str) -> Indices:
+def _numbers(part: ArrayLike, samples: int, what: str) -> Indices:
     """Return the numbers of a part, sorted."""
     found = np.asarray(part)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+    if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise BadData(
-            f"the {name} of {what} has the shape {found.shape} and type {found.dtype}; give the numbers of "
-            "its samples, as whole numbers in one dimension"
+            f"the {what} has the shape {found.shape} and type {found.dtype}; give the numbers of its "
+            "samples, as whole numbers in one dimension, at least one"
         )
-    numbers = found.astype(np.int64, copy=False)
-    # To look costs a fiftieth of sorting, and those of a file are sorted.
-    return numbers if (numbers[1:] >= numbers[:-1]).all() else np.sort(numbers)
+    numbers = np.sort(found.astype(np.int64, copy=False))
+    if numbers[0] < 0 or numbers[-1] >= samples:
+        wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
+        raise BadData(
+            f"the {what} has sample {wrong:,}, and the data have {samples:,} samples; "
+            "split the data that you train on"
+        )
+    return numbers
 
 
 def write_splits(path: Path, splits: Sequence[Split], fingerprint: str, seed: int | None = None) -> None:
@@ -101,7 +90,7 @@ def write_splits(path: Path, splits: Sequence[Split], fingerprint: str, seed: in
     Args:
         path: of the file.
         splits: of one data set.
-        fingerprint: of that data set: `tutti.data.opening.SamplePool.fingerprint`.
+        fingerprint: of that data set: `tutti.data.DataSet.fingerprint`.
         seed: of the random generators when that was made; None: it does not matter.
 
     Raises:
@@ -125,7 +114,7 @@ def count_splits(path: Path) -> int:
 
 
 def seed_of_data(path: Path) -> int | None:
-    """Read the seed of the random generators when the data that were split were made; None: nobody knows."""
+    """Read the seed of the random generators when the data were made; None: unknown."""
     found = read_npz(path, [_SEED]).get(_SEED)
     return None if found is None else int(found)
 

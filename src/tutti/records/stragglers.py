@@ -23,7 +23,7 @@ class Straggler:
     Attributes:
         rank: its number.
         share: of the steps in which it was the last one.
-        ratio: of its own time in a step to that of the others.
+        ratio: of its own time in a step to the others'.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class Straggler:
 
 def straggler(ranks: Sequence[Sequence[RankRecord]]) -> Straggler | None:
     """Find the rank that the others wait for, if it is always the same one."""
-    # Of ranks that wait for nobody, or that hold one model together, nothing is compared.
+    # Ranks that never wait, or that hold one model together, are not compared.
     steps = sum(record.compared for record in ranks[0]) if len(ranks) > 1 else 0
     if not steps:
         return None

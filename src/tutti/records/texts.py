@@ -14,13 +14,13 @@ SHARES: Final = (*("accuracy", "balanced_accuracy", "precision", "recall"),)
 """Metrics that are shown as percentages, besides `TOP`."""
 
 TOP: Final = re.compile(r"top([1-9][0-9]{0,5})")
-"""The names of metrics that are the share of labels among the so many largest scores."""
+"""The names of metrics that are the share of labels among the k largest scores."""
 
 HIGHER: Final = (*SHARES, "f1", "auc", "average_precision", "r2")
-"""Metrics of which higher values are better."""
+"""Metrics whose higher values are better."""
 
 LOWER: Final = ("loss", "mae", "mse", "rmse")
-"""The loss, and metrics of which lower values are better."""
+"""The loss, and metrics whose lower values are better."""
 
 MOST_IN_TURN: Final = 5
 """Of more numbers of ranks that a run had in turn, the smallest and the largest are named."""
@@ -34,7 +34,7 @@ class RunLength:
         updates: weight updates of the whole run.
         per_epoch: of one epoch.
         counted: steps that were counted besides, since other numbers of workers have made epochs of more or
-            fewer updates; below 0: so many were made less.
+            fewer updates; below 0: fewer.
     """
 
     updates: int
@@ -118,7 +118,7 @@ def span_text(counts: Sequence[int]) -> str:
 
 
 def resumed_text(start: RunStart, before: RunStart | None = None) -> str:
-    """Say where a run went on, on how many ranks, why, and what began anew."""
+    """Say where a run went on, on how many ranks, why, and what started over."""
     world, anew = start.world, start.anew
     ranks = f"{world.ranks} rank{'' if world.ranks == 1 else 's'}"
     ranks += f" of {world.hosts} hosts" if world.hosts > 1 else ""
@@ -127,7 +127,7 @@ def resumed_text(start: RunStart, before: RunStart | None = None) -> str:
     else:
         text = f"changed from {before.world.ranks} to {ranks} after step {start.step:,}"
     text += f"; reason: {start.why}" if start.why else ""
-    return text + (f"; what begins anew: {', '.join(anew)}" if anew else "")
+    return text + (f"; what starts over: {', '.join(anew)}" if anew else "")
 
 
 def early_text(summary: Summary) -> str | None:

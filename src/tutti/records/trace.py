@@ -19,7 +19,7 @@ SHORTEST_S: Final = 1e-6
 
 @dataclass
 class Trace:
-    """The spans of one rank. Times are in seconds of its own clock.
+    """The spans of one rank. Times are in seconds by its clock.
 
     Attributes:
         limit: the most spans that are kept.
@@ -43,7 +43,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class ClockReading:
-    """A measured offset of a rank's clock from that of rank 0.
+    """A measured offset of a rank's clock from rank 0's.
 
     Attributes:
         at: the time of the measurement, by the rank's own clock.
@@ -75,7 +75,7 @@ class Lane:
     readings: tuple[ClockReading, ...] = ()
 
     def nanoseconds(self, at: float) -> int:
-        """Convert a time of this rank's clock to that of rank 0."""
+        """Convert a time of this rank's clock to rank 0's."""
         if not self.readings:
             return round(1e9 * at)
         first, last = self.readings[0], self.readings[-1]

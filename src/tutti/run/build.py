@@ -96,11 +96,7 @@ def open_config_data(
 ) -> DataSet:
     """Open the data set of the configuration (collective); only one rank of each host reads it.
 
-    Args:
-        recipe: names the data.
-        comm: all ranks.
-        pool: the samples, if they are in memory already.
-        known: the classes of a model that the data are for.
+    `pool` has the samples if they are in memory already; `known` are the classes of a model that uses them.
     """
     config, options = recipe.config, recipe.config.data_options
     given: object = None
@@ -358,14 +354,8 @@ def assemble(
 ) -> Assembly:
     """Lay a rank's portion of the model out for training (collective).
 
-    Args:
-        recipe: of the run.
-        comm: all ranks that train.
-        task: what is learned.
-        strategy: fits the ranks.
-        portion: of the task's model.
-        saved: what the run goes on from; the portion has its weights.
-        ends: returns after each epoch why the run is to end with it (collective); None: nothing ends it.
+    The portion has the weights of `saved`, if the run goes on from that. `ends` returns after each epoch why
+    the run is to end with it (collective).
     """
     module, data, objective = portion.module, task.dataset, task.objective
     given = recipe.given("callbacks")

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import cloudpickle
 import numpy as np
 import torch
-from torch.export import ExportedProgram
 
 from tutti.errors import BadOption
 from tutti.run.config import OBJECT
@@ -92,11 +91,6 @@ def name_of(value: object, field: str = "") -> str:
 
 
 def _pickled(field: str, value: object) -> Pickled:
-    if isinstance(value, ExportedProgram):
-        raise BadOption(
-            f"{field} is a program of torch.export, which ranks read from its file: write it by "
-            "torch.export.save(program, 'net.pt2') and give 'net.pt2'"
-        )
     try:
         return Pickled.of(value, _Pickler)
     except Exception as error:

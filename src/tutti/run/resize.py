@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import shlex
 import time
 from pathlib import Path
-from typing import Final, SupportsIndex
+from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.folder_lock import is_locked
@@ -44,7 +43,8 @@ def resize(run: str | Path, workers: int) -> str:
         BadOption: there cannot be that many, or the run keeps no copies to go on from.
         BadRunFolder: there is no such run, it has ended, or it is being asked already.
     """
-    count = counted(workers)
+    if workers < 1:
+        raise BadOption(f"a run cannot go on with {workers} ranks; give at least 1")
     path = Path(run)
     if not (path / CONFIG).is_file():
         raise BadRunFolder(
@@ -52,14 +52,14 @@ def resize(run: str | Path, workers: int) -> str:
             "writes, or if a run is just starting there, ask again once it trains"
         )
     folder = RunFolder(path)
-    _refuse_ended(folder, count)
+    _refuse_ended(folder, workers)
     if TrainConfig.from_json(folder.config()).on_failure == STOP:
         raise BadOption(
             f"{path} was started without --on-failure, so it keeps no copies of its state from which others "
             "could go on. Stop it, by Ctrl-C or SIGTERM, and go on by: tutti train --resume "
-            f"{shlex.quote(str(path))} -n {count} --on-failure respawn"
+            f"{shlex.quote(str(path))} -n {workers} --on-failure respawn"
         )
-    request = request_workers(path, count)
+    request = request_workers(path, workers)
     if request is None:
         raise BadRunFolder(
             f"{path} is being asked for another number of workers already; wait for the answer to that, or "
@@ -68,7 +68,7 @@ def resize(run: str | Path, workers: int) -> str:
     try:
         found = read_request(path)
         while found is not None and found.token == request.token and found.answer is None:
-            _refuse_ended(folder, count, _GONE_S)
+            _refuse_ended(folder, workers, _GONE_S)
             time.sleep(_LOOK_S)
             found = read_request(path)
     finally:
@@ -85,16 +85,6 @@ def resize(run: str | Path, workers: int) -> str:
     return found.answer
 
 
-def counted(workers: SupportsIndex) -> int:
-    """Return a number of workers as an int."""
-    if isinstance(workers, bool) or not isinstance(workers, SupportsIndex):
-        raise BadOption(f"workers has to be a whole number, not {workers!r}")
-    count = operator.index(workers)
-    if count < 1:
-        raise BadOption(f"a run cannot go on with {count} ranks; give at least 1")
-    return count
-
-
 def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) -> None:
     """Refuse a run that does not train."""
     refuse_no_folder(folder.path)
@@ -109,7 +99,4 @@ def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) 
         return
     lives = any(one.time > time.time() - absent_s for one in beats)
     if not lives or any(one.rank == 0 and one.state == FINISHED for one in beats):
-        raise BadRunFolder(
-            f"{folder.path} does not train now; with {workers} rank{'' if workers == 1 else 's'} it goes on "
-            f"by: {again} -n {workers}"
-        )
+        raise BadRunFolder(f"{folder.path} does not train now; it goes on by: {again} -n {workers}")

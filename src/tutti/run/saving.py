@@ -1,42 +1,46 @@
-"""Checkpoints of a training run: when they are due, and what is in them. Runs on every rank."""
+"""What a run leaves while it trains: checkpoints, heartbeats, usage, and a trace. Runs on every rank."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, cast
 
-from tutti.checkpoint.in_memory import MemorySaver
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.checkpoint.saver import Saver
+from tutti.checkpoint.saver import MemorySaver, Saver
 from tutti.comm.base import Communicator
+from tutti.comm.clock_offset import compare_clocks
+from tutti.comm.traced import TracedCommunicator
 from tutti.launch.stop_request import stop_requested
+from tutti.launch.usage_sampler import Sampler
 from tutti.records import checkpoints
 from tutti.records.json_lines import Json, parse_record
 from tutti.records.run import EpochRecord
-from tutti.records.run_folder import RunFolder
+from tutti.records.run_folder import CONFIG, RunFolder
+from tutti.records.trace import ClockReading, Lane, Trace
 from tutti.run.build import Assembly
 from tutti.run.restore import facts_of
 from tutti.state import State
 from tutti.strategies.base import Pace
+from tutti.terminal import warn_on_stderr
 from tutti.training.agenda import Agenda, Decision, Wishes
+from tutti.training.heartbeat import HeartbeatThread
 from tutti.training.intervals import AUTO, Every
+from tutti.training.progress import Progress
 
 ASKED: Final = "it was asked to"
 """Why a run stops on a signal."""
 
 
 class Saving:
-    """The checkpoints of one run, as one of its ranks sees them (collective over the workers).
-
-    Attributes:
-        lost: the state with which the run was to stop could not be written.
-        step: the updates that were made when the state was last saved; None: it was not.
-    """
+    """The checkpoints of one run, as one of its ranks sees them (collective over the workers)."""
 
     def __init__(
         self,
@@ -47,8 +51,8 @@ class Saving:
         wishes: Wishes,
     ) -> None:
         self._comm, self._parts, self._disk, self._memory, self._wishes = comm, parts, disk, memory, wishes
-        self.lost = False
-        self.step: int | None = None
+        self.lost = False  # the state with which the run was to stop could not be written
+        self.step: int | None = None  # the updates that were made when the state was last saved
 
     def agenda(self) -> Agenda:
         """Return the times at which this run is saved, or stops."""
@@ -78,24 +82,14 @@ class Saving:
 def saving(
     comm: Communicator,
     parts: Assembly,
-    folder: RunFolder | None,
-    memory: MemoryPlace | None,
-    deadline: float | None,
+    folder: RunFolder | None,  # on rank 0
+    memory: MemoryPlace | None,  # where the state is copied to
+    deadline: float | None,  # when the run is to stop, in seconds since the epoch
     *,
-    write: bool,
-    resumed: bool,
+    write: bool,  # the run has a folder
+    resumed: bool,  # the user goes on with an earlier run, whose end is saved
 ) -> Iterator[Saving | None]:
-    """Make what saves a run (collective); None if nothing is to be saved.
-
-    Args:
-        comm: the workers.
-        parts: of the run.
-        folder: of the run, on rank 0.
-        memory: where the state is copied to; None: nowhere.
-        deadline: when the run is to stop, in seconds since the epoch.
-        write: the run has a folder.
-        resumed: the user goes on with an earlier run, whose end is saved.
-    """
+    """Make what saves a run (collective over the workers); None if nothing is to be saved."""
     if not write and memory is None:
         yield None
         return
@@ -129,3 +123,89 @@ def is_over(deadline: float | None) -> bool:
 def _remove_empty(folder: Path) -> None:
     with suppress(OSError):  # There are checkpoints in it.
         folder.rmdir()
+
+
+@contextmanager
+def observed(
+    comm: Communicator, folder: RunFolder | None, sampler: Sampler | None, wanted: bool
+) -> Iterator[Progress]:
+    """Sample cores and memory into the run folder, and yield what writes heartbeats there (collective).
+
+    On a host that does not see the folder there are neither samples nor heartbeats.
+    """
+    seen = _seen(comm, folder) if wanted else None
+    host = socket.gethostname()
+    first = comm.broadcast_object(host) if wanted else None
+    if sampler is not None and seen is not None:
+        sampler.begin(seen.usage_file(None if host == first else host))
+    with nullcontext(Progress()) if seen is None else HeartbeatThread(seen, comm.rank) as heart:
+        yield heart
+
+
+def _seen(comm: Communicator, folder: RunFolder | None) -> RunFolder | None:
+    """The run folder as this rank sees it, if it does (collective)."""
+    seen = None if folder is None else RunFolder(folder.path.absolute())
+    given = comm.broadcast_object(None if seen is None else (str(seen.path), _mark(seen.path)))
+    if seen is not None:
+        return seen
+    name, mark = cast("tuple[str, tuple[int, ...]]", given)
+    with suppress(OSError):
+        # Another host may have a folder of the same name, left by an earlier run.
+        return RunFolder(Path(name)) if _mark(Path(name)) == mark else None
+    return None
+
+
+def _mark(folder: Path) -> tuple[int, ...]:
+    """Return a mark that tells this folder's configuration from any other file of that name, on any host."""
+    found = os.stat(folder / CONFIG)
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class Recording:
+    """One rank's recordings (collective over all ranks of the job, servers included).
+
+    Attributes:
+        comm: the same ranks; what passes through this communicator is recorded.
+        trace: where each stage is noted; None: nowhere.
+    """
+
+    def __init__(self, comm: Communicator, traces: bool) -> None:
+        self._all = comm
+        self.trace = Trace() if traces else None
+        self._readings: list[ClockReading] = []
+        self.comm = comm
+        if self.trace is not None:
+            self._read_clock()
+            self.comm = TracedCommunicator(comm, self.trace)
+
+    def save(self, folder: str | None) -> list[str]:
+        """Write what all ranks have recorded (collective); returns lines about it on the rank that wrote."""
+        if self.trace is None:
+            return []
+        self._read_clock()
+        own, lanes = self._lane(self.trace), list[Lane]()
+        for rank in range(self._all.size):
+            # One after the other: all of them may be too large for each rank.
+            pickled = self._all.broadcast_object(pickle.dumps(own) if rank == self._all.rank else None, rank)
+            if folder is not None:
+                lanes.append(pickle.loads(cast("bytes", pickled)))
+        return [] if folder is None else [_write(lanes, RunFolder(Path(folder)))]
+
+    def _lane(self, trace: Trace) -> Lane:
+        return Lane(f"rank {self._all.rank}", self._host, socket.gethostname(), trace, tuple(self._readings))
+
+    def _read_clock(self) -> None:
+        self._host = cast("int", self._all.node.broadcast_object(self._all.rank))
+        reading = compare_clocks(self._all, self._all.clock)
+        if reading is not None:
+            self._readings.append(reading)
+
+
+def _write(lanes: list[Lane], folder: RunFolder) -> str:
+    for lane in lanes:
+        if lane.trace.left_out:
+            warn_on_stderr(
+                f"the trace of {lane.name} is full: {lane.trace.left_out:,} spans after its first "
+                f"{lane.trace.limit:,} were left out; trace fewer steps (--steps)"
+            )
+    return f"trace: {folder.write_trace(lanes)}; open it at https://ui.perfetto.dev"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -12,10 +12,10 @@ from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
-from tutti.launch.recovery import Recovery, Replaced
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopRequests
+from tutti.launch.supervisor import Recovery, Replaced
 from tutti.load_object import find_file
 from tutti.models import names_file
 from tutti.records import checkpoints
@@ -68,21 +68,18 @@ def announce(line: str) -> None:
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, and go on when ranks are lost; returns what its entry returned on rank 0."""
-    with SignalWatch() as signals:
+    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state.
+
+    Returns:
+        What its entry returned on rank 0; None once a signal has ended everything.
+    """
+    result: object = None
+    with (
+        SignalWatch() as signals,
+        closing(StateMemory()) as memory,
+        _last_copy_kept(memory.place, job.config.keep),
+    ):
         stopping = StopRequests(signals)
-        result = _survive(job, placement, announce, stopping)
-    stopping.act()
-    return result
-
-
-def _survive(
-    job: TrainJob, placement: Placement, announce: Callable[[str], None] | None, stopping: StopRequests
-) -> object:
-    """Do the same; returns None once a signal has ended everything."""
-    with ExitStack() as stack:
-        memory = stack.enter_context(closing(StateMemory()))
-        stack.enter_context(_last_copy_kept(job, memory.place))
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
         recovery = Recovery(stopping, policy.is_due)
         while not stopping.ended_by:
@@ -95,25 +92,25 @@ def _survive(
                     hang_timeout_s=job.hang_timeout_s,
                     recovery=recovery,
                 )
+                break
             except Replaced:
                 policy.resize()
             except TuttiError as end:
                 policy.go_on_after(end)
-            else:
-                return result
             announce = None
-    return None
+    stopping.act()
+    return result
 
 
 @contextmanager
-def _last_copy_kept(job: TrainJob, place: MemoryPlace) -> Iterator[None]:
+def _last_copy_kept(place: MemoryPlace, keep: int) -> Iterator[None]:
     """Write the last copy of the state as a checkpoint of the run, if the run fails in this block."""
     try:
         yield
     except TuttiError:
         try:
             if place.folder is not None:
-                place.write_last_copy(place.folder / checkpoints.FOLDER, job.config.keep)
+                place.write_last_copy(place.folder / checkpoints.FOLDER, keep)
         except (OSError, BadRunFolder, BadCheckpoint) as error:
             warn_on_stderr(f"no checkpoint was made of the last copy of the state, which is lost: {error}")
         raise

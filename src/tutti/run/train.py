@@ -15,8 +15,7 @@ import torch._dynamo  # The first optimizer imports it, for a second: better bef
 from torch import nn
 from typing_extensions import override
 
-from tutti.checkpoint.in_memory import kept_in
-from tutti.checkpoint.reading import Checkpoint
+from tutti.checkpoint.reading import Checkpoint, kept_in
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
@@ -48,10 +47,9 @@ from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
-from tutti.run.recording import Recording, observed
 from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
-from tutti.run.saving import Saving, is_over, saving
+from tutti.run.saving import Recording, Saving, is_over, observed, saving
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
 from tutti.strategies import Clip, Strategy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
@@ -124,18 +125,26 @@ class PredictJob(Job):
     other_data: bool = False
     weights: str | None = None  # where others than the run's own are
     trust: bool = False  # the run's configuration may name code
+    overwrite: bool = False  # the file, if it is there
+
+    @override
+    def check(self, placement: Placement) -> None:
+        path = Path(self.out)
+        if path.suffix not in SUFFIXES:
+            raise BadOption(f"the file is {path}; give one that ends in {', '.join(SUFFIXES)}")
+        if path.exists() and not (self.overwrite and path.is_file()):
+            raise BadOption(f"{path} is there already; name another file, or give --overwrite")
 
 
 PARTS: Final = ("train", "validation", "test")
 """The parts of a data set."""
 
+SUFFIXES: Final = (".csv", ".parquet", ".npy")
+"""The ends of the names of files of predictions."""
+
 
 def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> RunOutcome | None:
-    """Return the outcome of a run that was to go on, but has come to its end; say so.
-
-    Returns:
-        The outcome, without the weights; None: there is something left to be trained.
-    """
+    """Print and return the outcome of a run that has come to its end; None: there is something to train."""
     folder = RunFolder(resume.folder)
     if resume.checkpoint is not None or not folder.finished:
         return None

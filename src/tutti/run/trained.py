@@ -20,7 +20,7 @@ from typing_extensions import override
 from tutti import models
 from tutti.batch_last import BATCH_LAST
 from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
-from tutti.data.columns import Column, Columns, Inputs, each_of, mapped
+from tutti.data.columns import Columns, Inputs, each_of, mapped
 from tutti.data.formats.arrow_tables import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part
 from tutti.data.rows import Rows
@@ -283,16 +283,14 @@ def _as_part(inputs: object, data: TrainedOn) -> Part:
     """Return inputs as a part without a scale, whose targets mean nothing."""
     given = taken_apart({"given": inputs})
     several = [(given.label("given", at), one) for at, one in enumerate(given.parts["given"])]
-    first = several[0][1]
-    count = len(first.rows if isinstance(first, Column) else first)
-    columns, *_ = part_columns("given", several, np.zeros(count), _missing(data))
+    columns, targets, _ = part_columns("given", several, None, _missing(data))
 
     def kept(rows: Rows) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(rows[:], dtype=stored_dtype(rows)))
 
     found = [column.changed(kept) for column in columns]
     stored = found[0].rows if given.single else Columns(tuple(found), given.names)
-    return aligned("this call", Part(stored, torch.zeros(count)), (), data)
+    return aligned("this call", Part(stored, torch.from_numpy(targets)), (), data)
 
 
 def _in_order(inputs: object, data: TrainedOn) -> object:

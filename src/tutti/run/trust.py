@@ -18,12 +18,8 @@ from tutti.records.untrusted import printable
 HOSTS: Final = "hosts"
 """The field that has programs started on other machines."""
 
-
 PLAIN: Final = ("split", "out", "time_limit", "checkpoint", "hang_timeout")
 """The fields whose texts may have a colon, and are never loaded, such as `splits.npz:0`."""
-
-LISTS: Final = ("metrics", "augment", "callbacks")
-"""The fields whose texts are names with commas."""
 
 
 class Untrusted(UserError):
@@ -31,7 +27,7 @@ class Untrusted(UserError):
 
 
 def code_named(config: Mapping[str, Any]) -> dict[str, str]:
-    """The code that a configuration has run, by where it is named, such as {"model": "mine.py:net"}."""
+    """Return the texts that name code, by their fields, such as {"model": "mine.py:net"}."""
     return dict(found for field, value in config.items() for found in _named(field, value))
 
 
@@ -45,11 +41,9 @@ def _named(field: str, value: object) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _named(field, item)
-    elif isinstance(value, str) and field in LISTS:
-        named = [word for word in map(str.strip, value.split(",")) if names_object(word)]
-        if named:
-            yield field, ",".join(named)
-    elif isinstance(value, str) and (names_object(value) or names_file(value) or field == HOSTS):
+    elif isinstance(value, str) and (
+        field == HOSTS or names_file(value) or any(map(names_object, map(str.strip, value.split(","))))
+    ):
         yield field, value
 
 

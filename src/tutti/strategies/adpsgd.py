@@ -1,4 +1,4 @@
-"""Asynchronous decentralized SGD: each worker averages with one other at a time, and waits for nobody."""
+"""Asynchronous decentralized SGD: each worker averages with one other at a time, and never waits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _ADPSGDWorker(AveragedWorker):
     def __init__(
         self, strategy: ADPSGD, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        # Its own: a loop may have several models, whose messages must not be taken for each other's.
+        # A communicator for this model alone: a loop may have several models.
         apart = comm.split(0, key=comm.rank)
         assert apart is not None, "all ranks gave one color"
         super().__init__(replica, apart, optimizer, clip)

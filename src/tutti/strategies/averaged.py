@@ -1,4 +1,4 @@
-"""Workers that have weights of their own and no centre; their average is the result."""
+"""Workers with private weights and no centre; their average is the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tutti.strategies.base import Clip, Pace, Strategy, WeightPlacement
 from tutti.strategies.own_weights import OwnWeightsWorker
 
 MOST_ROWS: Final = 8
-"""The most workers that read each other's rows directly. With more, each sums a slice of its own for all."""
+"""The most workers that read each other's rows directly. With more, each sums one slice for all."""
 
 
 class WeightRows:
@@ -123,7 +123,7 @@ class PeerWorker(OwnWeightsWorker):
 
 
 class AveragedWorker(PeerWorker):
-    """A worker that steps on weights of its own; the average of all is evaluated, and left in the end.
+    """A worker that steps on its own weights; the average of all is evaluated, and left in the end.
 
     The state of the user's optimizer is this worker's own.
     """
@@ -143,7 +143,7 @@ def mean(out: Tensor, vectors: Sequence[Tensor]) -> None:
         x = 1/n (x_1 + x_2 + ... + x_n)
 
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767, algorithm 1.
-    With a worker and its neighbours, in a graph where all have as many, this is the mixing of Lian et al.
+    With a worker and its neighbours, in a regular graph, this is the mixing of Lian et al.
     2017, arXiv:1705.09056, algorithm 1: x_i = sum over j of W_ij x_j, with W_ij = 1/n.
 
     Args:

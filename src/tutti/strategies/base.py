@@ -30,8 +30,8 @@ class Pace(Enum):
     """The relation of the workers' steps to each other."""
 
     TOGETHER = "all workers make one update from one batch, which is split over them"
-    ABREAST = "each worker has a batch of its own; all make their k-th step at the same time"
-    FREE = "each worker has a batch of its own and waits for nobody"
+    ABREAST = "each worker has its own batches; all make their k-th step at the same time"
+    FREE = "each worker has its own batches and never waits"
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,13 @@ class Worker(ABC):
         updating: runs while the weights are moved: `with self.updating: optimizer.step()`.
         share: which part of the update's samples is this rank's, 0 to 1; its gradient has been weighted by
             it. The loop sets it before each step under the pace TOGETHER; it is 1 under the others. Where
-            the loss has a denominator of its own, it is the part of that, unless the worker `divides`.
-        weight: where the worker `divides`, what its gradient stands for in the sum by which all are divided;
-            None: its share.
+            the loss has its own denominator, it is the part of that.
         waits: whether a step under the pace TOGETHER waits for the gradients of all workers.
-        divides: whether the sum of the gradients is divided by the sum of their weights here. Otherwise the
-            loop does so before the step, with an exchange among all ranks.
-        restarts: the parts, in words, that begin anew where another number of ranks goes on from its state.
+        restarts: the parts, in words, that start over when another number of ranks resumes from its state.
     """
-
-    divides: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.share, self.waits = 1.0, True
-        self.weight: float | None = None
         self.restarts: tuple[str, ...] = ()
         self.traffic = Traffic()
         self.updating = Stopwatch()
@@ -110,7 +103,7 @@ class Worker(ABC):
         """Put the weights to be evaluated into every replica, after an epoch or before an evaluation.
 
         Collective, and called before anything else that is: until then others may still wait for this worker.
-        The weights are the centre's, or the workers' average, where each worker has weights of its own; those
+        The weights are the centre's, or the workers' average, where each worker has its own weights; those
         are kept until `resume`.
         """
         return
@@ -121,7 +114,7 @@ class Worker(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """Return all that this worker must know to go on, but for what the replica holds after `settle`.
+        """Return what this worker must know to go on, besides what the replica holds after `settle`.
 
         Called by all workers between `settle` and `resume`. Another worker, made later of a replica with
         those weights and of an optimizer with the state in `joint` or `alone`, goes on by `load_state` just
@@ -132,7 +125,7 @@ class Worker(ABC):
     def load_state(self, saved: Saved) -> None:
         """Go on from the state of an earlier worker (collective); called once, before the first step.
 
-        What `saved.own` would have begins anew where that is None.
+        What `saved.own` would have starts over where that is None.
         """
 
     @abstractmethod
@@ -146,7 +139,7 @@ class Strategy(ABC):
 
     Under the pace TOGETHER a rank's gradient is that of its own samples' share of the update: the loop
     multiplies each loss by (samples of this pass) / (samples of the update), so that the plain sum over the
-    ranks and passes is the mean over the samples; where the loss has a denominator of its own, the loop has
+    ranks and passes is the mean over the samples; where the loss has its own denominator, the loop has
     divided by that instead. Under the other paces it is the mean over the worker's own
     batch.
 

@@ -22,10 +22,10 @@ from tutti.strategies.own_weights import OwnWeightsWorker
 
 @dataclass(frozen=True)
 class Centred(Strategy):
-    """A strategy whose workers have weights of their own and meet at a parameter centre.
+    """A strategy whose workers have their own weights and meet at a parameter centre.
 
     On one host the centre lies in shared memory, and each worker applies the rule itself. Over several hosts
-    it is kept by ranks of its own, the servers.
+    it is kept by separate ranks, the servers.
     """
 
     home: ClassVar[WeightPlacement] = WeightPlacement.PRIVATE
@@ -55,7 +55,7 @@ class Centred(Strategy):
 
 
 class CentredWorker(OwnWeightsWorker):
-    """A worker with weights of its own, and a centre.
+    """A worker with its own weights, and a centre.
 
     What is evaluated, and what is left in every replica in the end, are the centre's weights.
 

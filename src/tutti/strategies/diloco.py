@@ -23,7 +23,7 @@ ANCHOR: Final = "anchor"
 """The first word of the names of the weights at which a round began, in a checkpoint."""
 
 VELOCITY: Final = "velocity"
-"""That of the names of the outer momentum."""
+"""The first word of the names of the outer momentum."""
 
 
 @part("diloco")
@@ -33,7 +33,7 @@ class DiLoCo(PeerStrategy):
 
         for t = 1, 2, ...:
             x_i = x                                          every worker begins at the common weights
-            `every` times:  x_i = optimizer(x_i, g_i)        with batches of its own; the paper's is AdamW
+            `every` times:  x_i = optimizer(x_i, g_i)        with its own batches; the paper's is AdamW
             d = 1/n sum over i of (x - x_i)                  the outer gradient
             v = outer_momentum v + d
             x = x - outer_lr (d + outer_momentum v)

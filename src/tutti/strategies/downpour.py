@@ -29,7 +29,7 @@ UNPUSHED: Final = "unpushed"
 """The first word of the names of what a worker has not pushed yet, in a checkpoint."""
 
 BEFORE: Final = "weights_before"
-"""That of the names of the weights from which it counts its moves."""
+"""The first word of the names of the weights from which it counts its moves."""
 
 
 STRENGTHS = {"delay_compensated": 0.04, "delay_compensated_adaptive": 2.0}
@@ -66,9 +66,9 @@ class Downpour(Centred):
     Delay compensation is for one gradient, so it goes with `push_every` 1. A push brings w along, as the
     worker has moved it if it pulls less often.
 
-    Dean et al. push after the first batch, and then every so many; here the first push, too, comes after
+    Dean et al. push after the first batch, and then at intervals; here the first push, too, comes after
     `push_every`. Their centre's optimizer is Adagrad; between two pulls a worker makes steps of plain SGD
-    whatever the optimizer is, as in their algorithm. They fetch and push beside the computing; here a worker
+    with any optimizer, as in their algorithm. They fetch and push beside the computing; here a worker
     waits for both, as in mpiT and mpi_learn, where one number says how often it does the two together.
 
     Sources: Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1 and algorithm 1 of the

@@ -43,7 +43,7 @@ class EASGD(Centred):
     (sixin-zh/mpiT) the worker moves after its step, and the centre when the message has come; its moving rate
     is alpha itself, as is the elastic force of mpi_learn, which exchanges after a step in place of before it.
 
-    With two levels of centres, each pulls with the alpha of its own level: force / workers of the host, and
+    With two levels of centres, each pulls with its own alpha: force / workers of the host, and
     force / hosts.
 
     Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,

@@ -26,7 +26,7 @@ MOMENT: Final = "moment"
 """The first word of the names of the proxy's momentum, in a checkpoint."""
 
 READ: Final = "read_weights"
-"""That of the names of the weights that a worker has read last."""
+"""The first word of the names of the weights that a worker has read last."""
 
 
 @part("gem")
@@ -45,7 +45,7 @@ class GEM(Centred):
 
     s is where the gradient was computed, w - s what all workers have moved the centre by since then (this
     worker's own last update included), c the centre. The more the others have moved, the smaller is pi: the
-    energy (half the square) of the centre's moves stays that of m.
+    energy (half the square) of the centre's moves stays equal to m's.
 
         worker 0   s ─ backward ─ w, push ─ backward ─ w, push
         centre     c0 ──────────── c1 ─ c2 ──────────── c3
@@ -140,7 +140,7 @@ def match_energy(
 
     The kinetic energy of a move is half its square. |m| is what the proxy, SGD with momentum, would have
     moved; |w - s| is what the centre has moved since the worker read it, by all workers; what is left of the
-    proxy's energy is the update's own. `amplification` is that of appendix B, equation 27. The limits are not
+    proxy's energy is the update's own. For `amplification` see appendix B, equation 27. The limits are not
     in the algorithm's text; the authors' own program has them, 0 and 5, "for numerical stability".
 
     Args:

@@ -110,7 +110,7 @@ class _HogwildWorker(Worker):
 
     @override
     def resume(self) -> None:
-        """Wait until all have evaluated, before anybody writes."""
+        """Wait until all have evaluated."""
         self._comm.barrier()
 
     @override

@@ -42,7 +42,7 @@ class Lazy(Centred):
             wait until no worker is more than `slack` batches behind
             w = c                                   with all updates of `slack` + 1 batches ago and before
 
-    The first condition is that of lazily aggregated gradients: a gradient that has changed less than the
+    The first condition is due to lazily aggregated gradients: a gradient that has changed less than the
     weights' own moves suggest does no harm when it is used once more. The second makes the training stale
     synchronous: with `slack` 0 the workers go from batch to batch together, with more a slow one is forgiven.
 
@@ -57,7 +57,7 @@ class Lazy(Centred):
     one (10, 100) is needed before any is kept. In the paper all workers step together, and the moves are
     those of the centre from step to step; here they are those between two readings of a worker's.
 
-    Ho et al. let a worker see more recent updates than it must, and read a cache of its own where the bound
+    Ho et al. let a worker see more recent updates than it must, and read its own cache where the bound
     allows that; here it reads the newest weights in every step.
 
     Sources: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
@@ -148,7 +148,7 @@ class _LazyWorker(CentredWorker):
 
     @override
     def skip(self) -> None:
-        """Count a round without a batch as a step, so that nobody has to wait for this worker."""
+        """Count a round without a batch as a step, so that no other worker has to wait."""
         self.traffic.wait_s += self._read().wait_s
 
     def _read(self) -> Receipt:
@@ -185,7 +185,7 @@ def squared_distance(some: list[Tensor], others: list[Tensor]) -> float:
 def is_worth_sending(
     change: float, moves: Iterable[float], *, threshold: float, lr: float, workers: int
 ) -> bool:
-    """Tell whether a worker should send its new gradient, or let the centre use its last one again.
+    """Return whether a worker should send its new gradient, or let the centre use its last one again.
 
         send, unless  |g_new - g_sent|^2  <=  1 / (eta M)^2  *  sum over d of  xi * |w_(k+1-d) - w_(k-d)|^2
 

@@ -21,7 +21,7 @@ from tutti.strategies.options import whole
 class Local(PeerStrategy):
     """Local SGD: the workers' weights are averaged after every `every` batches of each.
 
-        x_i = optimizer(x_i, g_i(x_i))                         each worker i with a batch of its own
+        x_i = optimizer(x_i, g_i(x_i))                         each worker i with its own batch
         x_i = 1/n sum over j of x_j       in step t = 1, 2, ...   if t <= after, or every divides t - after
 
     Post-local SGD is the same with the first `after` steps averaged one by one: plain SGD's then make just

@@ -1,4 +1,4 @@
-"""A worker with weights of its own."""
+"""A worker with its own weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN: Final = "own_weights"
 
 
 class OwnWeightsWorker(Worker):
-    """A worker with weights of its own, which are put aside while those that all agree on are evaluated.
+    """A worker with its own weights, which are put aside while the agreed ones are evaluated.
 
     Args:
         steps: its own steps; None if it makes none.
@@ -76,7 +76,7 @@ class OwnWeightsWorker(Worker):
 
     @override
     def load_state(self, saved: Saved) -> None:
-        """Go on from the weights that were this worker's own; else from those that all agreed on."""
+        """Go on from this worker's own weights if they were kept, else from the agreed ones."""
         if saved.alone is not None:
             fill_all(saved.alone.tensors, OWN, self.replica.flats, self.weights)
 

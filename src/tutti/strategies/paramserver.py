@@ -23,10 +23,10 @@ from tutti.strategies.options import number
 class ParamServer(Centred):
     """Synchronous training around a parameter server that waits for a quorum of the workers.
 
-        G = mean of the gradients g_i(c) of the first workers, as many as have `quorum` of a step's samples
+        G = mean of the gradients g_i(c) of the first workers that have `quorum` of a step's samples
         c = optimizer(c, clip(G)),  w_i = c for all whose gradient was used
 
-    With `quorum` 1 every step waits for all, and the training is that of one worker on the whole batch (as
+    With `quorum` 1 every step waits for all, and the training equals one worker on the whole batch (as
     with `sync`); the centre keeps each worker's gradient until then, and adds them up in the order of the
     workers, so that it is the same each time, bit by bit. Below that the slowest ones are the backup workers:
     a gradient that comes when its step has closed is dropped (and counted), and its worker goes on with the
@@ -42,7 +42,7 @@ class ParamServer(Centred):
 
     Source: Chen, Pan, Monga, Bengio, Jozefowicz 2016, "Revisiting Distributed Synchronous SGD",
     arXiv:1604.00981, algorithms 3 and 4 (there the first N of N + b workers close a step, and each has
-    minibatches of its own of one size; so the mean is over N of them).
+    its own minibatches of one size; so the mean is over N of them).
     """
 
     pace: ClassVar[Pace] = Pace.TOGETHER
@@ -65,33 +65,31 @@ class ParamServer(Centred):
 
 
 class _ParamServerWorker(CentredWorker):
-    divides: ClassVar[bool] = True
-
     def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, rule: Rounds) -> None:
-        # The clipping is that of the whole gradient, and the centre's business.
+        # The centre clips the whole gradient.
         super().__init__(replica, comm, rule, optimizer, Clip())
         self._rounds, self.share = rule, 1 / comm.size
         self.waits, self.restarts = rule.waits, ()
 
     @override
     def step(self) -> None:
-        self._bring(self.share, self.share if self.weight is None else self.weight)
+        self._bring(self.share)
 
     @override
     def skip(self) -> None:
         """Bring nothing to a round, and leave one out that was closed without this worker."""
         self.replica.zero_grad()
         if not self.late:
-            self._bring(0.0, 0.0)
+            self._bring(0.0)
             return
         self._rounds.round += 1
         self.traffic.skipped += 1
         self.centre.pull(self.weights)
 
-    def _bring(self, share: float, weight: float) -> None:
+    def _bring(self, share: float) -> None:
         missing = self.replica.gradients.missing()
         self._rounds.missing = missing if share else frozenset(self._rounds.parameters)
-        self._rounds.share, self._rounds.weight = share, weight
+        self._rounds.share = share
         self.prepare()
         receipt = self.centre.exchange(self.grads, self.weights)
         self._rounds.round += 1

@@ -18,7 +18,6 @@ from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.errors import BadOption, UnknownName
-from tutti.farm.block_placement import place_blocks
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
 from tutti.run.api import TrainOptions, refuse_built, spell_class_weights, weights_of, without_loaders
@@ -49,40 +48,21 @@ class StudyOptions(TrainOptions, total=False):
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a study in Python.
+    """The arguments of a study in Python."""
 
-    Attributes:
-        config: what all runs have in common, with data that have a name.
-        contents: data that were given as an object, or by a function: read once, and kept in the farm; None:
-            a name or a path was given.
-        objects: what was given as Python objects, as in a `Job`.
-        blocks: the ranks.
-        out: the folder of the farm; None: the usual one.
-        resume: whether the farm is to go on.
-        quiet: print nothing.
-    """
-
-    config: TrainConfig
+    config: TrainConfig  # what all runs have in common, with data that have a name
+    # data that were given as an object, or by a function: read once, and kept in the farm; None: a name or a
+    # path was given
     contents: Contents[Stored[Rows], Array] | None
-    objects: dict[str, Pickled]
-    blocks: Blocks
-    out: str | None
-    resume: bool
-    quiet: bool
+    objects: dict[str, Pickled]  # what was given as Python objects, as in a `Job`
+    blocks: Blocks  # the ranks
+    out: str | None  # the folder of the farm; None: the usual one
+    resume: bool  # whether the farm is to go on
+    quiet: bool  # print nothing
 
     @classmethod
     def of(cls, function: str, data: object, options: StudyOptions, **given: object) -> Arguments:
-        """Check the arguments, and read data that are given as an object.
-
-        Args:
-            function: the name of the study in Python.
-            data: as `tutti.train` takes it.
-            options: the arguments that all studies have.
-            given: further arguments that may be Python objects, by the fields of a configuration.
-
-        Raises:
-            UserError: an argument is wrong.
-        """
+        """Check the arguments, and read data that are given as an object."""
         left: dict[str, Any] = dict(options)
         for name in left:
             if name not in StudyOptions.__annotations__:
@@ -95,7 +75,6 @@ class Arguments:
             left.pop("resume", False),
             left.pop("quiet", False),
         )
-        place_blocks(block, blocks, threads, None)
         if resume and out is None:
             raise BadOption("resume=True needs out: the folder of the farm to go on with")
         given = {

@@ -45,10 +45,7 @@ def refuse_single_run(config: TrainConfig, *further: str) -> None:
 def refuse_shared(name: str, option: str, further: Mapping[str, str] = MappingProxyType({})) -> None:
     """Refuse an option, such as "lr" or "model.hidden", that differs between no two runs of a study.
 
-    Args:
-        name: of the option.
-        option: what gave it, for the message.
-        further: others than `SHARED`, and what to do instead.
+    `option` is what gave it, and `further` are others than `SHARED`, with what to do instead.
     """
     part, dot, _ = name.partition(".")
     why = {**SHARED, **further}.get(f"{part}_options" if dot else part)

@@ -7,10 +7,11 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from tutti.farm.block_placement import place_blocks
 from tutti.farm.blocks import ENTRY
 from tutti.farm.coordinator import EpochEnded, FarmOutcome, Happening, JobBegan, JobEnded, JobFound, Listener
 from tutti.farm.jobs import JobSource
@@ -24,7 +25,7 @@ from tutti.training.intervals import seconds_of
 from tutti.watching.farm import FarmDisplay, FarmProgress
 
 FOLDER: Final = Path("farms")
-"""The folder of farms without a path of their own."""
+"""The parent of farms for which no folder is given."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Blocks:
         job_timeout: str | None,
         time_limit: str | None,
     ) -> Blocks:
-        """Return the blocks of options, whose lengths of time are texts such as "10m"."""
+        """Check the options of blocks, whose lengths of time are texts such as "10m"."""
+        place_blocks(block, blocks, threads, None)
         limits = {"--job-timeout": job_timeout, "--time-limit": time_limit}
         seconds = (None if text is None else seconds_of(text, name) for name, text in limits.items())
         return cls(block, blocks, threads, *seconds)
@@ -62,13 +64,9 @@ class Blocks:
         return work_on(
             folder,
             source,
-            block=self.block,
-            blocks=self.blocks,
-            threads=self.threads,
+            **asdict(self),
             jobs=jobs,
             servers=servers,
-            job_timeout_s=self.job_timeout_s,
-            time_limit_s=self.time_limit_s,
             listener=listener,
         )
 
@@ -77,13 +75,7 @@ class Blocks:
 def farm_shown(
     folder: FarmFolder, epochs: Mapping[str, int | None], stream: IO[str]
 ) -> Iterator[Callable[[Happening], None]]:
-    """Show a farm while it goes on; yield its listener.
-
-    Args:
-        folder: of the farm.
-        epochs: how many each job is to have, by name; None: it has steps.
-        stream: where it is shown.
-    """
+    """Show a farm while it goes on; yield its listener."""
     before = {job: JobState.FINISHED for job in epochs if folder.state(job) is JobState.FINISHED}
     progress = FarmProgress(epochs, dict(before))
     display = FarmDisplay(before, stream)

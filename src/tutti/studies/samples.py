@@ -26,36 +26,19 @@ from tutti.run.train_job import TrainJob
 
 @dataclass(frozen=True)
 class Samples:
-    """Facts about a data set that splits need.
+    """Facts about a data set that splits need."""
 
-    Attributes:
-        name: of the data set.
-        targets: of the training samples.
-        labels: the classes' names; empty when unknown.
-        fingerprint: tells the samples from those of other data.
-        groups: of the training samples; None: no column of the data has them.
-    """
-
-    name: str
-    targets: NDArray[Any]
-    labels: tuple[str, ...]
-    fingerprint: str
-    groups: NDArray[Any] | None = None
+    name: str  # of the data set
+    targets: NDArray[Any]  # of the training samples
+    labels: tuple[str, ...]  # the classes' names; empty when unknown
+    fingerprint: str  # tells the samples from those of other data
+    groups: NDArray[Any] | None = None  # of the training samples; None: no column of the data has them
 
 
 def look_at(
     jobs: Sequence[FarmJob], block: int, contents: Contents[Stored[Rows], Array] | None = None
 ) -> Samples:
-    """Check the runs of a study, and look at the targets of their data.
-
-    Args:
-        jobs: the runs, all of the same data.
-        block: the ranks of each.
-        contents: the data, if they have been read already.
-
-    Raises:
-        UserError: a run has an option that cannot be used, or the data cannot be read.
-    """
+    """Check the runs of a study, and look at the targets of their data."""
     # Arrays that were read already are no file yet that could be looked for.
     known = {} if contents is None else {"data": Pickled(b"")}
     runs = []
@@ -73,7 +56,7 @@ def look_at(
     for run in runs:
         _refuse_unfit(run, pool.dataset)
     _, targets = contents.parts["train"]
-    return Samples(contents.name, targets, contents.labels, pool.fingerprint, contents.groups)
+    return Samples(contents.name, targets, contents.labels, pool.dataset.fingerprint, contents.groups)
 
 
 def _refuse_unfit(job: TrainJob, dataset: DataSet) -> None:

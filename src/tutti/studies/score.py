@@ -91,12 +91,8 @@ def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> 
     Args:
         given: a name, a function, or its place, such as "mine.py:hits". A text may end in ":higher" or
             ":lower".
-        metrics: those that the runs compute without it.
+        metrics: the metrics of the runs.
         option: what gave it, for messages.
-
-    Raises:
-        UnknownName: there is no such metric.
-        BadOption: it is not known which of its values are better.
     """
     text, better = given, ""
     if isinstance(given, str):

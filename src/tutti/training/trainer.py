@@ -444,7 +444,7 @@ class Trainer:
 
     def _waited(self) -> Mapping[str, float]:
         """Return the seconds of waiting for files, if real time is measured."""
-        return self._schedule.batches.waited_s() if self._workers.seconds_per_sample is None else {}
+        return self._schedule.batches.part.waited_s() if self._workers.seconds_per_sample is None else {}
 
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
         """Evaluate the weights; return the results that are known now."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
+from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.training.dropout import SampleMasks
 from tutti.training.evaluation import Objective, Tally
@@ -45,6 +46,11 @@ class UpdateGradient:
         self._checked = 0
         self.scale = LossScale() if objective.arithmetic.precision == "fp16" else None
         waits = not self._batches.own and self._worker.waits
+        if objective.loss.weighed and not self._batches.own and not waits:
+            raise BadOption(
+                "the loss weighs samples or leaves some out, so that its denominator needs all workers, but "
+                "option 'quorum' is below 1; use '--strategy.quorum 1'"
+            )
         self.skipped = SkippedUpdates(self._replica, self._comm, waits, schedule.skip_nonfinite, self.scale)
         self.masks = SampleMasks(schedule.batches.seed)
 
@@ -91,11 +97,10 @@ class UpdateGradient:
             return
         if own:
             divide_by_weight(self._replica, None, weight, samples)
-        elif worker.divides:
-            worker.weight = weight / self._batches.samples_of(made)
         else:
             whole = divide_by_weight(self._replica, self._comm, weight, self._batches.samples_of(made))
-            worker.share = weight / whole if whole else 0.0
+            # Without any label the gradient is zero, and the samples' share is as good.
+            worker.share = weight / whole if whole else worker.share
 
     def _pass(self, batch: Batch, step: int, epoch: int, tally: Tally) -> tuple[int, float]:
         """Add this batch's gradient; return its samples, and its losses' denominator."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tests.own_loop.custom import Counting, Perturbing
+from tests.own_loop.custom import Counting
 from tests.own_loop.jobs import Job, Outcome
 from tests.own_loop.loops.base import (
     adam,
@@ -121,21 +121,6 @@ def a_group_that_counts(job: Job) -> Outcome:
     optimizer.train()
     train(job, model, optimizer, epochs=1)
     return evaluated, weights(model), [group["k"] for group in optimizer.param_groups]
-
-
-@loop
-def a_norm_over_all_parameters(job: Job) -> Outcome:
-    """An optimizer of the kind of SAM: two steps for an update, of lengths that all parameters decide."""
-    model = net()
-    model, optimizer = job.distribute(model, Perturbing(model.parameters(), lr=0.1))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.first_step()
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.second_step()
-    return weights(model)
 
 
 def _scaled(job: Job, overflow: bool, clip: bool = False, **options: Any) -> Outcome:

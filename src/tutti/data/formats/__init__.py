@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -28,7 +27,7 @@ from tutti.records.npz import open_data_file
 from tutti.registry import Registry
 
 
-class Format(ABC):
+class Format:
     """A data file format.
 
     Attributes:
@@ -57,10 +56,9 @@ class Format(ABC):
         """
         return []
 
-    @staticmethod
-    @abstractmethod
-    def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        """Read the data set in a file that begins with `start`, or in a folder.
+    @classmethod
+    def read(cls, path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
+        """Read the data set in a file or in a folder; by default that of its `files`.
 
         Args:
             path: of the file or the folder.
@@ -73,6 +71,7 @@ class Format(ABC):
         Raises:
             BadData: it is broken, or files that belong to it are missing.
         """
+        return replace(read_files(cls.files(path), options, labelled), name=path.stem)
 
 
 OF_ALL: Final = ("classes", "missing")
@@ -227,8 +226,7 @@ def format_of(path: Path) -> type[Format]:
     if not start:
         raise BadData(f"{path} is empty (0 bytes); copy or download it again")
     name = path.name.lower()
-    # Of two formats that begin alike, the one with the longer beginning.
-    for form in sorted(forms, key=lambda form: len(form.start), reverse=True):
+    for form in forms:
         if (form.start and start.startswith(form.start)) or (form.endings and name.endswith(form.endings)):
             return form
     known = ", ".join(

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from tutti.data.arrays import as_floats, float_dtype
 from tutti.data.columns import Column
-from tutti.data.contents import Contents, refuse_other_names
-from tutti.data.items import TARGET_WORDS
+from tutti.data.contents import Contents
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
-from tutti.data.tables import Choice, choose, is_number
+from tutti.data.tables import ChosenColumns, choose, is_number
 from tutti.errors import BadData
 from tutti.records.npz import damaged
+from tutti.records.untrusted import printable
 
 TABLE_OPTIONS: Final = ("target", "columns", "group")
 """The column to be predicted, or several; those to predict it from, all others by default; and the column by
@@ -41,17 +41,6 @@ def is_frame(value: object) -> bool:
     """Return whether a value is a table in memory: a frame of pandas or polars, or a table of Arrow."""
     package = type(value).__module__.partition(".")[0]
     return type(value).__name__ in ("DataFrame", "Table") and package in ("pandas", "polars", "pyarrow")
-
-
-def are_parts(value: object, options: Mapping[str, Any]) -> bool:
-    """Return whether a value is the training part and the test part of a data set, two tables in memory.
-
-    They have the same columns, one of them the target. Otherwise such a pair is inputs and targets.
-    """
-    if not (isinstance(value, tuple | list) and len(value) == 2 and all(map(is_frame, value))):
-        return False
-    first, second = ({*map(str, getattr(one, "column_names", one.columns))} for one in value)
-    return first == second and (bool(options) or any(name.lower() in TARGET_WORDS for name in first))
 
 
 def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
@@ -80,14 +69,21 @@ def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) ->
     return replace(found, name=name)
 
 
-def read_parts(frames: Any, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-    """Read the training part and the test part of a data set, as `read_frame` does one of them."""
-    train, test = frames
-    found = read_frame(train, options, labelled)
-    columns = list(found.columns) or options.get("columns")
-    others = read_frame(test, {**options, "columns": columns, "group": None}, labelled)
-    refuse_other_names({"train": found.labels, "test": others.labels}, "the data")
-    return replace(found, parts={**found.parts, "test": others.parts["train"]})
+def table_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return samples, each with its values by name, as a table of Arrow; `path` is for messages.
+
+    Raises:
+        BadData: the values of one name are of several kinds.
+    """
+    arrow, columns = arrow_package(), {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = arrow.array([row.get(name) for row in rows])
+        except (arrow.ArrowException, OverflowError) as error:
+            raise BadData(
+                f"{path} has values of several kinds in '{printable(name)}': {printable(str(error)[:200])}"
+            ) from error
+    return arrow.table(columns)
 
 
 def read_table(
@@ -158,7 +154,7 @@ def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:
     return each if len(each) > 1 else each[names[0]]
 
 
-def _rows_with_targets(path: Path, table: Any, choice: Choice, missing: str) -> Indices:
+def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: str) -> Indices:
     """Return the rows that have all targets.
 
     Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import re
+import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ _IDX_NAME = re.compile(
 )
 """Such as train-images-idx3-ubyte.gz, t10k-labels.idx1-ubyte, emnist-letters-test-images-idx3-ubyte.gz."""
 
-_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 @part("folder of IDX files")
@@ -79,22 +80,21 @@ def read_idx(path: Path) -> Array:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             with gzip.open(raw) if packed else raw as file:
-                start = file.read(4)
-                if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_TYPES or start[3] == 0:
-                    raise BadData(
-                        f"{path} is no IDX file: it begins with the bytes {start.hex(' ')}, where an IDX "
-                        "file has 00 00, its type (08 for bytes) and its number of dimensions"
+                zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
+                if zeros or kind not in _IDX_TYPES:
+                    raise ValueError(
+                        "an IDX file begins with the bytes 00 00 and its type, such as 08 for bytes"
                     )
-                dtype = np.dtype(_IDX_TYPES[start[2]])
-                shape = tuple(np.frombuffer(file.read(4 * start[3]), ">u4").tolist())
+                shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+                dtype = np.dtype(_IDX_TYPES[kind])
                 nbytes = math.prod(shape) * dtype.itemsize
                 refuse_larger_than_memory(path, nbytes)
                 content = file.read(nbytes + 1)
-    except (EOFError, zlib.error, OSError, ValueError) as error:
+                if len(content) != nbytes:
+                    more = " or more" if len(content) > nbytes else ""
+                    raise ValueError(
+                        f"its header asks for {nbytes:,} bytes, and it has {len(content):,}{more}"
+                    )
+    except (EOFError, zlib.error, OSError, ValueError, struct.error) as error:
         raise damaged(path, error) from error
-    if len(shape) < start[3] or len(content) != nbytes:
-        raise BadData(
-            f"{path} is truncated or too long: its header asks for {nbytes:,} bytes of data, and it has "
-            f"{len(content):,}{' or more' * (len(content) > nbytes)}; copy or download it again"
-        )
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table
+from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table, table_of
 from tutti.data.formats.csv import PACKED
 from tutti.errors import BadData
 from tutti.records.untrusted import printable
@@ -38,7 +38,7 @@ class JsonLines(Format):
             with arrow.input_stream(str(path)) as file:
                 start = file.read(64).lstrip()
                 if start.startswith(b"["):
-                    table = arrow.Table.from_pylist(json.loads(start + file.read()))
+                    table = table_of(path, json.loads(start + file.read()))
                 else:
                     table = arrow_json.read_json(path)
         except (

@@ -51,11 +51,6 @@ class FileList(Format):
             raise BadData(f"{path} lists no files; write the path of one in each line")
         return found
 
-    @staticmethod
-    @override
-    def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        return replace(read_files(FileList.files(path), options, labelled), name=path.stem)
-
 
 @part("pattern")
 class Pattern(Format):
@@ -68,11 +63,6 @@ class Pattern(Format):
         if not found:
             raise BadData(f"no file is called {path}; {nearest(path)}")
         return found
-
-    @staticmethod
-    @override
-    def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        return replace(read_files(Pattern.files(path), options, labelled), name=path.stem)
 
 
 @part("folder of parts")

@@ -40,7 +40,7 @@ def cross_validate(
 ) -> CrossValidated:
     """Train models with schedules on the same folds, several runs at a time, and compare them.
 
-    Each run is an ordinary one, with a folder of its own. A run that fails does so alone. A script needs no
+    Each run is an ordinary one, in its own folder. If a run fails, the others go on. A script needs no
     guard such as `if __name__ == "__main__"`, and functions and classes of a notebook can be used.
 
     Args:
@@ -57,8 +57,8 @@ def cross_validate(
             its name does not. "auto" is the first of `metrics`, or else the loss.
         sweep: further options with values that are crossed in, such as {"lr": [0.1, 0.01]}.
         **options: strategy, optimizer, loss, metrics, sampling and augment, as for `tutti.train`; block, the
-            ranks of each run; blocks, the runs at a time (by default as many as the cores allow, and no more
-            than help); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
+            ranks of each run; blocks, the runs at a time (by default limited by the cores and the number of
+            runs); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
             is in `out`; quiet, to print nothing; and the other fields of `TrainConfig`, for all candidates,
             such as epochs=5. `out` is the folder of everything, by default farms/DATE-MODELS-DATA.
 
@@ -84,9 +84,9 @@ def cross_validate(
     candidates = candidates_of(FarmJob("", config, given.objects), *chosen, sweep or {})
     blocks.prepare()
     described: dict[str, Any] = {"cv": type(cv).__name__}
-    if isinstance(cv, int):
-        described = {"folds": cv}
-        cv = splitter_of(cv, seed=config.seed, grouped=groups is not None)
+    if isinstance(cv, int | np.integer):
+        described = {"folds": int(cv)}
+        cv = splitter_of(int(cv), seed=config.seed, grouped=groups is not None)
     known = groups if groups is None or isinstance(groups, str) else np.asarray(groups)
     question = CrossValidation(candidates, cv, described, known, score, given.arrays)
     samples = look_at([*candidates.values()], blocks.block, given.contents)

@@ -26,29 +26,18 @@ NAMED: Final = {"model": "name several models", "schedule": "name several schedu
 
 @dataclass(frozen=True)
 class Alternative:
-    """A model or a schedule.
+    """A model or a schedule."""
 
-    Attributes:
-        name: in the names of candidates; a part of a path.
-        values: of a configuration's fields.
-        objects: what was given as a Python object, as in a `Job`.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    objects: Mapping[str, Pickled]
+    name: str  # in the names of candidates; a part of a path
+    values: Mapping[str, Any]  # of a configuration's fields
+    objects: Mapping[str, Pickled]  # what was given as a Python object, as in a `Job`
 
 
 def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[Alternative]:
-    """Return models or schedules with their names; "none" is no schedule.
+    """Return models or schedules; "none" is no schedule.
 
-    Args:
-        kind: the field of a configuration, "model" or "schedule".
-        given: each with the name that it was given. One without is called as what it is: by the last name of
-            what is in a file or a package, a class or a function by its own.
-
-    Raises:
-        BadOption: there is none, or two are called alike.
+    Each comes with the name that it was given. One without is called by the last name of what is in a file or
+    a package, a class or a function by its own.
     """
     if not given:
         raise BadOption(f"no {kind} is named; name at least one")
@@ -82,17 +71,7 @@ def candidates_of(
     schedules: Sequence[Alternative],
     sweep: Mapping[str, Sequence[Any]],
 ) -> dict[str, FarmJob]:
-    """Return all candidates by name, such as "lenet/cosine/lr=0.01".
-
-    Args:
-        base: what they have in common.
-        models: each with each schedule.
-        schedules: each with each model.
-        sweep: further options, each with the values that are crossed in.
-
-    Raises:
-        UserError: an option cannot be crossed in, is unknown, or has a value that cannot be used.
-    """
+    """Return all candidates by name, such as "lenet/cosine/lr=0.01"."""
     for name, values in sweep.items():
         if isinstance(values, str) or not len(values):
             raise BadOption(f"--sweep {name} is {values!r}; give a list of at least one value")

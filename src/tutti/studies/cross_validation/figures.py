@@ -22,15 +22,7 @@ SAMPLES: Final = 600
 
 
 def figures_of(folder: FarmFolder, found: CrossValidated) -> list[Drawn]:
-    """Draw all figures for which there is something to draw.
-
-    Args:
-        folder: of the farm.
-        found: in it.
-
-    Raises:
-        BadRunFolder: a file in it is damaged.
-    """
+    """Draw all figures for which there is something to draw."""
     names, work = best_first(found.scores), list(_work(folder))
     busy = _busy(folder, work)
     drawn: list[Drawn] = []

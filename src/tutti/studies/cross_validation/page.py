@@ -10,17 +10,7 @@ from tutti.studies.cross_validation.result import CrossValidated
 
 
 def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None = None) -> Path:
-    """Write the page of a cross-validation and return it, with its figures beside it.
-
-    Args:
-        folder: of the farm.
-        found: in it.
-        page: its path; None: report.html in the farm.
-
-    Raises:
-        UserError: the packages that draw are not installed.
-        BadRunFolder: a file is damaged, or cannot be written.
-    """
+    """Write the page of a cross-validation and return it, with its figures beside it."""
     with drawing():
         from tutti.studies.cross_validation.figures import figures_of
     heads, rows = found.rows()

@@ -102,15 +102,7 @@ class Difference:
 
 
 def compare(candidates: Mapping[str, FoldScores], ratios: Sequence[float]) -> list[Difference]:
-    """Compare each candidate with each other one.
-
-    Args:
-        candidates: the scores by the name of what was trained, all of the same figure and folds.
-        ratios: of each fold, the held-out samples / those that it trains on.
-
-    Raises:
-        BadData: the scores are of other folds.
-    """
+    """Compare all pairs of candidates; `ratios` are the held-out samples / the trained ones of each fold."""
     for name, scores in candidates.items():
         if len(scores.folds) != len(ratios):
             raise BadData(f"{name} has the scores of {len(scores.folds)} folds, and there are {len(ratios)}")
@@ -143,15 +135,7 @@ def _difference(
 
 
 def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, float]:
-    """Test whether the mean of differences between two candidates is 0.
-
-    Args:
-        differences: of each fold; two or more, that are not all the same.
-        ratio: the held-out samples of a fold / those that it trains on.
-
-    Returns:
-        The standard error of the mean, and p (two-sided, with a degree of freedom less than folds).
-    """
+    """Return the standard error of the mean of differences over folds, and p (two-sided) of its being 0."""
     from scipy import stats  # Takes half a second.
 
     count = len(differences)
@@ -160,11 +144,7 @@ def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, f
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Adjust values of p for being several: the smallest by their number, the next by one less, and so on.
-
-    Args:
-        values: of p, in any order; NaN is no test, stays NaN, and does not count.
-    """
+    """Adjust values of p for their number; NaN is no test, stays NaN, and does not count."""
     found = np.array(values, dtype=np.float64)
     tested = np.flatnonzero(~np.isnan(found))
     order = tested[np.argsort(found[tested], kind="stable")]

@@ -28,18 +28,7 @@ Array = NDArray[Any]
 def splitter_of(
     folds: int = 5, repeats: int = 1, seed: int = 0, stratified: bool = False, grouped: bool = False
 ) -> Any:
-    """Return the splitter of a k-fold cross-validation; every sample is held out once in each repeat.
-
-    Args:
-        folds: of each repeat.
-        repeats: how often all samples are divided, each time in another way.
-        seed: decides which samples are in which fold.
-        stratified: each fold has the same share of each class, to a sample.
-        grouped: samples of one group are in one fold.
-
-    Raises:
-        BadOption: there are fewer than two folds, no repeat, or several repeats with groups.
-    """
+    """Return the splitter of a k-fold cross-validation; every sample is held out once in each repeat."""
     if folds < 2:
         raise BadOption(f"the number of folds is {folds}; give at least 2: one to train on, one held out")
     if repeats < 1 or seed < 0:
@@ -54,18 +43,7 @@ def splitter_of(
 
 
 def make_splits(cv: object, targets: Array, groups: ArrayLike | None = None) -> list[Split]:
-    """Make the splits.
-
-    Args:
-        cv: a splitter, as of `splitter_of` or `sklearn.model_selection`; or pairs of (train, test), each the
-            numbers of samples, or a mask of all.
-        targets: of all samples, of shape (samples, ...).
-        groups: of all samples; those of one group are never in both parts. None: there are none.
-
-    Raises:
-        BadOption: the splitter cannot split these samples, or is none.
-        BadData: a split is none of these samples, or a group is in both of its parts.
-    """
+    """Make the splits."""
     samples = len(targets)
     known = None if groups is None else np.asarray(groups)
     if known is not None and known.shape != (samples,):

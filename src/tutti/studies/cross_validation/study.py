@@ -35,22 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """The question of a cross-validation.
+    """The question of a cross-validation."""
 
-    Attributes:
-        candidates: what is trained on each fold, by name; the seed of each is that of fold 0.
-        cv: what divides the samples, as `make_splits` takes it.
-        described: how it divides them, as JSON values.
-        groups: of the samples: an array, or the name of a column or array of the data; None: there are none.
-        score: a `Score` as text, which all candidates compute; "auto": the first of their metrics.
-        arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
-    """
-
-    candidates: Mapping[str, FarmJob]
-    cv: object
-    described: Json
+    candidates: Mapping[str, FarmJob]  # what is trained on each fold, by name, with the seed of fold 0
+    cv: object  # what divides the samples, as `make_splits` takes it
+    described: Json  # how it divides them, as JSON values
+    # of the samples: an array, or the name of a column or array of the data; None: there are none
     groups: str | NDArray[Any] | None = None
-    score: str = AUTO
+    score: str = AUTO  # a `Score` as text, which all candidates compute; "auto": the first of their metrics
+    # the data, where they are given as such, by the keys of an NPZ file: the farm keeps them
     arrays: Mapping[str, NDArray[Any]] | None = None
 
     @property
@@ -59,11 +52,7 @@ class CrossValidation:
         return next(iter(self.candidates.values())).config
 
     def splits(self, samples: Samples) -> list[Split]:
-        """Split samples that are known.
-
-        Raises:
-            UserError: they cannot be split like this.
-        """
+        """Split samples that are known."""
         from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
 
         groups = samples.groups if isinstance(self.groups, str) else self.groups
@@ -87,12 +76,7 @@ class CrossValidation:
     def begin(
         self, samples: Samples, splits: list[Split], out: str | None, resume: bool = False
     ) -> FarmFolder:
-        """Make the folder of the farm, with its splits; or take up that of an earlier one.
-
-        Raises:
-            BadOption: the farm that is there has another plan.
-            BadRunFolder: something else is there, or the folder cannot be written.
-        """
+        """Make the folder of the farm, with its splits; or go on in an earlier one."""
         record = {
             "candidates": list(self.candidates),
             "data": samples.name,

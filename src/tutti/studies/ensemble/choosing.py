@@ -7,7 +7,7 @@
     none              all folds                             the ensemble that is kept
 
 Samples of the fold that is held out are left out in every repeat. The gain is the difference of the two
-scores of each fold, and its interval is that of the corrected t-test over folds, as between candidates.
+scores of each fold, with the interval of the corrected t-test over folds, as between candidates.
 Needs no torch.
 """
 
@@ -42,31 +42,17 @@ Weights = dict[str, float]
 
 @dataclass(frozen=True)
 class Selection:
-    """An ensemble, and its gain.
+    """An ensemble, and its gain."""
 
-    Attributes:
-        kind: of the values of its candidates.
-        weights: of its candidates.
-        scores: of all candidates, and of `ENSEMBLE` and `BEST`, which were chosen again for each fold.
-        gain: the difference between these two.
-    """
-
-    kind: Kind
-    weights: Weights
+    kind: Kind  # of the values of its candidates
+    weights: Weights  # of its candidates
+    # of all candidates, and of `ENSEMBLE` and `BEST`, which were chosen again for each fold
     scores: dict[str, FoldScores]
-    gain: Difference
+    gain: Difference  # the difference between these two
 
 
 def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
-    """Read the predictions of a farm's candidates.
-
-    Returns:
-        The library, and the candidates with folds that have not finished, which it lacks.
-
-    Raises:
-        BadRunFolder: it is the farm of no cross-validation, or a file in it is damaged.
-        BadData: no candidate has finished, or what they predict cannot be combined.
-    """
+    """Read the predictions of candidates that have finished all folds; return also the names of others."""
     question = question_of(folder)
     found, kinds, left_out = dict[str, list[Predictions]](), dict[str, Kind](), list[str]()
     for name in question["candidates"]:
@@ -86,19 +72,7 @@ def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
 
 
 def choose(library: Library, ratios: list[float], method: str, top: int | None = None) -> Selection:
-    """Choose an ensemble, and score it on folds that it was not chosen by.
-
-    Args:
-        library: the candidates.
-        ratios: of each fold, the held-out samples / those that it trains on.
-        method: a name in `METHODS`.
-        top: combine this many of the best; None: all.
-
-    Raises:
-        BadOption: there are not as many.
-        BadData: there is a single fold.
-        UnknownName: there is no such method.
-    """
+    """Choose an ensemble of the `top` best, and score it on folds that it was not chosen by."""
     if method not in METHODS:
         raise UnknownName("value", method, METHODS, of="--method")
     if top is not None and not 1 <= top <= len(library.names):
@@ -121,7 +95,7 @@ def choose(library: Library, ratios: list[float], method: str, top: int | None =
 
 
 def fit(library: Library, method: str, top: int | None = None) -> Weights:
-    """Fit the weights of the `top` best candidates of a library, leaving out those that get none."""
+    """Fit the weights of the `top` best candidates of a library, leaving out candidates with none."""
     chosen = library.of(_ranked(library)[:top])
     weights = METHODS[method](chosen)
     return {name: float(weight) for name, weight in zip(chosen.names, weights, strict=True) if weight > 0}

@@ -20,11 +20,7 @@ from tutti.training.preflight import check_fit
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Evaluate an ensemble (entry point of the ranks); each computes the outputs of all its members.
-
-    Raises:
-        UserError: it cannot be read, or the data do not fit it.
-    """
+    """Evaluate an ensemble (entry point of the ranks); each computes the outputs of all its members."""
     job = load_job(payload, EnsembleJob)
     config = job.config
     ensemble = load_ensemble(job.folder, job.trust, config.device)
@@ -45,10 +41,6 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def predict_work(comm: Communicator, payload: bytes) -> None:
-    """Predict with an ensemble (entry point of the ranks).
-
-    Raises:
-        UserError: it cannot be read, or the data do not fit it.
-    """
+    """Predict with an ensemble (entry point of the ranks)."""
     job = load_job(payload, EnsemblePredictJob)
     write_predictions(job, comm, load_ensemble(job.place, job.trust, job.config.device))

@@ -14,21 +14,14 @@ from tutti.run.trust import check as check_trust
 
 @dataclass(frozen=True)
 class EnsembleJob(Job):
-    """The evaluation of an ensemble: `config` says with which data.
-
-    Attributes:
-        folder: of the ensemble.
-        part: that is to be evaluated; None: the test part, or all of other data that have none.
-        other_data: the data are not those of its members.
-        trust: whether it may name code.
-    """
+    """The evaluation of an ensemble: `config` says with which data."""
 
     entry: ClassVar[str] = "tutti.studies.ensemble.evaluation:work"
 
-    folder: str
-    part: str | None
-    other_data: bool = False
-    trust: bool = False
+    folder: str  # of the ensemble
+    part: str | None  # that is to be evaluated; None: the test part, or all of other data that have none
+    other_data: bool = False  # the data are not those of its members
+    trust: bool = False  # whether it may name code
 
 
 @dataclass(frozen=True)
@@ -39,12 +32,7 @@ class EnsemblePredictJob(PredictJob):
 
 
 def read_trusted(folder: Path, trust: bool) -> EnsembleRecord:
-    """Read the record of an ensemble.
-
-    Raises:
-        BadRunFolder: there is none, or it is damaged.
-        Untrusted: it names code, and `trust` is False.
-    """
+    """Read the record of an ensemble."""
     record = read_ensemble(folder)
     if not trust:
         for member in record.members:

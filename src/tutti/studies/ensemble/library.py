@@ -30,23 +30,14 @@ NO_LABEL: Final = -100
 
 @dataclass(frozen=True)
 class Library:
-    """The values of all candidates for the same samples.
+    """The values of all candidates for the same samples."""
 
-    Attributes:
-        names: of the candidates.
-        kind: of the values.
-        values: of shape (candidates, samples, numbers).
-        targets: of the samples, of shape (samples, ...); of a class for each position one sample each.
-        rows: the number of each sample in the data set, where it may be several times.
-        folds: which fold each prediction is of.
-    """
-
-    names: tuple[str, ...]
-    kind: Kind
-    values: NDArray[np.float64]
-    targets: Array
-    rows: NDArray[np.int64]
-    folds: NDArray[np.int64]
+    names: tuple[str, ...]  # of the candidates
+    kind: Kind  # of the values
+    values: NDArray[np.float64]  # of shape (candidates, samples, numbers)
+    targets: Array  # of the samples, of shape (samples, ...); of a class for each position one sample each
+    rows: NDArray[np.int64]  # the number of each sample in the data set, where it may be several times
+    folds: NDArray[np.int64]  # which fold each prediction is of
 
     @property
     def score(self) -> Score:
@@ -96,15 +87,7 @@ class Library:
 
 
 def library_of(candidates: Mapping[str, Sequence[Predictions]], kinds: Mapping[str, Kind]) -> Library:
-    """Make the library of the predictions of each candidate for each fold.
-
-    Args:
-        candidates: the predictions by candidate, all of the same folds.
-        kinds: of the outputs of each.
-
-    Raises:
-        BadData: the outputs cannot be combined, or mean different things.
-    """
+    """Make the library of the predictions of each candidate for each fold."""
     first = next(iter(candidates))
     kind, folds = kinds[first], candidates[first]
     for name, found in candidates.items():

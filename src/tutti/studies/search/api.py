@@ -54,8 +54,8 @@ def tune(
         stratified: each fold has the same share of each class.
         schedule: as for `tutti.train`.
         **options: strategy, optimizer, loss, metrics, sampling and augment, as for `tutti.train`; block, the
-            ranks of each run; blocks, the runs at a time (by default as many as the cores allow, and no more
-            than help); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
+            ranks of each run; blocks, the runs at a time (by default limited by the cores and the number of
+            runs); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
             is in `out`; quiet, to print nothing; and the other fields of `TrainConfig`, for all trials,
             such as epochs=5. `out` is the folder of everything, by default farms/DATE-MODEL-DATA.
 

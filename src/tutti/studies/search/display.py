@@ -54,10 +54,7 @@ def print_findings(
 ) -> None:
     """Print the best trials, how to train the best one alone, what has mattered, and what was saved.
 
-    Args:
-        found: the search.
-        stream: where to.
-        command: spells the command that trains a configuration; None: there is none to be shown.
+    `command` spells the command that trains a configuration.
     """
     best, rows = found.front, found.trials
     counted = Counter("failed" if row["state"] == "fail" else row["state"] for row in rows)

@@ -14,12 +14,6 @@ from tutti.studies.search.study import Tuned
 STATES: Final = {"complete": "#4c78a8", "pruned": "#bab0ac"}
 """The colours of the trials that have a value."""
 
-BESIDE: Final = "beside"
-"""The field by which trials with the same choice lie beside each other."""
-
-_GOLDEN: Final = (math.sqrt(5) - 1) / 2
-"""Multiples of it lie evenly in [0, 1), however many there are."""
-
 
 def figures_of(found: Tuned) -> list[Drawn]:
     """Draw all figures for which there is something to draw."""
@@ -35,7 +29,6 @@ def figures_of(found: Tuned) -> list[Drawn]:
             "state": row["state"],
             **{score.name: row[str(score)] for score in scores},
             **{plain[name]: _shown(row[name]) for name in names},
-            BESIDE: row["trial"] * _GOLDEN % 1,
         }
         for row in rows
     ]
@@ -62,7 +55,7 @@ def _state() -> Any:
 
 def _tips(found: Tuned, data: Data) -> list[Any]:
     values = [number(score.name, score.name) for score in found.search.scores]
-    others = {"trial", BESIDE, *(score.name for score in found.search.scores)}
+    others = {"trial", *(score.name for score in found.search.scores)}
     options = [name for name in data[0] if name not in others]
     return tips(number("trial", "trial", "d"), *values, *(alt.Tooltip(f"{name}:N") for name in options))
 
@@ -126,20 +119,11 @@ def _slices(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
     panels = [
         alt.Chart(rows)
         .mark_point(filled=True, size=50)
-        .encode(
-            x=_axis(found, name, field), y=_value(found), color=_state(), tooltip=seen, **_beside(found, name)
-        )
+        .encode(x=_axis(found, name, field), y=_value(found), color=_state(), tooltip=seen)
         .properties(width=WIDTH, height=HEIGHT)
         for name, field in plain.items()
     ]
-    return in_rows(panels, "state").resolve_scale(xOffset="independent")
-
-
-def _beside(found: Tuned, name: str) -> dict[str, Any]:
-    """Return what keeps the trials with the same choice apart."""
-    if not found.search.space.is_choice(name):
-        return {}
-    return {"xOffset": alt.XOffset(f"{BESIDE}:Q", scale=alt.Scale(domain=[-1, 2]))}
+    return in_rows(panels, "state")
 
 
 def _front(found: Tuned, data: Data) -> Any:

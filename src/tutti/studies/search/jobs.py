@@ -20,27 +20,16 @@ Jobs = Callable[[int, Mapping[str, Any]], Sequence[FarmJob]]
 
 @dataclass
 class _Trial:
-    """A trial that is under way.
+    """A trial that is under way."""
 
-    Attributes:
-        number: of the trial.
-        jobs: one for each fold.
-        started: how many of them have been handed out.
-        running: how many of these have not ended.
-        epochs: of each fold the values of its epochs.
-        ended: of each fold that has, its values.
-        pruned: whether it is not promising.
-        failed: whether one of its jobs has.
-    """
-
-    number: int
-    jobs: Sequence[FarmJob]
-    started: int = 0
-    running: int = 0
-    epochs: dict[int, dict[int, float]] = field(default_factory=dict)
-    ended: dict[int, list[float]] = field(default_factory=dict)
-    pruned: bool = False
-    failed: bool = False
+    number: int  # of the trial
+    jobs: Sequence[FarmJob]  # one for each fold
+    started: int = 0  # how many of them have been handed out
+    running: int = 0  # how many of these have not ended
+    epochs: dict[int, dict[int, float]] = field(default_factory=dict)  # of each fold the values of its epochs
+    ended: dict[int, list[float]] = field(default_factory=dict)  # of each fold that has, its values
+    pruned: bool = False  # whether it is not promising
+    failed: bool = False  # whether one of its jobs has
 
 
 class SearchJobs:

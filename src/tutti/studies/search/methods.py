@@ -60,19 +60,7 @@ PRUNERS: Final[dict[str, Callable[[int], BasePruner]]] = {
 
 
 def check_methods(sampler: str, pruner: str, space: Space, scores: Sequence[Score], by_epochs: bool) -> None:
-    """Refuse a sampler or a pruner that does not fit.
-
-    Args:
-        sampler: its name.
-        pruner: its name.
-        space: what is searched.
-        scores: the objectives.
-        by_epochs: whether the trials' length is given in epochs.
-
-    Raises:
-        UnknownName: there is no such sampler or pruner.
-        BadOption: it cannot sample these options, or has nothing to compare.
-    """
+    """Refuse a sampler or a pruner that does not fit."""
     for kind, name, known in (("sampler", sampler, [*SAMPLERS]), ("pruner", pruner, [*PRUNERS])):
         if name not in known:
             raise UnknownName(kind, name, known)

@@ -11,16 +11,7 @@ from tutti.studies.search.study import Tuned
 
 
 def write_tune_page(found: Tuned, page: Path | None = None) -> Path:
-    """Write the page of a search and return it, with its figures beside it.
-
-    Args:
-        found: the search.
-        page: its path; None: report.html in the farm.
-
-    Raises:
-        UserError: the packages that draw are not installed.
-        BadRunFolder: it cannot be written.
-    """
+    """Write the page of a search and return it, with its figures beside it."""
     with drawing():
         from tutti.studies.search.figures import figures_of
     search, best = found.search, found.front

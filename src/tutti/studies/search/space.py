@@ -42,15 +42,10 @@ _FRACTIONS: Final = tuple(f.name for f in fields(TrainConfig) if type_name(f) ==
 
 @dataclass(frozen=True)
 class Space:
-    """The options that are searched, by name: "lr", or "model.hidden" for an option of a part.
+    """The options that are searched, by name: "lr", or "model.hidden" for an option of a part."""
 
-    Attributes:
-        written: each as it was given, in JSON values.
-        distributions: the same for Optuna.
-    """
-
-    written: Json
-    distributions: Mapping[str, BaseDistribution]
+    written: Json  # each as it was given, in JSON values
+    distributions: Mapping[str, BaseDistribution]  # the same for Optuna
 
     def options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a run for Optuna's parameters."""
@@ -88,14 +83,7 @@ class Space:
 
 
 def space_of(given: Mapping[str, Any]) -> Space:
-    """Return the space that is written in this way.
-
-    Args:
-        given: for each name a text such as "log:1e-4..1e-1", or a list of values.
-
-    Raises:
-        BadOption: one cannot be read, is empty, or has a value twice.
-    """
+    """Return the space that is written in this way."""
     if not given:
         raise BadOption(
             "nothing is to be searched; give --space.lr log:1e-4..1e-1 or the like, or --space FILE"
@@ -108,9 +96,6 @@ def read_space(path: str | Path) -> dict[str, Any]:
     """Read a space from a TOML file, as `space_of` takes it.
 
     lr = "log:1e-4..1e-1" is there, and an option of a part as model.hidden = [64, 128].
-
-    Raises:
-        BadOption: the file cannot be read.
     """
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))

@@ -55,28 +55,18 @@ EPOCHS: Final = 20
 
 @dataclass(frozen=True)
 class Search:
-    """The question of a search.
+    """The question of a search."""
 
-    Attributes:
-        config: what all trials have in common; its seed decides all that is random.
-        space: what is tried.
-        scores: the objectives, each of which is to be high or low.
-        sampler: a name in `SAMPLERS`.
-        pruner: a name in `PRUNERS`.
-        folds: of each trial; 1: none, but the validation part.
-        stratified: each fold has the same share of each class.
-        objects: what was given as Python objects for all, as in a `Job`.
-        arrays: the data, where they are given as such, by the keys of an NPZ file: the farm keeps them.
-    """
-
-    config: TrainConfig
-    space: Space
-    scores: Sequence[Score]
-    sampler: str = "tpe"
-    pruner: str = "none"
-    folds: int = 1
-    stratified: bool = False
+    config: TrainConfig  # what all trials have in common; its seed decides all random choices
+    space: Space  # what is tried
+    scores: Sequence[Score]  # the objectives
+    sampler: str = "tpe"  # a name in `SAMPLERS`
+    pruner: str = "none"  # a name in `PRUNERS`
+    folds: int = 1  # of each trial; 1: none, but the validation part
+    stratified: bool = False  # each fold has the same share of each class
+    # what was given as Python objects for all, as in a `Job`
     objects: Mapping[str, Pickled] = field(default_factory=dict)
+    # the data, where they are given as such, by the keys of an NPZ file: the farm keeps them
     arrays: Mapping[str, NDArray[Any]] | None = None
 
     @property
@@ -92,11 +82,7 @@ class Search:
         return int(min(self.space.ends("servers"))) if searched else self.config.servers
 
     def check(self) -> None:
-        """Refuse what cannot be searched, as far as that can be seen without the data.
-
-        Raises:
-            UserError: the message says what to change.
-        """
+        """Refuse what cannot be searched, as far as that can be seen without the data."""
         if self.folds < 1 or (self.stratified and self.folds == 1):
             raise BadOption(
                 f"the number of folds is {self.folds}; give at least 1, which is none, or 2 stratified"
@@ -154,13 +140,7 @@ class Search:
         return with_options(self.config.as_json(), options)
 
     def jobs(self, splits: Path, number: int, options: Mapping[str, Any]) -> list[FarmJob]:
-        """Return the jobs of a trial.
-
-        Args:
-            splits: the file of splits.
-            number: of the trial.
-            options: of the trial.
-        """
+        """Return the jobs of a trial."""
         config, objects, prunable = self.config_of(options), dict(self.objects), self.pruner != "none"
         configs = [config]
         if self.folds > 1:
@@ -190,12 +170,7 @@ class Search:
         return [FarmJob("", config, dict(self.objects)) for config in found]
 
     def begin(self, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
-        """Make the folder of the farm, with the splits of its folds; or take up that of an earlier one.
-
-        Raises:
-            BadOption: the farm that is there has another question, or the samples cannot be split.
-            BadRunFolder: something else is there, or the folder cannot be written.
-        """
+        """Make the folder of the farm, with the splits of its folds; or go on in an earlier one."""
         question = {**self.record(), "fingerprint": samples.fingerprint}
         path = out or FOLDER / folder_name(self.config.model, samples.name)
         folder = FarmFolder.begin(path, KIND, question, resume=resume)
@@ -336,11 +311,7 @@ def tune(
 
 
 def read_search(folder: FarmFolder) -> Tuned:
-    """Read a search from its folder.
-
-    Raises:
-        BadRunFolder: it is none, or has no study yet.
-    """
+    """Read a search from its folder."""
     if folder.plan.kind != KIND:
         raise BadRunFolder(f"{folder.path} is the farm of a '{folder.plan.kind}', and no search")
     if not (folder.path / JOURNAL).is_file():

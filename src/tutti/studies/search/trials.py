@@ -37,11 +37,7 @@ COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FA
 
 
 def open_study(folder: Path, scores: Sequence[Score]) -> optuna.Study:
-    """Open the study of a farm, or make it.
-
-    Raises:
-        BadRunFolder: its journal is damaged.
-    """
+    """Open the study of a farm, or make it."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         return optuna.create_study(
@@ -56,19 +52,12 @@ def open_study(folder: Path, scores: Sequence[Score]) -> optuna.Study:
 
 @dataclass(frozen=True)
 class Method:
-    """The method of a search.
+    """The method of a search."""
 
-    Attributes:
-        sampler: a name in `SAMPLERS`.
-        pruner: a name in `PRUNERS`.
-        seed: decides all that is random.
-        epochs: of a trial, those of all folds added up.
-    """
-
-    sampler: str = "tpe"
-    pruner: str = "none"
-    seed: int = 0
-    epochs: int = 1
+    sampler: str = "tpe"  # a name in `SAMPLERS`
+    pruner: str = "none"  # a name in `PRUNERS`
+    seed: int = 0  # decides all random choices
+    epochs: int = 1  # of a trial, those of all folds added up
 
 
 class Trials:

@@ -206,5 +206,5 @@ def serve(parent: int, files: list[str], connection: int, work: int) -> None:
 
 def _show(replica: Replica, snapshot: Values) -> None:
     """Put a snapshot into the module; its weights are not copied, as ranks may share the replica's own."""
-    replica.look_at(snapshot["weights"])
+    replica.point_to(snapshot["weights"])
     load_buffers(replica.module, snapshot["buffers"])
