@@ -25,7 +25,6 @@ from tutti.own_loop.stepper import OwnLoop, Stepper
 from tutti.replica import Replica
 from tutti.strategies.base import WeightPlacement
 from tutti.training import evaluation
-from tutti.training.preflight import max_norm_of
 
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -150,9 +149,9 @@ def _replica_of(model: nn.Module, loop: OwnLoop) -> tuple[Replica, list[list[tor
                 "whole model once for each optimizer"
             )
     for name, layer in model.named_modules() if comm.size > 1 else ():
-        if (norm := max_norm_of(layer)) is not None:
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             raise BadOption(
-                f"the embedding '{name}' has max_norm={norm}: it rewrites the rows that a rank "
+                f"the embedding '{name}' has max_norm={layer.max_norm}: it rewrites the rows that a rank "
                 "looks up, and the other ranks do not; scale its weights in the loop, after each step"
             )
     own = [(parameter, parameter.grad) for parameter in model.parameters()]

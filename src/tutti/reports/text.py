@@ -41,8 +41,6 @@ def show(results: Results, stream: IO[str]) -> None:
     console = console_on(stream)
     for scaling, rows in by_scaling(results):
         console.print(_table(results, scaling, rows))
-    if not console.is_terminal:
-        console.print()
     for row in results.rows:
         if row.error is not None:
             console.print(f"{row.combination.name} failed: {in_one_line(row.error)}", style="red")
@@ -53,8 +51,6 @@ def show(results: Results, stream: IO[str]) -> None:
         console.print(said)
     if len(results.rows) > 1:
         console.print(note(results))
-    elif _changed(results):
-        console.print(CHANGED_NOTE)
 
 
 def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:

@@ -115,7 +115,7 @@ class GraphedPass:
         inputs, targets = self._arithmetic.inputs(inputs), self._arithmetic.targets(targets)
         outputs = self._arithmetic.forward(self._module, inputs)
         loss = self._loss(outputs, targets)
-        # `backward` would add each gradient in a call of its own.
+        # `backward` would add each gradient in its own call.
         gradients = torch.autograd.grad(loss, self._parameters, share, allow_unused=True)
         self._written = _add(self._parameters, gradients)
         return loss.detach(), outputs.detach(), targets

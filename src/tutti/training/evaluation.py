@@ -262,7 +262,7 @@ def evaluate(
     Every sample counts once, at any number of ranks. The ranks' modules must have the same weights, and the
     same statistics of BatchNorm (`average_buffers`).
 
-    All ranks make the same number of passes of `batch_size` samples, the last of which may count nothing:
+    All ranks make the same number of passes of `batch_size` samples; the last may count nothing:
     where several ranks hold one model, each pass needs all of them.
     """
     arithmetic, tally = objective.arithmetic, Tally(objective)

@@ -37,7 +37,7 @@ class LearningRate:
             self._stepped += 1
 
     def note(self, record: EpochRecord) -> None:
-        """Show a schedule that follows the loss that of an epoch, of its validation if there is one."""
+        """Step a schedule that follows the loss, by an epoch's validation if there is one."""
         if self._plateau is not None:
             self._plateau.step((record.validation or record.train).loss)
 

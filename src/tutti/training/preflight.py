@@ -148,11 +148,6 @@ def told_of_sequences(part: Part, module: nn.Module) -> Part:
     return replace(part, stored_inputs=replace(stored, beside=beside))
 
 
-def max_norm_of(layer: nn.Module) -> float | None:
-    """Return the `max_norm` of an embedding, to which a look-up shortens its rows."""
-    return layer.max_norm if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
-
-
 def _place(error: Exception) -> str:
     """Name the innermost line of code that is neither torch's nor the training's."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))

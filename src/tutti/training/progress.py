@@ -163,7 +163,7 @@ class Bar(Progress):
 
 
 class Several(Progress):
-    """Several displays of a run, each called every `every_s` seconds of its own."""
+    """Several displays of a run, each called at its own interval."""
 
     def __init__(self, *displays: Progress) -> None:
         self.every_s = min(one.every_s for one in displays)

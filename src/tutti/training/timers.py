@@ -57,7 +57,7 @@ class StageTimer:
         rest = seconds[EXCHANGE] - traffic.wait_s - updating.seconds
         seconds["wait"] += traffic.wait_s
         seconds["update"] += updating.seconds
-        # The communicator measures waiting by a clock of its own.
+        # The communicator measures waiting by its own clock.
         seconds["reduce"] += max(0.0, rest)
         seconds[EXCHANGE] = 0.0
         updating.seconds = 0.0

@@ -14,7 +14,6 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tutti.records.comparison import FILE as COMPARISON
 from tutti.records.farm_folder import FARM
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation
@@ -166,11 +165,11 @@ def show(folder: Path, silent_s: float, stream: IO[str]) -> bool:
 
 
 def wait_for(folder: Path, stream: IO[str], clock: Clock | None = None) -> None:
-    """Wait for a folder that does not exist, until a run, a farm or a comparison has begun in it."""
+    """Wait for a folder that does not exist, until a run or a farm has begun in it."""
     clock = clock or Clock()
     if not folder.exists():
         print(f"{printable(str(folder))} does not exist yet: waiting for it", file=stream, flush=True)
-        while not any((folder / name).exists() for name in (*MARKS, FARM, COMPARISON)):
+        while not any((folder / name).exists() for name in (*MARKS, FARM)):
             clock.sleep(REFRESH_S)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
-from tutti.records.comparison import ComparisonFolder
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.json_lines import Json, JsonLinesFile
 from tutti.records.run import EpochRecord, RunStart, Summary
@@ -65,15 +64,10 @@ class Watched:
         """Refuse a path that cannot be the folder of a run."""
         folder = self.folder
         refuse_no_folder(folder)
-        if ComparisonFolder(folder).begun:
-            runs = sorted(path.parent for path in folder.glob(f"*/*/{CONFIG}"))
-            newest = max(runs, key=lambda run: (run / CONFIG).stat().st_mtime, default=None)
-            such = f", such as {newest}" if newest else ""
-            raise BadRunFolder(f"{folder} holds a comparison; give the folder of one of its runs{such}")
         if any(folder.iterdir()) and not any((folder / name).exists() for name in MARKS):
             raise BadRunFolder(
                 f"{folder} is no folder of a run: it has none of {', '.join(MARKS)}; "
-                "give the folder that 'tutti train' writes"
+                "give the folder that 'tutti train' writes, or that of a run of a comparison"
             )
 
     def read(self, now: float) -> Snapshot:

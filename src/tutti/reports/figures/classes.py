@@ -59,7 +59,7 @@ def confusion_pair(data: Data, order: list[str], chosen: Sequence[str]) -> Pictu
 
 
 def _confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: list[str], most: float) -> Any:
-    """Draw the cells of the way that is chosen below it, first of `way`; `order` is that of the classes."""
+    """Draw the cells of a way that is chosen below, `way` at first; `order` is for the classes."""
     choice = alt.param(name=side, value=way, bind=alt.binding_select(options=ways, name=f"{side} matrix: "))
     scale = alt.Scale(scheme="viridis", type="sqrt", domain=[0, most])
     return (

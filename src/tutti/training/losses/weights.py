@@ -1,4 +1,4 @@
-"""Losses on labels with a denominator of their own, and the weights of classes."""
+"""Losses on labels that have their own denominator, and the weights of classes."""
 
 from __future__ import annotations
 
