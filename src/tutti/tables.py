@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.terminal import UNBOUNDED
 
 _BAR_COLUMNS: Final = 60

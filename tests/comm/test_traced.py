@@ -13,9 +13,8 @@ from tests.contracts.communicator import CHECKS
 from tests.contracts.strategy import NAMES, brisk, needs_centre, on_several_hosts
 from tests.contracts.training import Run, train
 from tutti.comm.base import Communicator
-from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.network import Network
-from tutti.comm.traced import TracedCommunicator
+from tutti.comm.traced import TracedCommunicator, compare_clocks
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.records.trace import ClockReading, Lane, Trace, chrome_trace
 from tutti.strategies import STRATEGIES

@@ -20,9 +20,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tutti.comm.base import Communicator
-from tutti.comm.clock_offset import compare_clocks
 from tutti.comm.mpi.communicator import MpiCommunicator
-from tutti.comm.traced import TracedCommunicator
+from tutti.comm.traced import TracedCommunicator, compare_clocks
 from tutti.records.trace import Lane, Trace, chrome_trace
 
 APART_S = 7.0

@@ -10,7 +10,7 @@ import pytest
 
 from tutti.records.files import replace_file
 from tutti.records.json_lines import append_line
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.records.usage import UsageRecord
 
 RECORD = UsageRecord(0.0, "here", [])

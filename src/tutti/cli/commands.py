@@ -19,7 +19,7 @@ from tutti.errors import (
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
 from tutti.launch.runtime_settings import keep_memory, spin_settings
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.registry import Registry
 from tutti.terminal import lasting_output
 

@@ -23,8 +23,7 @@ from tutti.studies.cross_validation.candidates import (
     candidates_of,
     servers_of,
 )
-from tutti.studies.cross_validation.display import print_jobs, train_shown
-from tutti.studies.cross_validation.page import write_cv_page
+from tutti.studies.cross_validation.display import print_jobs, train_shown, write_cv_page
 from tutti.studies.cross_validation.result import AUTO
 from tutti.studies.cross_validation.study import CrossValidation, without_groups
 from tutti.studies.crossing import SHARED, refuse_single_run

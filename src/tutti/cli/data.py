@@ -12,7 +12,7 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.tables import TextTable

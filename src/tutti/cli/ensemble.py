@@ -13,7 +13,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
 from tutti.records.farm_folder import FarmFolder
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.registry import part
 from tutti.run.config import Options
 from tutti.studies.cross_validation.scores import best_first

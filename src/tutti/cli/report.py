@@ -75,7 +75,7 @@ def _report_farm(folder: FarmFolder, out: str | None) -> None:
     if folder.plan.kind == TUNE:
         # With Optuna, which other reports do without.
         from tutti.studies.search.display import print_findings as print_trials
-        from tutti.studies.search.page import write_tune_page
+        from tutti.studies.search.display import write_tune_page
         from tutti.studies.search.study import read_search
 
         tuned = read_search(folder)
@@ -83,8 +83,7 @@ def _report_farm(folder: FarmFolder, out: str | None) -> None:
         print(f"report: {write_tune_page(tuned, page)}")
         return
     # With scikit-learn, which other reports do without.
-    from tutti.studies.cross_validation.display import print_findings
-    from tutti.studies.cross_validation.page import write_cv_page
+    from tutti.studies.cross_validation.display import print_findings, write_cv_page
     from tutti.studies.cross_validation.result import CrossValidated
 
     found = CrossValidated.read(folder)

@@ -84,8 +84,7 @@ class TuneCommand(Command):
         blocks.prepare()
         # These import Optuna and torch, while the fork server imports torch, too.
         from tutti.studies.samples import look_at
-        from tutti.studies.search.display import print_question, tune_shown
-        from tutti.studies.search.page import write_tune_page
+        from tutti.studies.search.display import print_question, tune_shown, write_tune_page
         from tutti.studies.search.space import read_space, space_of
         from tutti.studies.search.study import Search
 

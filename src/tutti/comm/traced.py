@@ -6,12 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, cast
 
+import torch
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.records.trace import Trace
+from tutti.records.trace import ClockReading, Trace
 
 Method = Callable[..., Any]
 
@@ -90,3 +91,42 @@ class _TracedLock(AbstractContextManager[None]):
         left = self._comm.clock()
         self._lock.__exit__(*error)  # type: ignore[arg-type]
         self._trace.add("locked", self._entered, left)
+
+
+ROUNDS: Final = 32
+TAG: Final = 7400
+
+
+def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> ClockReading | None:
+    """Measure the clock of this host against rank 0's (collective); None on one host."""
+    if comm.hosts == 1:
+        return None
+    node, cross = comm.node, comm.cross
+    found = None
+    if node.rank == 0:
+        assert cross is not None, "every host has a first rank"
+        found = _answer(cross, clock) if cross.rank == 0 else _ask(cross, clock)
+    return cast("ClockReading", node.broadcast_object(found))
+
+
+def _answer(leaders: Communicator, clock: Callable[[], float]) -> ClockReading:
+    value = torch.zeros(1, dtype=torch.float64)
+    for other in range(1, leaders.size):
+        for _ in range(ROUNDS):
+            leaders.recv(value, other, TAG)
+            value[0] = clock()
+            leaders.send(value, other, TAG)
+    return ClockReading(clock(), 0.0, 0.0)
+
+
+def _ask(leaders: Communicator, clock: Callable[[], float]) -> ClockReading:
+    value = torch.zeros(1, dtype=torch.float64)
+    found = []
+    for _ in range(ROUNDS):
+        asked = clock()
+        leaders.send(value, 0, TAG)
+        leaders.recv(value, 0, TAG)
+        told = clock()
+        middle = (asked + told) / 2
+        found.append(ClockReading(middle, middle - float(value), (told - asked) / 2))
+    return min(found, key=lambda reading: reading.residual_s)

@@ -27,7 +27,7 @@ from tutti.data.columns import (
     names_beside,
     padded,
 )
-from tutti.records.shapes import Shape
+from tutti.records.texts import Shape
 
 T = TypeVar("T")
 U = TypeVar("U")

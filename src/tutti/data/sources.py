@@ -34,7 +34,7 @@ from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.free_memory import free_bytes
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 
 
 def read_source(data: object, options: Mapping[str, object], known: KnownClasses | None = None) -> ReadData:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tutti.errors import BadModel, BadOption
 from tutti.load_object import call_with_options, find_file, names_object, takes_option
-from tutti.records.shapes import Shape, described, several
+from tutti.records.texts import Shape, described, several
 from tutti.registry import Registry
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from tutti.errors import BadData
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 
 Array = NDArray[Any]
 

@@ -63,7 +63,7 @@ from tutti.records.json_lines import (
 )
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary
-from tutti.records.shapes import Shape
+from tutti.records.texts import Shape
 from tutti.records.trace import Lane, chrome_trace
 from tutti.records.usage import UsageRecord
 

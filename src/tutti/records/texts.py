@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias, cast
 
 from tutti.records.run import EpochRecord, Evaluation, RunStart, Summary
 
@@ -159,3 +159,35 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_JOINERS: Final = "\u200c\u200d"
+"""Invisible letters that join or part their neighbours, in several scripts."""
+
+
+def printable(text: str, lines: bool = False) -> str:
+    """Return a text that is safe to print: control characters, which a terminal would obey, are escaped."""
+    if text.isprintable():
+        return text
+    kept = _JOINERS + ("\n\t" if lines else "")
+    return "".join(
+        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+Shape: TypeAlias = "tuple[int, ...] | dict[str, tuple[int, ...]] | tuple[tuple[int, ...], ...]"
+"""The shape of one input, such as (1, 28, 28); of each by name; or of each by position."""
+
+
+def several(shape: Shape) -> bool:
+    """Return whether a shape has several inputs."""
+    return isinstance(shape, dict) or any(isinstance(one, tuple) for one in shape)
+
+
+def described(shape: Shape) -> str:
+    """Describe the shape of one input, such as 1x28x28, or of several, such as image 1x28x28 and age 1."""
+    if isinstance(shape, dict):
+        return " and ".join(f"{name} {described(one)}" for name, one in shape.items())
+    if several(shape):
+        return " and ".join(map(described, cast("tuple[Shape, ...]", shape)))
+    return "x".join(map(str, shape)) or "1"

@@ -11,7 +11,7 @@ from typing import Final
 from tutti.errors import BadRunFolder
 from tutti.records.comparison import APART, Combination, Comparison, ComparisonFolder
 from tutti.records.run_folder import CONFIG, RunFolder
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, rows
 

@@ -16,8 +16,7 @@ from typing import Final, cast
 from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.checkpoint.saver import MemorySaver, Saver
 from tutti.comm.base import Communicator
-from tutti.comm.clock_offset import compare_clocks
-from tutti.comm.traced import TracedCommunicator
+from tutti.comm.traced import TracedCommunicator, compare_clocks
 from tutti.launch.stop_request import stop_requested
 from tutti.launch.usage_sampler import Sampler
 from tutti.records import checkpoints

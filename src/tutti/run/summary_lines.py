@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
-from tutti.records.shapes import Shape, described
-from tutti.records.texts import figures, metric_text, ranks_text
+from tutti.records.texts import Shape, described, figures, metric_text, ranks_text
 from tutti.run.config import TrainConfig
 
 WIDEST_MATRIX = 20

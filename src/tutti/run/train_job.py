@@ -15,7 +15,7 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
-from tutti.records.shapes import Shape
+from tutti.records.texts import Shape
 from tutti.run import summary_lines
 from tutti.run.config import STOP, TrainConfig, flag
 from tutti.run.jobs import Job

@@ -13,7 +13,7 @@ from typing import Any, Final
 from tutti.errors import UserError
 from tutti.load_object import names_object
 from tutti.models import names_file
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 
 HOSTS: Final = "hosts"
 """The field that has programs started on other machines."""

@@ -17,8 +17,7 @@ from typing_extensions import override
 from tutti.records.heartbeat import EVERY_S, FAILED, FINISHED, TRAINING, Heartbeat
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
-from tutti.records.texts import RunLength
-from tutti.records.untrusted import printable
+from tutti.records.texts import RunLength, printable
 from tutti.training.progress import Moment, Progress
 
 SMOOTH_S: Final = 10.0

@@ -21,8 +21,7 @@ from tutti.launch.launcher import mpi_place
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
-from tutti.records.texts import duration, figures
-from tutti.records.untrusted import printable
+from tutti.records.texts import duration, figures, printable
 from tutti.tables import TextTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.follow import REFRESH_S, Clock

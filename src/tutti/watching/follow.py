@@ -17,8 +17,7 @@ from rich.text import Text
 from tutti.records.farm_folder import FARM
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation
-from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, resumed_text
-from tutti.records.untrusted import printable
+from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, printable, resumed_text
 from tutti.tables import TextTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.health import Condition, Health, examine

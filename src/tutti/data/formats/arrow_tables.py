@@ -20,7 +20,7 @@ from tutti.data.structure import sequence_column
 from tutti.data.tables import ChosenColumns, choose, is_number
 from tutti.errors import BadData
 from tutti.records.npz import damaged
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 
 TABLE_OPTIONS: Final = ("target", "columns", "group")
 """The column to be predicted, or several; those to predict it from, all others by default; and the column by

@@ -14,7 +14,7 @@ from tutti.data.contents import PARTS, Contents
 from tutti.data.formats import Format, listed
 from tutti.data.pictures import ENDINGS, Pictures, decoded, stamp
 from tutti.errors import BadData
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.registry import part
 
 _ENDINGS: Final = tuple(f".{ending}" for ending in ENDINGS)

@@ -17,7 +17,7 @@ from tutti.data.formats import Format
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table, table_of
 from tutti.data.formats.csv import PACKED
 from tutti.errors import BadData
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.registry import part
 
 

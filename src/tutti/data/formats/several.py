@@ -16,7 +16,7 @@ from tutti.data.contents import PARTS, Contents, refuse_other_names
 from tutti.data.formats import Format, in_order, nearest, read_files
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.registry import part
 
 _NAME: Final = re.compile(

@@ -20,7 +20,7 @@ from tutti.data.formats.arrow_tables import TABLE_OPTIONS, read_table, table_of
 from tutti.data.pictures import ENDINGS, Pictures, stamp
 from tutti.errors import BadData
 from tutti.records.npz import damaged, open_data_file
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.registry import part
 
 _VALUES: Final = ("json", "cls", "txt")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.errors import BadModel, TuttiError
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 
 CLOSE: Final = 1e-5
 """The most by which a program may differ from its model, in units of its largest output or of 1."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 from tutti.farm.coordinator import FarmOutcome
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import ERROR
 from tutti.records.splits import Split
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
+from tutti.reports.page import PAGE, drawing, write_page
 from tutti.studies.cross_validation.result import COMPARISON, SCORES, CrossValidated
 from tutti.studies.cross_validation.study import CrossValidation
 from tutti.studies.farms import Blocks, farm_shown, print_times
@@ -51,3 +53,26 @@ def print_findings(found: CrossValidated, folder: FarmFolder, stream: IO[str]) -
         count = f"{len(jobs)} jobs" if len(jobs) > 1 else "a job"
         where = folder.job(jobs[0]) / ERROR
         print(f"{count} of {printable(candidate)} failed: {printable(why)}; see {where}", file=stream)
+
+
+def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None = None) -> Path:
+    """Write the page of a cross-validation and return it, with its figures beside it."""
+    with drawing():
+        from tutti.studies.cross_validation.figures import figures_of
+    heads, rows = found.rows()
+    kinds = ["best", *[""] * len(rows)]
+    words = {
+        "title": f"Cross-validation on {folder.plan.question['data']}",
+        "verdict": f"{rows[0][0]} has the best mean: {rows[0][1]}" if rows else "",
+        "heads": heads,
+        "tables": [
+            {
+                "title": "Scores on what each fold holds out",
+                "rows": [{"kind": kind, "cells": row} for kind, row in zip(kinds, rows, strict=False)],
+            }
+        ],
+        "note": f"{found.left} jobs are yet to be done: 'tutti cv --resume' goes on." if found.left else "",
+        "lists": {"Comparison": [one.sentence for one in found.comparison]},
+        "failures": list(found.failed.items()),
+    }
+    return write_page(page or folder.path / PAGE, words, figures_of(folder, found))

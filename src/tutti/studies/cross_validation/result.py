@@ -19,7 +19,7 @@ from tutti.records.json_lines import Json
 from tutti.records.predictions import Predictions
 from tutti.records.run import Summary
 from tutti.records.run_folder import PREDICTIONS, RunFolder
-from tutti.records.untrusted import printable
+from tutti.records.texts import printable
 from tutti.studies.cross_validation.scores import FoldScores, best_first, write_scores
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
 from tutti.studies.score import Score, score_by_metrics
