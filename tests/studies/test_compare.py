@@ -249,7 +249,7 @@ def finish(config: TrainConfig) -> Summary:
             "--parallel tensor=2 does not go with --balance speed",
         ),
         ({"strategies": ["sync"], "workers": [1, 64]}, "cannot be split over 64 ranks"),
-        ({"config": replace(CONFIG, validate="background")}, "for strategies whose workers have batches"),
+        ({"config": replace(CONFIG, validate="background")}, "batches of their own"),
         ({"sweep": {"parallel.schedule": ["gpipe"]}}, "but no --parallel; name one"),
     ],
 )

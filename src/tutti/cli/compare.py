@@ -41,6 +41,12 @@ _OF_LOSSES = ("on_failure", "hang_timeout")
 _OF_CHECKPOINTS = ("time_limit", "checkpoint", "keep", *_OF_LOSSES)
 """The options of checkpoints: the runs of a comparison have none, as their time is measured."""
 
+_FIXED = (
+    *("strategy", "parallel", "workers", "threads", "device", "hosts", "target", "out"),
+    *_OF_CHECKPOINTS,
+)
+"""The options of a run that a comparison decides."""
+
 LAYOUT_OPTIONS = f"{LAYOUT}_options"
 """The options of layouts: those alone have them."""
 
@@ -106,21 +112,8 @@ class CompareCommand(Command):
         )
         out = "where to keep the runs (default: comparisons/DATE-MODEL-DATA)"
         parser.option("--out", out, "FOLDER")
-        parser.option(
-            "--resume", "go on with the comparison that lies in --out: runs that have ended are kept"
-        )
-        fixed = (
-            "strategy",
-            "parallel",
-            "workers",
-            "threads",
-            "device",
-            "hosts",
-            "target",
-            "out",
-            *_OF_CHECKPOINTS,
-        )
-        parser.config_options(leave_out=fixed)
+        parser.option("--resume", "go on with the comparison in --out: runs that have ended are kept")
+        parser.config_options(leave_out=_FIXED)
 
     @override
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
