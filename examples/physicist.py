@@ -73,7 +73,7 @@ def train(way, folder, epochs):
 def search(folder, epochs, trials, out):
     """Search on blocks of three ranks each: two workers, and their master, which needs no core of its own."""
     space = {"lr": "log:1e-4..3e-2", "strategy.every": [1, 4, 16]}
-    chosen = {"strategy": "easgd", "workers": 3, "servers": 1, "blocks": max(1, CORES // 2)}
+    chosen = {"strategy": "easgd", "block": 3, "servers": 1, "blocks": max(1, CORES // 2)}
     chosen |= {"epochs": epochs, "out": str(out)}
     found = tutti.tune("jets", str(folder), space, trials=trials, **chosen, **DATA)
     print(f"best of {trials} trials: {found.best}, accuracy {found.values['accuracy']:.3f}")

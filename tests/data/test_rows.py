@@ -213,9 +213,9 @@ def test_every_rank_says_what_is_wrong_with_a_split(images, splits, tmp_path):
     ("train", "test", "said"),
     [
         ([1, 2], [2, 3], r"split 0 has 1 samples in both parts, the first of them 2"),
-        ([], [1], "the train part of split 0 is empty"),
-        ([1], [], "the test part of split 0 is empty"),
-        ([1, 10], [2], r"has sample 10, and the data have 10 samples, 0 to 9"),
+        ([], [1], r"the train part of split 0 has the shape \(0,\)"),
+        ([1], [], r"the test part of split 0 has the shape \(0,\)"),
+        ([1, 10], [2], "has sample 10, and the data have 10 samples"),
         ([1], [-1], r"has sample -1, and"),
         ([1], [2, 2], "has sample 2 twice"),
         ([True] * 10, [2], "type bool; give the numbers of its samples"),

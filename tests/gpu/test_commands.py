@@ -43,7 +43,7 @@ def test_a_plan_measures_the_device_and_names_it_in_its_command(
     found = json.loads((folder / "plan.json").read_text())
     assert capfd.readouterr().out.splitlines()[-1] == found["command"]
     assert ("--device cuda" in found["command"]) == (device == "cuda")
-    measured = [one for one in found["candidates"] if one["problem"] is None and one["samples_per_s"]]
+    measured = [one for one in found["candidates"] if one["samples_per_s"]]
     assert found["pick"]["ranks"] == 1
     assert any({**one, **found["pick"]} == one for one in measured)
 

@@ -317,7 +317,7 @@ def test_nothing_listens_on_one_host(tmp_path: Path) -> None:
     (tmp_path / "listening.py").write_text(LISTENING)
     options = "--steps 5 --callbacks listening.py:Sockets"
     for extra in ("", "--parallel tensor"):
-        run(f"tutti train mlp -n 2 {options} {extra}", tmp_path, ABOVE=str(os.getpid()))
+        run(f"real tutti train mlp -n 2 {options} {extra}", tmp_path, ABOVE=str(os.getpid()))
         for rank in range(2):
             count, *found = (tmp_path / f"found-{rank}").read_text().splitlines()
             assert int(count) >= 3
