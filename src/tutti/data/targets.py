@@ -173,8 +173,8 @@ def _whole(part: str, values: Array, classes: int | None) -> Array:
         if broken.any():
             raise BadData(
                 f"the {part} targets are no class numbers: {_first(values, broken)}, and "
-                f"{int(broken.sum()):,} of {values.size:,} are not whole; leave --data.classes out to "
-                "approach them"
+                f"{int(broken.sum()):,} of {values.size:,} are not whole; if they are amounts, train on "
+                "them without --data.classes"
             )
     return values.astype(np.int64)
 

@@ -91,7 +91,7 @@ class RecoveryPolicy:
         assert resize is not None, "they were asked for"
         old = self.placement.workers
         self._cancel_resize()
-        self._change_to(resize.job, resize.placement, f"{ranks_text(resize.request.workers)} were asked for")
+        self._change_to(resize.job, resize.placement, f"a resize to {ranks_text(resize.request.workers)}")
         text = f"going on with {ranks_text(resize.placement.workers)} instead of {old}"
         say_on_stderr(f"{text}, as was asked")
         resize.answer(text, agreed=True)

@@ -49,9 +49,11 @@ def _named(field: str, value: object) -> Iterator[tuple[str, str]]:
 
 def check(path: Path, config: Mapping[str, Any], replaced: Collection[str] = ()) -> None:
     """Refuse a configuration that names code."""
-    left = code_named({field: value for field, value in config.items() if field not in replaced})
+    kept = {field: value for field, value in config.items() if field not in replaced}
+    # A Python object was not kept: whoever needs it says so.
+    left = {field: name for field, name in code_named(kept).items() if not name.startswith("object:")}
     if left:
         listed = ", ".join(f"{printable(field)} '{printable(name)}'" for field, name in left.items())
         raise Untrusted(
-            f"{path} would have code run: {listed}. Look at that code, then give --trust if it may run"
+            f"{path} would have code run: {listed}. Look at that code, then give --trust (trust=True) if it may run"
         )

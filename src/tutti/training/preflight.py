@@ -48,10 +48,10 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
             )
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
             check_labels(part.targets, outputs.shape[1], loss.ignored)
-        with _naming(f"loss '{loss.name}', for targets of shape {tuple(targets.shape)},", outputs):
+        with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
             given = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
-            found = loss.function(*given)
+            found = loss.called(*given)
         if not isinstance(found[0] if isinstance(found, tuple) else found, Tensor):
             raise BadOption(
                 f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "

@@ -33,6 +33,7 @@ _MOST_NAMED: Final = 12
 def arrow_package() -> Any:
     """Return pyarrow, which is imported only for data that need it."""
     import pyarrow
+    import pyarrow.compute  # `pyarrow` alone does not load it.
 
     return pyarrow
 

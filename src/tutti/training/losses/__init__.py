@@ -89,8 +89,15 @@ class Loss:
         value, weight = self._measured(outputs, targets)
         return value, float(weight)
 
+    def called(self, outputs: object, given: Tensor | LossBatch) -> Any:
+        """Call the function with amounts of the outputs' shape: (n,) and (n, 1) would make it n x n."""
+        if isinstance(given, Tensor) and isinstance(outputs, Tensor) and given.is_floating_point():
+            if given.shape != outputs.shape and given.numel() == outputs.numel():
+                given = given.reshape(outputs.shape)
+        return self.function(outputs, given)
+
     def _measured(self, outputs: object, given: Tensor | LossBatch) -> Weighed:
-        found, count = self.function(outputs, given), len(given)
+        found, count = self.called(outputs, given), len(given)
         if isinstance(found, tuple):
             total, weight = found
             return total / count, weight
