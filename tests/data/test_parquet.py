@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -172,3 +174,10 @@ def test_a_page_that_does_not_match_its_checksum_is_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace(np.float64(1.5).tobytes(), np.float64(2.5).tobytes()))
     with pytest.raises(BadData, match=r"a\.parquet"):
         read_source(str(path), {})
+
+
+def test_a_file_is_read_where_nothing_else_has_imported_pyarrow(tmp_path):
+    path = str(tmp_path / "t.parquet")
+    parquet.write_table(arrow.table({"a": [1.0, 2.0], "kind": ["x", "y"]}), path)
+    code = f"from tutti.data.sources import read_source; read_source({path!r}, {{'target': 'kind'}})"
+    subprocess.run([sys.executable, "-c", code], check=True)

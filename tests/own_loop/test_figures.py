@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.own_loop import distribute
 from tutti.own_loop.stepper import OwnLoop
 
@@ -56,16 +58,39 @@ def test_a_sample_that_stands_in_is_in_no_figure(worlds: Worlds, gradients: bool
 def _inside(comm: Communicator) -> list[float]:
     _begin(comm)
     found, loader = [], _loader()
-    for (values,) in distribute.shard(loader):
+    for _ in distribute.shard(loader):
+        sum_ = 0.0
         with torch.no_grad():
-            for _ in distribute.shard(loader):
-                pass
-        found.append(distribute.total(values.sum().item()))
+            for (values,) in distribute.shard(loader):
+                sum_ += values.sum().item()
+        found.append(distribute.total(sum_))
     return found
 
 
-def test_figures_after_a_loop_inside_another_are_those_of_the_batch_outside(worlds: Worlds) -> None:
-    assert worlds.call(_inside, 2) == [[15.0, 240.0, 256.0]] * 2
+def test_figures_after_a_loop_inside_another_are_those_of_the_loop_inside(worlds: Worlds) -> None:
+    assert worlds.call(_inside, 2) == [[511.0] * 3] * 2
+
+
+@torch.no_grad()
+def _prepared(batches: DataLoader[tuple[torch.Tensor, ...]]) -> Iterator[torch.Tensor]:
+    for (values,) in distribute.shard(batches):
+        yield values / 2
+
+
+def _trained_on_prepared(comm: Communicator) -> str:
+    model: torch.nn.Module = torch.nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = distribute.distribute(model, optimizer)
+    try:
+        for values in _prepared(_loader()):
+            model(values[:, None]).square().mean().backward()
+    except BadOption as error:
+        return str(error)
+    return ""
+
+
+def test_backward_on_batches_that_were_dealt_to_evaluate_is_refused(worlds: Worlds) -> None:
+    assert all("under torch.no_grad()" in said for said in worlds.call(_trained_on_prepared, 2))
 
 
 def _lengths(comm: Communicator) -> list[int]:

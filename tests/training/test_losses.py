@@ -118,6 +118,12 @@ def test_options_of_the_user_s_loss_are_its_arguments() -> None:
         named_loss(weighed_by, CLASSES, {"powr": 3.0})
 
 
+def test_amounts_have_the_shape_of_the_outputs_in_a_loss_of_the_user() -> None:
+    outputs, targets = SCORES[:, :1], NUMBERS.train.targets
+    expected = functional.mse_loss(outputs[:, 0], targets)
+    torch.testing.assert_close(named_loss(torch.nn.MSELoss(), NUMBERS)(outputs, targets), expected)
+
+
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
     found = named_loss(
         "nll", data_set(torch.tensor([0, 2, 2, 2, 0, 2]), 4), class_weights="balanced"

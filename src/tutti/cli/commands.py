@@ -18,7 +18,7 @@ from tutti.errors import (
 )
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
-from tutti.launch.runtime_settings import keep_memory, spin_settings
+from tutti.launch.runtime_settings import keep_memory
 from tutti.records.texts import printable
 from tutti.registry import Registry
 from tutti.terminal import lasting_output
@@ -48,7 +48,6 @@ def run(words: Sequence[str]) -> int:
         the output has gone.
     """
     keep_memory()
-    os.environ.update(spin_settings(os.environ))
     with lasting_output():
         return _run(words)
 

@@ -148,9 +148,11 @@ def _join(start: RankPlace, arena: int) -> Communicator:
     from tutti.comm.shm.arena import Arena
     from tutti.comm.shm.communicator import HostCommunicator
     from tutti.comm.shm.layout import HostGroup
+    from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.world import adopt
 
     torch.set_num_threads(start.setting.threads)
+    CoreWatch(start.setting.threads)
     comm = HostCommunicator(HostGroup(Arena.attach(arena), start.block, start.rank, range(start.size)))
     adopt(comm)
     return comm

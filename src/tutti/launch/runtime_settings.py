@@ -1,14 +1,10 @@
-"""Settings of the C library's heap and of OpenMP's threads, without which training is several times slower.
+"""Settings of the C library's heap, without which training is several times slower.
 
-Heap: glibc returns the memory of large tensors to the kernel when they are freed; each step then pays for
+glibc returns the memory of large tensors to the kernel when they are freed; each step then pays for
 clearing and mapping the same pages again. So a rank keeps what it frees. torch asks for memory at multiples
 of 64 bytes; glibc puts the piece that it cuts off before that into a cache of the thread, where it is never
 joined with its neighbours, and the heap grows to several times what is needed. So ranks start without that
 cache.
-
-OpenMP: threads spin for milliseconds while they wait for each other. On a core that other programs use too, a
-spinning thread uses up its time slice while the thread it waits for is not scheduled: two threads fall to a
-tenth of their share. So they spin for less than a time slice.
 """
 
 from __future__ import annotations
@@ -29,20 +25,11 @@ PAD: Final = 64 << 20
 TUNABLES: Final = "GLIBC_TUNABLES"
 """The environment variable that glibc reads when a process starts."""
 
-SPINS: Final = "GOMP_SPINCOUNT"
-"""The environment variable that OpenMP reads when torch is imported."""
-
-
-def spin_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that limit spinning; none if the user has set them."""
-    # 0.2 ms on a Xeon, of a time slice of 3 ms; the gaps between the operations of a step are shorter.
-    return {} if {SPINS, "OMP_WAIT_POLICY"} & environ.keys() else {SPINS: "4000"}
-
 
 def start_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables to start a rank with; what the user has set stays."""
     chosen = environ.get(TUNABLES, "")
-    settings = spin_settings(environ)
+    settings: dict[str, str] = {}
     if not _is_chosen(environ) and "glibc.malloc." not in chosen:
         settings[TUNABLES] = ":".join(filter(None, (chosen, "glibc.malloc.tcache_count=0")))
     return settings

@@ -79,15 +79,18 @@ def _alone(entry: str, payload: bytes, placement: Placement) -> object:
     import torch
 
     from tutti.comm.shm.communicator import HostCommunicator
+    from tutti.launch.busy_cores import CoreWatch
 
     with ONE_AT_A_TIME:
         before = torch.get_num_threads()
         torch.set_num_threads(placement.threads or before)
+        watch = CoreWatch(placement.threads or before)
         comm = HostCommunicator.alone()
         try:
             return resolve_name(entry)(comm, payload)
         finally:
             comm.close()
+            watch.end()
             torch.set_num_threads(before)
 
 

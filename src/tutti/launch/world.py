@@ -63,6 +63,7 @@ def _join_given(threads: int | None) -> Communicator:
     """The communicator of the ranks that the user's launcher has started."""
     import torch
 
+    from tutti.launch.busy_cores import CoreWatch
     from tutti.launch.cores import allowed_cores, share_of
 
     _end_job_on_exceptions()
@@ -82,6 +83,7 @@ def _join_given(threads: int | None) -> Communicator:
     here = cast("list[Cores]", comm.node.all_gather_objects(allowed_cores()))
     threads = threads or share_of(comm.node.rank, here)
     torch.set_num_threads(threads)
+    CoreWatch(threads)
     return comm
 
 

@@ -135,10 +135,16 @@ class LoopBatches:
             roots: the last nodes of its graph.
 
         Raises:
-            BadOption: it may be of batches that ranks share differently, or its loss is a sum.
+            BadOption: it may be of batches that ranks share differently, its loss is a sum, or the batches
+                were dealt to evaluate.
         """
         if self.comm.size == 1:
             return 1.0
+        if self.open and not any(one.trained for one in self.open):
+            raise BadOption(
+                "backward() comes in a loop over shard() that runs under torch.no_grad(), as to evaluate; "
+                "iterate over shard() with gradients on, and prepare batches under no_grad inside the loop"
+            )
         self._refuse_other_shares()
         own, whole = self.counts
         if self.reduction is None and self.counts is not self._before_all and own:
@@ -181,12 +187,10 @@ class LoopBatches:
         """Go on with the batch of the loop around, as an iteration has ended."""
         self.open.remove(ended)
         self._left = [] if self.open else ended.waiting
+        if ended.dealt:
+            self.samples = ended.samples
         around = next((one for one in reversed(self.open) if one.counts is not None), None)
-        if around is None or around.counts is None:
-            self.samples = ended.samples if ended.dealt else self.samples
-            return
-        self.samples = around.counts.own
-        if around.trained:
+        if around is not None and around.counts is not None and around.trained:
             self.counts = around.counts
 
     def whole_loss(self, loss: Number, batches: Sequence[SampleCounts]) -> Number:

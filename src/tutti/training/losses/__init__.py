@@ -91,9 +91,9 @@ class Loss:
 
     def called(self, outputs: object, given: Tensor | LossBatch) -> Any:
         """Call the function with amounts of the outputs' shape: (n,) and (n, 1) would make it n x n."""
-        if isinstance(given, Tensor) and isinstance(outputs, Tensor) and given.is_floating_point():
-            if given.shape != outputs.shape and given.numel() == outputs.numel():
-                given = given.reshape(outputs.shape)
+        if isinstance(given, Tensor) and isinstance(outputs, Tensor):
+            alike = given.is_floating_point() and given.numel() == outputs.numel()
+            return self.function(outputs, given.reshape(outputs.shape) if alike else given)
         return self.function(outputs, given)
 
     def _measured(self, outputs: object, given: Tensor | LossBatch) -> Weighed:
