@@ -3,8 +3,8 @@
 OpenMP's threads spin while they wait for each other, which is fastest on idle cores. On a busy core a
 spinning thread uses up its time slice, and the thread it waits for is not scheduled: two threads fall to a
 thirtieth of one thread's speed. libgomp spins only for a moment once it manages more threads than the host
-has cores (`do_spin` in libgomp/config/linux/wait.h). So a rank on busy cores parks a team of idle threads, and
-ends it when its cores are quiet again. No result depends on it.
+has cores (`do_spin` in libgomp/config/linux/wait.h). So a rank on busy cores parks a team of idle threads,
+and ends it when its cores are quiet again. No result depends on it.
 """
 
 from __future__ import annotations
