@@ -112,7 +112,7 @@ def test_images_get_channels_first(opened):
     y = np.arange(8) % 2
     assert opened((np.zeros((8, 6, 5), np.uint8), y)).shape == (1, 6, 5)
     assert opened((torch.zeros(8, 6, 5, dtype=torch.uint8), y)).shape == (1, 6, 5)
-    assert opened((np.zeros((8, 9, 8, 3), np.float32), y)).shape == (3, 9, 8)
+    assert opened((np.zeros((8, 6, 5, 3), np.float32), y)).shape == (3, 6, 5)
     assert opened((np.zeros((8, 3, 6, 5), np.uint8), y)).shape == (3, 6, 5)
     assert opened((np.zeros((8, 6, 5)), y)).shape == (6, 5)
     assert opened((np.zeros(8), y)).shape == (1,)

@@ -28,9 +28,6 @@ CHUNK = 1 << 22
 _CHANNELS = (1, 3, 4)
 """Grey, colour, and colour with transparency."""
 
-_LEAST_SIDE = 8
-"""Pixels of a side from which on an array with such a last dimension is taken for pictures."""
-
 
 def part_columns(
     part: str,
@@ -246,5 +243,4 @@ def _laid(inputs: Array, turn: bool) -> Array:
 
 def channels_last(shape: tuple[int, ...]) -> bool:
     """Return whether inputs of a shape (samples, ...) are taken for pictures whose channels come last."""
-    turned = len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS
-    return turned and min(shape[1:3]) >= _LEAST_SIDE
+    return len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS
