@@ -18,7 +18,7 @@ from tutti.cli.main import main
 from tutti.cli.tune import train_command
 from tutti.run.config import TrainConfig
 from tutti.studies.score import Score
-from tutti.studies.search import page as tune_page
+from tutti.studies.search import display as tune_page
 from tutti.studies.search.trials import open_study
 
 WORDS = [

@@ -210,9 +210,13 @@ def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, 
         return False
     if missing != "error" or not all(isinstance(one, Mapped) for one in inputs):
         if wanted:
+            made = any(path.glob("*.npy"))
+            remedy = (
+                "leave it out" if made else f"write one by: tutti data convert {path} NEW, then --data NEW"
+            )
             raise BadOption(
-                f"--data.stream true is for folders of NPY files with one input and no missing values, which "
-                f"{path} is not; write one by: tutti data convert {path} NEW, then give --data NEW"
+                "--data.stream true is for folders of NPY files with one input, and no sequences or missing "
+                f"values, which {path} is not; {remedy}"
             )
         return False
     free = free_bytes()

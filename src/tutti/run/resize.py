@@ -90,7 +90,7 @@ def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) 
     refuse_no_folder(folder.path)
     again = f"tutti train --resume {shlex.quote(str(folder.path))}"
     if folder.finished:
-        raise BadRunFolder(f"{folder.path} has finished; to train longer: {again} --epochs ...")
+        raise BadRunFolder(f"{folder.path} has finished, so its ranks are gone; start another run")
     if is_locked(folder.path):
         return
     try:
