@@ -143,7 +143,7 @@ def work(comm, payload):
     parameters = list(trainer.replica.module.parameters())
     whole = {f"{kept} {i}": p.detach().clone() for kept in range(3) for i, p in enumerate(parameters)}
     trainer.fit()
-    saver.finish()
+    saver.end()
     dist.destroy_process_group()
     ranks = comm.all_gather_objects(pauses)
     by_side = {side: zip(*(rank[side] for rank in ranks), strict=True) for side in SIDES}
