@@ -64,6 +64,10 @@ class PreparedTable(Scale):
     def preparation(self) -> Preparation:
         return self.fitted
 
+    @override
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.fitted.inputs.width,)
+
     @cached_property
     def _plan(self) -> _Plan:
         return _plan(self.fitted, self.table)
