@@ -151,8 +151,9 @@ def train(
             and with `shape` and `outputs` if it takes them).
         data: a name or path, arrays (inputs, targets), ((inputs, targets), (test inputs, test targets)), a
             torch `Dataset` or a pair of them, a DataLoader (its data set, batch size and `collate_fn` are
-            taken), a table of pandas, polars or pyarrow, or a function that makes a data set. Several inputs are a dict or a tuple in place of one. Floats are kept as
-            float32; as float64 with `precision="fp64"`.
+            taken), a table of pandas, polars or pyarrow, or a function that makes a data set. Several inputs
+            are a dict or a tuple in place of one. Floats are kept as float32; as float64 with
+            `precision="fp64"`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
         optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters; by
@@ -176,10 +177,10 @@ def train(
             is as it was. Model, data and other objects must be given again, and what decides what is learned
             must not differ. "auto": the run in `out`, or a new one there. Of a run that has come to its end
             this is the result.
-        **options: target, the column of a table that is to be predicted, or a list of such (also
-            `data_options={"target": ...}`); and the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
-            weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
-            written when `out` names one.
+        **options: target, the column of a table that is to be predicted, or a list of such; and the other
+            fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one weight update, over
+            all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is written when `out`
+            names one.
 
     Returns:
         The trained model, the history and the summary. A module that was given is the trained one: its
@@ -298,7 +299,7 @@ def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
 
 
 def spell(options: TrainOptions) -> None:
-    """Put the weights of classes and the target, as people write them in Python, as a configuration has them."""
+    """Put weights of classes and the target, which Python has in other forms, as a configuration has them."""
     weights = options.get("class_weights")
     if weights is not None and not isinstance(weights, str):
         options["class_weights"] = ",".join(map(str, np.asarray(weights).tolist()))
