@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tutti.data.columns import Columns
+from tutti.data.contents import ReadData
 from tutti.data.preparation import GAP, date_parts
 from tutti.data.rows import Array, Indices
 from tutti.errors import BadData
@@ -104,6 +106,15 @@ def fit(
             "--data.columns"
         )
     return Preparation(tuple(columns), left_out, by_mean)
+
+
+def preparation_of(contents: ReadData, embeds: bool = False) -> Preparation | None:
+    """Return the preparation of a table whose training samples are all trained on; None: it is no table."""
+    rows, targets = contents.parts["train"]
+    if contents.table is None or isinstance(rows, Columns):
+        return None
+    whole, count = rows[:], len(targets)
+    return fit(whole.__getitem__, np.arange(count), contents.table, count, contents.filled, embeds)
 
 
 def _of_numbers(
