@@ -153,10 +153,7 @@ class SamplePool:
             lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
         )
         whole = self.dataset
-        scale = fitted
-        if isinstance(fitted, Preparation):
-            assert whole.table is not None, "it was fitted"
-            scale = prepared(fitted, whole.table)
+        scale = fitted if isinstance(fitted, Scale) else prepared(fitted, cast("Table", whole.table))
         rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
         validation_part, test = whole.validation, whole.test
         if len(aside):
@@ -176,14 +173,16 @@ class SamplePool:
         share = 0 if self.dataset.validation is not None else validation
         if place is not None:
             file, number = place
-            found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
-            train, aside = found.train, found.test
+            known = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
+            train, aside = known.train, known.test
         elif isinstance(part, StreamedPart):
             train, aside = part.split(share, seed)
         else:
             train, aside = split(part.stored_targets.numpy(), share, seed, classes)
         if self.dataset.table is not None:
-            return train, aside, _fit(part, self.dataset.table, train, filled, embeds)
+            rows, telling = _rows_of(part, train)
+            found = fit(rows.__getitem__, telling, self.dataset.table, len(part), filled, embeds)
+            return train, aside, found
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, filled) for column in columns]
         return train, aside, scale_of_columns(part.stored_inputs, scales)
@@ -310,12 +309,11 @@ def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) 
     return Scale()
 
 
-def _fit(part: Part, table: Table, train: Indices, filled: bool, embeds: bool) -> Preparation:
-    """Return the preparation of a table from some training samples."""
+def _rows_of(part: Part, train: Indices) -> tuple[Array | Mapped, Indices]:
+    """Return the inputs of a part, and the training samples that tell of all."""
     if isinstance(part, StreamedPart):
-        return fit(part.source.files.__getitem__, part.thinned(train), table, len(part), filled, embeds)
-    stored = cast("Tensor", part.stored_inputs).numpy()
-    return fit(stored.__getitem__, train, table, len(part), filled, embeds)
+        return part.source.files, part.thinned(train)
+    return cast("Tensor", part.stored_inputs).numpy(), train
 
 
 def _write(memory: Tensor, rows: Rows) -> None:

@@ -68,17 +68,6 @@ class PreparedTable(Scale):
     def _plan(self) -> _Plan:
         return _plan(self.fitted, self.table)
 
-    @cached_property
-    def _of_dtype(self) -> dict[torch.dtype, tuple[Tensor, Tensor, Tensor]]:
-        return {}
-
-    def _floats(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the numbers of the plan in the type of the rows, which are converted once."""
-        if dtype not in self._of_dtype:
-            plan = self._plan
-            self._of_dtype[dtype] = plan.fill.to(dtype), plan.mean.to(dtype), plan.std.to(dtype)
-        return self._of_dtype[dtype]
-
     @override
     def apply(self, stored: Tensor) -> Tensor:
         """Return the model's inputs.
@@ -89,9 +78,8 @@ class PreparedTable(Scale):
         Returns:
             Of shape (samples, inputs), as `tutti.records.preparation.TableInputs` counts them.
         """
-        plan, (fill, mean, std) = self._plan, self._floats(stored.dtype)
-        missing = stored.isnan()
-        filled = torch.where(missing, fill, stored)
+        plan, missing = self._plan, stored.isnan()
+        filled = torch.where(missing, plan.fill.to(stored), stored)
         if len(plan.dates):
             filled = torch.cat([filled, *date_parts(filled.index_select(1, plan.dates))], 1)
         made = stored.new_zeros(len(stored), plan.width)
@@ -102,16 +90,16 @@ class PreparedTable(Scale):
             made[:, plan.first_category : plan.inputs] = found[:, plan.one_hot :]
         # These overwrite what stands for texts without a flag.
         numbers = made[:, : len(plan.numbers)]
-        torch.sub(filled.index_select(1, plan.numbers), mean, out=numbers).div_(std)
+        torch.sub(filled.index_select(1, plan.numbers), plan.mean.to(stored), out=numbers)
+        numbers.div_(plan.std.to(stored))
         made[:, len(plan.numbers) : plan.first_flag] = missing.index_select(1, plan.gaps)
         return made if plan.width == plan.inputs else made[:, : plan.inputs].contiguous()
 
     @override
     def on(self, device: str) -> PreparedTable:
         moved = PreparedTable(fitted=self.fitted, table=self.table)
-        plan: dict[str, Any] = self._plan._asdict()
-        moved_ones = {name: one.to(device) for name, one in plan.items() if isinstance(one, Tensor)}
-        vars(moved)["_plan"] = _Plan(**{**plan, **moved_ones})
+        plan: list[Any] = [one.to(device) if isinstance(one, Tensor) else one for one in self._plan]
+        vars(moved)["_plan"] = _Plan(*plan)
         return moved
 
 
