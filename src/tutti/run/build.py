@@ -50,7 +50,7 @@ from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
-from tutti.training.evaluation import Objective, evaluate
+from tutti.training.evaluation import ForwardPass, Objective, evaluate
 from tutti.training.losses import named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
@@ -281,12 +281,11 @@ class Task:
         """Describe the work to layouts of the model over ranks."""
         return Workload(self.dataset.train, batch_size, self.objective.loss, self.objective.arithmetic)
 
-    def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
-        """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""
+    def forward(self, module: nn.Module, batch: Batch) -> ForwardPass:
+        """Compute the outputs of `module` for a batch, and their loss."""
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-        _, loss, weight = self.objective.compute(module, inputs, targets)
-        return loss, weight
+        return self.objective.compute(module, inputs, targets)
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """Evaluate the model on `part` (collective)."""

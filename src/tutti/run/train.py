@@ -358,7 +358,8 @@ class FittedRun:
             return
         outputs = predict(task.module, part, self.parts.workers.comm, task.objective.arithmetic)
         if folder is not None and outputs is not None:
-            found = predictions_of(part, outputs, task.objective.loss.ignored)
+            loss = task.objective.loss
+            found = predictions_of(part, loss.in_units(outputs), loss.ignored)
             folder.write_predictions(found.as_bytes())
 
     def _with_model(self, outcome: RunOutcome, weights: dict[str, Any]) -> RunOutcome:
