@@ -27,7 +27,7 @@ from tutti.data.contents import ReadData
 from tutti.data.formats.npy import Mapped
 from tutti.data.parts import DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.rows import Array, Rows
-from tutti.data.scale import mean_scale, pixel_scale
+from tutti.data.scale import mean_scale, pixel_scale, units_of
 from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
@@ -152,7 +152,8 @@ class SamplePool:
         if test is not None:
             test = None if place else test.with_rows(None, scale)
         first = whole.train.with_rows(rows, scale)
-        return replace(whole, train=first, validation=validation_part, test=test)
+        units = None if whole.table is None else units_of(first.targets.numpy())
+        return replace(whole, train=first, validation=validation_part, test=test, units=units)
 
     def _division(
         self, validation: float, seed: int, place: tuple[str, int] | None
