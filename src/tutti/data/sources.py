@@ -155,18 +155,21 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
 
 
-def with_columns(data: object, options: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
+def with_columns(data: object, options: Mapping[str, object], trained: TrainedOn) -> dict[str, object]:
     """Return the options by which other data have the columns that a model was trained on, in their order.
 
-    Columns that the options choose are taken as they are; numbers are no names.
+    Columns that the options choose are taken as they are, unless they are prepared; numbers are no names.
     """
-    found = dict(options)
-    named = columns and not all(name.isdecimal() for name in columns)
+    found, prepared = dict(options), trained.preparation is not None
+    named = trained.columns and not all(name.isdecimal() for name in trained.columns)
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
-    if not named or "columns" in found or made or not isinstance(data, str | Path):
+    if made or not isinstance(data, str | Path):
         return found
-    if "columns" in options_of(Path(str(local_copy(data))).expanduser()):
-        found["columns"] = list(columns)
+    known = options_of(Path(str(local_copy(data))).expanduser())
+    if "prepare" in known and not prepared:
+        found["prepare"] = OFF
+    if named and "columns" in known and (prepared or "columns" not in found):
+        found["columns"] = list(trained.columns)
     return found
 
 

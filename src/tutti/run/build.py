@@ -33,6 +33,7 @@ from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
+from tutti.records.preparation import TargetUnits
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import SeenInput, TrainedOn
 from tutti.records.splits import seed_of_data
@@ -142,8 +143,16 @@ def outputs_for(dataset: DataSet) -> int:
     return dataset.classes or max(1, math.prod(dataset.train.stored_targets.shape[1:]))
 
 
-def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
-    """Return what a model needs to see other data as it saw these; `balanced` has class weights by counts."""
+def trained_on(
+    dataset: DataSet, balanced: Tensor | None = None, units: TargetUnits | None = None
+) -> TrainedOn:
+    """Return what a model needs to see other data as it saw these.
+
+    Args:
+        dataset: the data.
+        balanced: the class weights by counts; None: there are none.
+        units: of the amounts that the network computes in deviations; None: it gives them as they are.
+    """
     stored, scale, inputs = dataset.train.stored_inputs, dataset.train.scale, []
     if isinstance(stored, Columns):
         names = stored.names or [""] * len(stored.columns)
@@ -163,6 +172,7 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
         dataset.columns,
         tuple(inputs),
         () if balanced is None else tuple(map(tuple, balanced.reshape(len(balanced), -1).tolist())),
+        units=units,
     )
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from tutti.comm.base import Communicator
 from tutti.data.columns import Columns, columns_of, sequences_in
 from tutti.data.parts import DataSet, Part, Scale
+from tutti.data.preparation import prepared
 from tutti.data.sources import with_columns
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData
 from tutti.exports.sources import load_from
+from tutti.records.preparation import Table
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
@@ -52,7 +54,7 @@ def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: boo
     if config.split is not None or not (other or trained.labels):
         return seen_as(open_config_data(recipe, comm), trained)
     if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
-        options = with_columns(config.data, config.data_options, trained.columns)
+        options = with_columns(config.data, config.data_options, trained)
         recipe = replace(recipe, config=replace(config, data_options=options))
     found = open_config_data(recipe, comm, known=KnownClasses(trained.classes, trained.labels))
     return seen_as(found, trained, "columns" in config.data_options)
@@ -61,23 +63,43 @@ def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: boo
 def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataSet:
     """Give other data the scale and the classes of the data that a model was trained on."""
     columns = () if chosen else dataset.columns
-    dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))
+    if trained.preparation is None:
+        dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))
     here, there = dataset.classes, trained.classes
     if (here is None) != (there is None) or (here or 0) > (there or 0):
         raise BadData(
             f"{dataset.name} has {here or 'no'} classes, but the model was trained on {there or 'none'} "
             f"({trained.name}); give data of the same classes"
         )
-    scale = scale_seen(trained)
+    scale = scale_seen(trained, dataset.table)
     dataset = dataset.with_parts(lambda part: replace(part, scale=scale))
     named = trained.columns if columns else dataset.columns
-    return replace(dataset, columns=named, classes=trained.classes, labels=trained.labels)
+    return replace(
+        dataset, columns=named, classes=trained.classes, labels=trained.labels, units=trained.units
+    )
 
 
-def scale_seen(trained: TrainedOn) -> Scale:
-    """Return the scale of the inputs that a model was trained on."""
+def scale_seen(trained: TrainedOn, table: Table | None = None) -> Scale:
+    """Return the scale of the inputs that a model was trained on; `table` has the columns of other data.
+
+    Raises:
+        BadData: the model was trained on a table, and the other data are none, or lack a column.
+    """
+    if trained.preparation is not None:
+        if table is None:
+            raise no_table(trained)
+        return prepared(trained.preparation, table)
     each = tuple(Scale(one.mean, one.std, one.fill) for one in trained.inputs)
     return Scale(trained.mean, trained.std, trained.fill, each)
+
+
+def no_table(trained: TrainedOn) -> BadData:
+    """Return the error for data without names, where a model needs the columns of a table."""
+    names = () if trained.preparation is None else trained.preparation.names
+    return BadData(
+        f"the model was trained on the columns {', '.join(names[:10])} of a table; give a table or a frame that "
+        "has them"
+    )
 
 
 def part_named(dataset: DataSet, name: str) -> Part:
