@@ -69,7 +69,7 @@ class ExportCommand(Command):
             mean, std = (", ".join(f"{one:.6g}" for one in numbers) for numbers in (data.mean, data.std))
             print(f"the model takes scaled inputs: (x / 255 - mean) / std, with mean {mean} and std {std}")
         elif data is not None and data.preparation is not None:
-            print(f"the model takes prepared inputs, as {place / RECORDS[TrainedOn]} says; a program has that built in: --to onnx")
+            print("the model takes prepared inputs; a program has that built in, as by --to onnx")
         return 0
 
 
@@ -101,7 +101,7 @@ def _write_program(place: Path, name: str, out: Path, trust: bool) -> None:
 
 
 def _described(column: TableColumn) -> dict[str, Any]:
-    """Return what a caller of a program must know of a column; all other texts have the number behind `texts`."""
+    """Describe a column for callers of a program; all other texts have the number behind `texts`."""
     texts = {"texts": column.texts[:-1]} if column.kind == TEXT else {}
     return {"name": column.name, "kind": column.kind, **texts}
 

@@ -109,7 +109,7 @@ def fit(
 def _of_numbers(
     column: TableColumn, found: _Statistics, number: int, some: Array, by_mean: bool
 ) -> PreparedColumn | str:
-    """Return how numbers or dates are prepared, or the reason to leave them out; `some` are for the median."""
+    """Return how numbers or dates are prepared, or why not; `some` are for the median."""
     places = found.places(number)
     known = int(found.known[places[0]])
     if not known:
@@ -126,7 +126,7 @@ def _of_numbers(
 def _of_codes(
     column: TableColumn, counts: NDArray[np.int64], embeds: bool, chosen: bool
 ) -> PreparedColumn | str:
-    """Return how texts or flags are prepared, or the reason to leave them out."""
+    """Return how texts or flags are prepared, or why not."""
     counts, gaps = counts[1:], bool(counts[0])
     different = int((counts > 0).sum())
     if not different:
@@ -215,7 +215,7 @@ class _Statistics:
     def _numbers(self, rows: Array) -> Array:
         days = np.ascontiguousarray(rows[:, self._dates].T, np.float64)
         years, hours, *_ = date_parts(torch.from_numpy(np.nan_to_num(days)))
-        parts = [np.where(np.isnan(days), np.nan, one.numpy()) for one in (days, years, hours)]
+        parts = [np.where(np.isnan(days), np.nan, one) for one in (days, years.numpy(), hours.numpy())]
         return np.concatenate([np.ascontiguousarray(rows[:, self.plain].T, np.float64), *parts])
 
     def places(self, number: int) -> list[int]:

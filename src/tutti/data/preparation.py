@@ -67,6 +67,10 @@ class PreparedTable(Scale):
     def preparation(self) -> Preparation:
         return self.fitted
 
+    @override
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.fitted.inputs.width,)
+
     @cached_property
     def _plan(self) -> _Plan:
         return _plan(self.fitted, self.table)
@@ -115,7 +119,7 @@ def prepared(preparation: Preparation, table: Table) -> PreparedTable:
     return PreparedTable(fitted=preparation, table=table)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MatchedTable(Scale):
     """The map from the rows of a table to those of another, in which columns and texts have other numbers.
 
@@ -124,8 +128,8 @@ class MatchedTable(Scale):
         table: the columns of the rows.
     """
 
-    wanted: Table = Table(())
-    table: Table = Table(())
+    wanted: Table
+    table: Table
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -139,8 +143,8 @@ class MatchedTable(Scale):
             here = self.table.columns[at[column.name]].texts
             lookup += [numbers.get(text, len(numbers) - 1) for text in here]
         order = [at[column.name] for column in self.wanted.columns]
-        first, second, third, fourth = (torch.tensor(one, dtype=torch.int64) for one in (order, texts, starts, lookup))
-        return first, second, third, fourth
+        of_columns, of_texts = torch.tensor(order), torch.tensor(texts, dtype=torch.int64)
+        return of_columns, of_texts, torch.tensor(starts, dtype=torch.int64), torch.tensor(lookup)
 
     @override
     def apply(self, stored: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
 
 
 def units_of(targets: Array) -> TargetUnits | None:
-    """Return mean and deviation of the amounts of some samples; None of class numbers and of labels of 0 or 1.
+    """Return mean and deviation of the amounts of some samples; None of class numbers, and labels of 0 or 1.
 
     Args:
         targets: of shape (samples, ...).

@@ -24,16 +24,19 @@ from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
 from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
+from tutti.data.formats.arrow_columns import PREPARE
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, is_frame, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
+from tutti.data.tables import LIKE
 from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.free_memory import free_bytes
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
+from tutti.records.preparation import Table
 from tutti.records.texts import printable
 
 
@@ -44,7 +47,8 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
         data: what the module's docstring lists.
         options: the arguments of a factory, or of the reader of a file. With every kind of data go `classes`
             (how many there are) and `missing`, what NaN among the inputs leads to: "error", "drop" (the
-            sample is left out) or "mean" (the mean of that input over the training samples stands for it).
+            sample is left out), "mean" (the mean of that input over the training samples stands for it) or
+            "auto" (the median in tables that are prepared, else an error).
         known: the classes of a model that the data are for.
 
     Raises:
@@ -85,6 +89,8 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
 
 def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
     """Bring inputs into the form in which they are kept."""
+    if missing == "auto":
+        missing = "error" if contents.table is None else "prepare"
     structure = taken_apart({part: x for part, (x, _) in contents.parts.items()})
     streamed = contents.buffer_bytes > 0
     read = {}
@@ -155,21 +161,29 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
 
 
-def with_columns(data: object, options: Mapping[str, object], trained: TrainedOn) -> dict[str, object]:
-    """Return the options by which other data have the columns that a model was trained on, in their order.
+def like_training(
+    data: object, options: Mapping[str, object], columns: Sequence[str], table: Table | None
+) -> dict[str, object]:
+    """Return the options by which other data are read as those were that a model was trained on.
 
-    Columns that the options choose are taken as they are, unless they are prepared; numbers are no names.
+    Args:
+        data: as for `read_source`; of built-in ones and of factories the options stay as they are.
+        options: of the user. Columns that they choose are taken as they are, unless there is a `table`.
+        columns: the names of those of the training; numbers are no names.
+        table: what the model takes, if that is a table; None: it takes numbers as they are.
     """
-    found, prepared = dict(options), trained.preparation is not None
-    named = trained.columns and not all(name.isdecimal() for name in trained.columns)
+    found = dict(options)
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if made or not isinstance(data, str | Path):
         return found
     known = options_of(Path(str(local_copy(data))).expanduser())
-    if "prepare" in known and not prepared:
-        found["prepare"] = OFF
-    if named and "columns" in known and (prepared or "columns" not in found):
-        found["columns"] = list(trained.columns)
+    if table is not None and PREPARE in known:
+        found.pop("columns", None)
+        return {**found, LIKE: table.columns}
+    if PREPARE in known:
+        found[PREPARE] = "off"
+    if columns and "columns" in known and not all(name.isdecimal() for name in columns):
+        found.setdefault("columns", list(columns))
     return found
 
 
@@ -179,7 +193,7 @@ def _contents(
     """Return the contents of `data`, and what the options say about classes and missing values."""
     factory = load_object(data, "data set") if isinstance(data, str) and names_object(data) else None
     classes = None if takes_option(factory, "classes") else _classes(options.pop("classes", None))
-    missing = "error" if takes_option(factory, "missing") else _missing(options.pop("missing", "error"))
+    missing = "error" if takes_option(factory, "missing") else _missing(options.pop("missing", "auto"))
     if factory is not None:
         spec = str(data)
         made = call_with_options(factory, options, "data set", spec, beside=OF_ALL)
@@ -211,7 +225,7 @@ def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, 
     inputs = [x for x, _ in contents.parts.values()]
     if wanted is False:
         return False
-    if missing != "error" or not all(isinstance(one, Mapped) for one in inputs):
+    if missing not in ("auto", "error") or not all(isinstance(one, Mapped) for one in inputs):
         if wanted:
             made = any(path.glob("*.npy"))
             remedy = (

@@ -155,7 +155,7 @@ class TargetUnits(Record):
 
 
 def table_of(preparations: Iterable[Preparation]) -> Table:
-    """Return the table that trained models take: the texts of a column that any of them knows, then `OTHER`."""
+    """Return the table that trained models take: of texts those that any of them knows, then `OTHER`."""
     columns: dict[str, TableColumn] = {}
     for column in (column for preparation in preparations for column in preparation.columns):
         known = columns[column.name].texts[:-1] if column.name in columns else ()

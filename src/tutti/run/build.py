@@ -93,23 +93,36 @@ def reseed(seed: int, rank: int) -> None:
 
 
 def open_config_data(
-    recipe: Recipe, comm: Communicator, pool: SamplePool | None = None, known: KnownClasses | None = None
+    recipe: Recipe,
+    comm: Communicator,
+    pool: SamplePool | None = None,
+    known: KnownClasses | None = None,
+    options: Options | None = None,
+    trained: TrainedOn | None = None,
 ) -> DataSet:
     """Open the data set of the configuration (collective); only one rank of each host reads it.
 
-    `pool` has the samples if they are in memory already; `known` are the classes of a model that uses them.
+    Args:
+        recipe: names the data.
+        comm: all ranks.
+        pool: the samples, if they are in memory already.
+        known: the classes of a model that uses the data.
+        options: by which the data are read in place of the configuration's.
+        trained: the data of a model, whose preparation of a table is applied in place of another.
     """
-    config, options = recipe.config, recipe.config.data_options
+    config = recipe.config
     given: object = None
     leads = pool is None and comm.node.rank == 0
     # A data set may draw numbers for each sample.
     seeding = seeded(data_seed(config)) if leads and config.split is not None else nullcontext()
     with seeding, keeping_doubles(config.precision == "fp64"):
+        own: Options = {}
         if leads:
-            given, options = given_data(recipe)
-        pool = pool or open_pool(given, comm, options, known)
+            given, own = given_data(recipe)
+        pool = pool or open_pool(given, comm, own if options is None else options, known)
     place = None if config.split is None else split_of(config.split)
-    found = pool.divided(comm, config.validation, config.seed, place)
+    embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
+    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained)
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found
@@ -163,7 +176,7 @@ def trained_on(
         dataset.name,
         dataset.classes,
         dataset.labels,
-        () if isinstance(stored, Columns) else tuple(stored.shape[1:]),
+        () if isinstance(stored, Columns) else scale.shape(tuple(stored.shape[1:])),
         scale.mean,
         scale.std,
         outputs_for(dataset),
@@ -172,7 +185,8 @@ def trained_on(
         dataset.columns,
         tuple(inputs),
         () if balanced is None else tuple(map(tuple, balanced.reshape(len(balanced), -1).tolist())),
-        units=units,
+        scale.preparation,
+        units,
     )
 
 
@@ -286,6 +300,8 @@ class Task:
         kind = (
             f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
         )
+        table = data.train.scale.preparation
+        sizes += "" if table is None else f"\n{summary_lines.table(table)}"
         return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:

@@ -10,11 +10,11 @@ from tutti.comm.base import Communicator
 from tutti.data.columns import Columns, columns_of, sequences_in
 from tutti.data.parts import DataSet, Part, Scale
 from tutti.data.preparation import prepared
-from tutti.data.sources import with_columns
+from tutti.data.sources import like_training
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData
 from tutti.exports.sources import load_from
-from tutti.records.preparation import Table
+from tutti.records.preparation import Table, table_of
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
@@ -48,15 +48,32 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     return result
 
 
-def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
-    """Open the data of a configuration as a model sees them (collective)."""
+def open_seen(
+    recipe: Recipe,
+    comm: Communicator,
+    trained: TrainedOn,
+    other: bool = True,
+    table: Table | None = None,
+) -> DataSet:
+    """Open the data of a configuration as a model sees them (collective).
+
+    Args:
+        recipe: names the data.
+        comm: all ranks.
+        trained: what the model was trained on.
+        other: the data may be others.
+        table: what the model takes, if that is a table; None: what its preparation says.
+    """
     config = recipe.config
+    if table is None and trained.preparation is not None:
+        table = table_of([trained.preparation])
     if config.split is not None or not (other or trained.labels):
-        return seen_as(open_config_data(recipe, comm), trained)
+        return seen_as(open_config_data(recipe, comm, trained=trained), trained)
+    options = None
     if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
-        options = with_columns(config.data, config.data_options, trained)
-        recipe = replace(recipe, config=replace(config, data_options=options))
-    found = open_config_data(recipe, comm, known=KnownClasses(trained.classes, trained.labels))
+        options = like_training(config.data, config.data_options, trained.columns, table)
+    known = KnownClasses(trained.classes, trained.labels)
+    found = open_config_data(recipe, comm, known=known, options=options, trained=trained)
     return seen_as(found, trained, "columns" in config.data_options)
 
 
@@ -97,8 +114,8 @@ def no_table(trained: TrainedOn) -> BadData:
     """Return the error for data without names, where a model needs the columns of a table."""
     names = () if trained.preparation is None else trained.preparation.names
     return BadData(
-        f"the model was trained on the columns {', '.join(names[:10])} of a table; give a table or a frame that "
-        "has them"
+        f"the model was trained on the columns {', '.join(names[:10])} of a table; give a table or a frame "
+        "that has them"
     )
 
 

@@ -24,7 +24,7 @@ from tutti.data import Part
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Inputs
 from tutti.data.opening import open_inputs
-from tutti.data.sources import with_columns
+from tutti.data.sources import like_training
 from tutti.errors import BadData
 from tutti.records.files import refusing, unfinished_file
 from tutti.records.output_kinds import Kind
@@ -77,7 +77,7 @@ AT_ONCE: Final = 64
 def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, Part]:
     """Return a part of other data than the run's, and its name."""
     data = predictor.data
-    options = with_columns(job.config.data, job.config.data_options, data)
+    options = like_training(job.config.data, job.config.data_options, data.columns, predictor.table)
     if data.fill:
         options.setdefault("missing", "mean")
     found = open_inputs(job.config.data, comm, options, job.part)

@@ -22,11 +22,13 @@ from tutti import models
 from tutti.batch_last import BATCH_LAST
 from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
 from tutti.data.columns import Columns, Inputs, each_of, mapped
+from tutti.data.formats.arrow_columns import PREPARE
 from tutti.data.formats.arrow_tables import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.preparation import matched
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
+from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of
@@ -79,7 +81,7 @@ class Predictor(nn.Module, ABC):
         return part
 
     def seen(self, name: str, part: Part, columns: Sequence[str], table: Table | None) -> Part:
-        """Return a part of other data, called `name`, without a scale, as its samples are given to the module.
+        """Return a part of other data as its samples are given to the module.
 
         Args:
             name: of the data.
@@ -120,8 +122,7 @@ class Predictor(nn.Module, ABC):
         """Return inputs as a part whose targets mean nothing."""
         table, missing = self.table, "mean" if self.data.fill else "error"
         if is_frame(inputs) and table is not None:
-            names = [column.name for column in table.columns]
-            found = read_frame(inputs, {"columns": names, "missing": missing}, labelled=False)
+            found = read_frame(inputs, {LIKE: table.columns}, labelled=False)
             inputs, table = found.parts["train"][0], found.table
         elif is_frame(inputs) and not all(name.isdecimal() for name in self.data.columns):
             inputs = _in_order(inputs, self.data, missing)
@@ -129,7 +130,9 @@ class Predictor(nn.Module, ABC):
             raise no_table(self.data)
         given = taken_apart({"given": inputs})
         several = [(given.label("given", at), one) for at, one in enumerate(given.parts["given"])]
-        columns, targets, _ = part_columns("given", several, None, missing if table is None else "mean")
+        columns, targets, _ = part_columns(
+            "given", several, None, missing if self.table is None else "prepare"
+        )
 
         def kept(rows: Rows) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(rows[:], dtype=stored_dtype(rows)))
@@ -186,7 +189,7 @@ class PlainModel(nn.Module):
         return self.data.shape if self.table is None else (len(self.table.columns),)
 
     def example(self, samples: int) -> Tensor:
-        """Make inputs of some samples: any bytes, numbers around 0, the integers 0 and 1, or texts of a table."""
+        """Make inputs of some samples: any bytes, numbers around 0, the integers 0 and 1, or any texts."""
         of = torch.Generator().manual_seed(samples)
         size = (samples, *self.shape)
         if self.table is not None:
@@ -348,7 +351,7 @@ def _in_order(frame: Any, data: TrainedOn, missing: str) -> object:
     names = [*data.columns]
     if not data.dtype.startswith("float"):  # of arrays that had names
         return frame.select(names) if hasattr(frame, "select") else frame[names]
-    found = read_frame(frame, {"columns": names, "missing": missing, "prepare": "off"}, labelled=False)
+    found = read_frame(frame, {"columns": names, "missing": missing, PREPARE: "off"}, labelled=False)
     return found.parts["train"][0]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -39,10 +38,7 @@ class Ensemble(Predictor):
     def __init__(self, record: EnsembleRecord, device: str = "cpu") -> None:
         prepared = [one.data.preparation for one in record.members if one.data.preparation is not None]
         table = table_of(prepared) if prepared else None
-        data = record.members[0].data
-        if table is not None:
-            data = replace(data, columns=tuple(column.name for column in table.columns))
-        super().__init__(data, Kind(record.kind), table)
+        super().__init__(record.members[0].data, Kind(record.kind), table)
         self.record = record
         self.members = nn.ModuleList(
             TrainedModel(TrainConfig.from_json(member.config), member.data, device, table=table)
