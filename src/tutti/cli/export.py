@@ -18,7 +18,7 @@ from tutti.exports.programs import PROGRAMS
 from tutti.records.ensemble import ENSEMBLE
 from tutti.records.files import refusing
 from tutti.records.preparation import TEXT, TableColumn
-from tutti.records.run_folder import RECORDS, RunFolder, TrainedOn
+from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.registry import part
 from tutti.run.config import Options
 
