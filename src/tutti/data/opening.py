@@ -34,7 +34,7 @@ from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
 from tutti.data.targets import KnownClasses
-from tutti.errors import BadData, UserError
+from tutti.errors import BadData, BadOption, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.preparation import Preparation, Table
 from tutti.records.run_folder import TrainedOn
@@ -149,7 +149,14 @@ class SamplePool:
             embeds: the model takes category numbers for columns of many texts.
             trained: the data of a model, whose preparation of a table is applied in place of another.
         """
-        before = None if trained is None or self.dataset.table is None else trained.preparation
+        before = None
+        if trained is not None and self.dataset.table is not None:
+            before = trained.preparation
+            if before is None:
+                raise BadOption(
+                    "the model was trained on numbers as they are, which would be prepared here; give "
+                    "--data.prepare off"
+                )
         train, aside, fitted = agreed(
             comm,
             lambda: self._division(validation, seed, place, embeds, before),

@@ -85,7 +85,7 @@ class PreparedTable(Scale):
         Returns:
             Of shape (samples, inputs), as `tutti.records.preparation.TableInputs` counts them.
         """
-        plan, samples = self._plan, len(stored)
+        plan, samples = self._plan, stored.shape[0]  # `len` is no number of any batch to tracers
         missing = stored.isnan()
         filled = torch.where(missing, plan.fill.to(stored), stored)
         if len(plan.dates):

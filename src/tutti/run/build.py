@@ -27,22 +27,24 @@ from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
+from tutti.data.sources import like_training
 from tutti.data.streaming import StreamedPart, decided
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
-from tutti.records.preparation import TargetUnits
+from tutti.records.checkpoints import FOLDER as CHECKPOINTS
+from tutti.records.preparation import TargetUnits, table_of
 from tutti.records.run import Evaluation
-from tutti.records.run_folder import SeenInput, TrainedOn
+from tutti.records.run_folder import WEIGHTS, RunFolder, SeenInput, TrainedOn
 from tutti.records.splits import seed_of_data
 from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Recipe
 from tutti.run.optimization import build_optimizer, build_schedule, load_optimizer
-from tutti.run.train_job import PARTS
+from tutti.run.train_job import PARTS, TrainJob
 from tutti.state import Saved
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
@@ -108,9 +110,16 @@ def open_config_data(
         pool: the samples, if they are in memory already.
         known: the classes of a model that uses the data.
         options: by which the data are read in place of the configuration's.
-        trained: the data of a model, whose preparation of a table is applied in place of another.
+        trained: the data of a model, whose preparation of a table is applied in place of another; None: of
+            that whose weights the run begins with.
     """
     config = recipe.config
+    begun = trained is None and (config.weights is not None or _resumed(recipe) is not None)
+    if begun:
+        trained = comm.broadcast_object(_weights_data(recipe) if comm.rank == 0 else None)
+    if begun and trained is not None and trained.preparation is not None and _resumed(recipe) is None:
+        table = table_of([trained.preparation])
+        options = like_training(config.data, config.data_options, trained.columns, table)
     given: object = None
     leads = pool is None and comm.node.rank == 0
     # A data set may draw numbers for each sample.
@@ -126,6 +135,22 @@ def open_config_data(
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found
+
+
+def _resumed(recipe: Recipe) -> Path | None:
+    """Return the folder of the run that is gone on with."""
+    resume = recipe.resume if isinstance(recipe, TrainJob) else None
+    return None if resume is None else resume.folder
+
+
+def _weights_data(recipe: Recipe) -> TrainedOn | None:
+    """Return what the weights were trained on that a run begins with; None: their place does not say."""
+    place = _resumed(recipe) or Path(recipe.config.weights or "").absolute()
+    if place.name == WEIGHTS:
+        place = place.parent
+    elif place.parent.name == CHECKPOINTS:
+        place = place.parent.parent
+    return RunFolder(place).find(TrainedOn)
 
 
 def data_seed(config: TrainConfig) -> int:

@@ -64,14 +64,16 @@ def open_seen(
         other: the data may be others.
         table: what the model takes, if that is a table; None: what its preparation says.
     """
-    config = recipe.config
+    config, options = recipe.config, None
     if table is None and trained.preparation is not None:
         table = table_of([trained.preparation])
-    if config.split is not None or not (other or trained.labels):
-        return seen_as(open_config_data(recipe, comm, trained=trained), trained)
-    options = None
-    if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
-        options = like_training(config.data, config.data_options, trained.columns, table)
+    as_before = config.split is not None or not (other or trained.labels)
+    # An object is no file; why it is not there is said below.
+    if not config.data.startswith(OBJECT) and not (as_before and table is not None):
+        columns = () if as_before else trained.columns
+        options = like_training(config.data, config.data_options, columns, table)
+    if as_before:
+        return seen_as(open_config_data(recipe, comm, options=options, trained=trained), trained)
     known = KnownClasses(trained.classes, trained.labels)
     found = open_config_data(recipe, comm, known=known, options=options, trained=trained)
     return seen_as(found, trained, "columns" in config.data_options)
