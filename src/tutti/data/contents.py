@@ -43,9 +43,10 @@ _LENGTHS: Final = f".{LENGTHS}"
 """The end of the keys of the lengths of sequences."""
 
 _CLASSES: Final = "classes"
+_LABEL_TYPE: Final = "label_type"
 _COLUMNS: Final = "column_names"
 _INPUT_NAMES: Final = "input_names"
-EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES})
+EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _LABEL_TYPE, _COLUMNS, _INPUT_NAMES})
 """Keys beside those of inputs and targets: the number of classes, and names."""
 
 _DATA_SETS = Dataset, DataLoader
@@ -69,9 +70,11 @@ class Contents(Generic[T, Y]):
         name: for people to read.
         parts: inputs and targets of "train", and perhaps of "validation" and "test"; None in place of targets
             that were not asked for.
-        classes: their number, where the data say so.
-        labels: the classes' names, where the data have them.
+        classes: their number, where the data say so; 0 in data that are not checked yet: they are amounts.
+        labels: the classes' names, where the data have them; of flags, which are no classes, theirs.
+        label_type: "int" or "bool" where the names stand for such values; empty: they are texts.
         columns: the names of the inputs, where each is one number of a table.
+        targets: the names of the columns that are to be predicted, where they have some.
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
         groups: of the training samples, of shape (samples,), where a column for them was chosen.
         buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
@@ -85,6 +88,8 @@ class Contents(Generic[T, Y]):
     filled: bool = False
     groups: Array | None = None
     buffer_bytes: int = 0
+    label_type: str = ""
+    targets: tuple[str, ...] = ()
 
 
 ReadData: TypeAlias = Contents[Stored[Rows], Array]
@@ -162,7 +167,8 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
                 f"{shape}; give a name for each column, or none"
             )
-    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns)
+    label_type = str(values.get(_LABEL_TYPE, ""))
+    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns, label_type=label_type)
 
 
 def _several_together(values: Mapping[str, object], what: str) -> dict[str, object]:
@@ -219,10 +225,11 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
     first, _ = contents.parts["train"]
     if isinstance(first, Columns) and first.names:
         found[_INPUT_NAMES] = np.array(first.names)
-    if contents.classes is not None:
-        found[_CLASSES] = np.array(contents.classes)
+    found[_CLASSES] = np.array(contents.classes or 0)
     if contents.labels:
         found[_NAMES[0]] = np.array(contents.labels)
+    if contents.label_type:
+        found[_LABEL_TYPE] = np.array(contents.label_type)
     if contents.columns:
         found[_COLUMNS] = np.array(contents.columns)
     return found

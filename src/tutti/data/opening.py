@@ -31,7 +31,7 @@ from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
-from tutti.data.targets import KnownClasses
+from tutti.data.targets import CLASSES, KnownClasses
 from tutti.errors import BadData, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.splits import read_split
@@ -80,6 +80,7 @@ class SamplePool:
             contents.filled,
             contents.columns,
             _fingerprint(*contents.parts["train"]),
+            contents.label_type,
         )
         return cls(dataset)
 
@@ -215,12 +216,13 @@ def open_pool(
     comm: Communicator,
     options: Mapping[str, object] | None = None,
     known: KnownClasses | None = None,
+    meant: str = CLASSES,
 ) -> SamplePool:
     """Read a data set into a pool (collective); see `open_data`.
 
     Only the first rank of each host looks at it; every rank raises the same error.
     """
-    return _pooled(comm, lambda: read_source(data, options or {}, known))
+    return _pooled(comm, lambda: read_source(data, options or {}, known, meant))
 
 
 def open_inputs(

@@ -30,22 +30,29 @@ from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
-from tutti.data.targets import KnownClasses, with_checked_targets
+from tutti.data.targets import CLASSES, KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.free_memory import free_bytes
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
 from tutti.records.texts import printable
 
 
-def read_source(data: object, options: Mapping[str, object], known: KnownClasses | None = None) -> ReadData:
+def read_source(
+    data: object,
+    options: Mapping[str, object],
+    known: KnownClasses | None = None,
+    meant: str = CLASSES,
+) -> ReadData:
     """Read and check a data set.
 
     Args:
         data: what the module's docstring lists.
         options: the arguments of a factory, or of the reader of a file. With every kind of data go `classes`
-            (how many there are) and `missing`, what NaN among the inputs leads to: "error", "drop" (the
-            sample is left out) or "mean" (the mean of that input over the training samples stands for it).
+            (how many there are; "none": the targets are amounts) and `missing`, what NaN among the inputs
+            leads to: "error", "drop" (the sample is left out) or "mean" (the mean of that input over the
+            training samples stands for it).
         known: the classes of a model that the data are for.
+        meant: what whole numbers are for the loss, by `tutti.data.targets.meant_by`.
 
     Raises:
         BadData: the data are missing, broken, or do not fit together.
@@ -55,7 +62,7 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
     """
     contents, given, missing = _contents(data, dict(options))
     try:
-        return _with_targets(_checked(contents, missing), given, known)
+        return _with_targets(_checked(contents, missing), given, known, meant)
     except (BadData, NotFinite) as error:
         if not isinstance(data, str | Path) or data in BUILT_IN or str(data) in str(error):
             raise
@@ -112,8 +119,8 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
     )
 
 
-def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | None) -> ReadData:
-    found = with_checked_targets(contents, given, known)
+def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | None, meant: str) -> ReadData:
+    found = with_checked_targets(contents, given, known, meant)
     _, first = found.parts["train"]
     for part, (_, targets) in found.parts.items():
         if targets.shape[1:] != first.shape[1:]:
@@ -246,8 +253,10 @@ def _missing(value: object) -> str:
 
 
 def _classes(value: object) -> int | None:
-    if value is None:
-        return None
+    if value is None or value == "none":
+        return None if value is None else 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadOption(f"--data.classes is {value!r}; give a whole number of at least 1")
+        raise BadOption(
+            f"--data.classes is {value!r}; give a whole number of at least 1, or none for amounts"
+        )
     return value

@@ -115,6 +115,7 @@ class TrainedOn(Record):
         inputs: each of them, where there are several, or sequences; shape and scale are empty then.
         class_weights: the weights of classes in the loss, or of labels of 0 and of 1, that were balanced by
             the counts of these data, a line for each; empty: there were none.
+        label_type: "int" or "bool" where the names of classes stand for such values; empty: they are texts.
     """
 
     name: str
@@ -129,6 +130,7 @@ class TrainedOn(Record):
     columns: tuple[str, ...] = ()
     inputs: tuple[SeenInput, ...] = ()
     class_weights: tuple[tuple[float, ...], ...] = ()
+    label_type: str = ""
 
     @property
     def of_inputs(self) -> Shape:

@@ -15,11 +15,22 @@ WIDEST_MATRIX = 20
 
 WIDEST_LABEL = 12
 
+MOST_NAMED = 10
+"""The most classes that are named in a line."""
+
 
 def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape: Shape) -> str:
     """Model and data with their sizes, in a line each."""
     samples = ", ".join(f"{count:,} {part}" for part, count in parts.items())
     return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {described(shape)}"
+
+
+def kind_of_task(noun: str, count: int, names: Sequence[str]) -> str:
+    """Say what is predicted: so many classes, labels of 0 or 1, or numbers, by their names."""
+    plurals = {"class": "classes", "label of 0 or 1": "labels of 0 or 1"}
+    words = f"{count:,} {plurals.get(noun, noun + 's') if count > 1 else noun}"
+    listed = ", ".join(map(_short, names[:MOST_NAMED])) + (", ..." if len(names) > MOST_NAMED else "")
+    return f"{words} ({listed})" if names else words
 
 
 def task(kind: str, loss: str, metrics: Sequence[str]) -> str:

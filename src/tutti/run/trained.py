@@ -27,7 +27,7 @@ from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
-from tutti.records.output_kinds import Kind, kind_of
+from tutti.records.output_kinds import Kind, kind_of, label_values
 from tutti.records.run_folder import TrainedOn
 from tutti.run.build import seeded
 from tutti.run.config import TrainConfig
@@ -122,7 +122,10 @@ class Predictor(nn.Module, ABC):
         if self.kind is Kind.AMOUNTS and self.data.classes is None:
             return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         found = self.kind.classes(values, self.data.classes)
-        return np.array(self.labels)[found] if self.labels and self.data.classes else found
+        if not (self.labels and self.data.classes):
+            return found
+        named: Array = label_values(self.labels, self.data.label_type)[found]
+        return named
 
 
 class PlainModel(nn.Module):

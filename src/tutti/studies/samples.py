@@ -15,6 +15,7 @@ from tutti.data.contents import Contents
 from tutti.data.opening import SamplePool
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
+from tutti.data.targets import meant_by
 from tutti.errors import UserError
 from tutti.farm.jobs import FarmJob
 from tutti.run.build import given_data, outputs_for, seeded
@@ -51,7 +52,7 @@ def look_at(
     if contents is None:
         with seeded(runs[0].config.seed):
             given, options = given_data(runs[0])
-            contents = read_source(given, options)
+            contents = read_source(given, options, meant=meant_by(runs[0].config.loss))
     pool = SamplePool.outline(contents)
     for run in runs:
         _refuse_unfit(run, pool.dataset)

@@ -141,7 +141,8 @@ def read_table(
     columns = tuple(inputs) if not shows and not any(map(_is_list, kinds.values())) else ()
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
     parts = {"train": (values, targets)}
-    return Contents(stem, parts, labels=_class_names(schema, choice.targets), columns=columns, groups=groups)
+    labels = _class_names(schema, choice.targets)
+    return Contents(stem, parts, labels=labels, columns=columns, groups=groups, targets=choice.targets)
 
 
 def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:
@@ -206,8 +207,10 @@ def _target(path: Path, values: Any, name: str) -> Array:
     types, kind = arrow_package().types, values.type
     if types.is_dictionary(kind):
         return _target(path, values.cast(kind.value_type), name)
-    if types.is_string(kind) or types.is_large_string(kind):
-        return np.array(values.to_pylist(), dtype=str)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_temporal(kind):
+        return np.array(values.cast(arrow_package().string()).to_pylist(), dtype=str)
+    if types.is_decimal(kind):
+        values, kind = values.cast(arrow_package().float64()), arrow_package().float64()
     found = _lists(path, values, name) if _is_list(kind) else None
     if isinstance(found, np.ndarray):
         return found
