@@ -34,8 +34,8 @@ def check_fit(
     """Run a few samples through model, loss and metrics, in evaluation mode; the model stays as it was.
 
     With `together` several workers make one update; `by_value` are classes numbered in the order of labels
-    such as 3, 5 and 7, so that a model with other outputs would mean other numbers. The loss of the returned objective knows whether it has
-    a denominator of its own. BadModel, BadOption or BadData name the part that does not fit.
+    such as 3, 5 and 7. The loss of the returned objective knows whether it has a denominator of its own.
+    BadModel, BadOption or BadData name the part that does not fit.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
     inputs, targets = part.take(torch.arange(min(arithmetic.telling_samples, len(part))))
@@ -51,14 +51,12 @@ def check_fit(
             )
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
             check_labels(part.targets, outputs.shape[1], loss.ignored)
-        several = (
-            not targets.is_floating_point() and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1
-        )
+        several = not targets.is_floating_point() and outputs.dim() > targets.dim() and outputs.shape[1] > 1
         if by_value and several and outputs.shape[1] != objective.classes:
             raise BadModel(
-                f"the model has {outputs.shape[1]} outputs, but the labels have {objective.classes} different "
-                f"values, not from 0 on; give --data.classes {outputs.shape[1]} if they are the numbers of "
-                "outputs, or a model with one output for each value"
+                f"the model has {outputs.shape[1]} outputs, but the labels have {objective.classes} values, "
+                f"not from 0 on; give --data.classes {outputs.shape[1]} if they are the numbers of outputs, "
+                "or a model with an output for each value"
             )
         with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
