@@ -255,7 +255,7 @@ def test_files_that_may_hold_the_same_samples_are_refused(tmp_path, names):
 
 def test_numbered_files_are_a_part_in_the_order_of_their_numbers(tmp_path):
     for name, value in (("train-10", 2), ("train-9", 1), ("train_old", 3)):
-        (tmp_path / f"{name}.csv").write_text(f"a,y\n{value},0.5\n")
+        (tmp_path / f"{name}.csv").write_text(f"a,y\n{value},{value / 4}\n")
     inputs, _ = read_source(str(tmp_path), {}).parts["train"]
     assert inputs[:].tolist() == [[1], [2]]
 

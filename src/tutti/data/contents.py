@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeAlias
+from typing import Any, Final, Generic, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -43,10 +43,9 @@ _LENGTHS: Final = f".{LENGTHS}"
 """The end of the keys of the lengths of sequences."""
 
 _CLASSES: Final = "classes"
-_LABEL_TYPE: Final = "label_type"
 _COLUMNS: Final = "column_names"
 _INPUT_NAMES: Final = "input_names"
-EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _LABEL_TYPE, _COLUMNS, _INPUT_NAMES})
+EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES})
 """Keys beside those of inputs and targets: the number of classes, and names."""
 
 _DATA_SETS = Dataset, DataLoader
@@ -71,8 +70,8 @@ class Contents(Generic[T, Y]):
         parts: inputs and targets of "train", and perhaps of "validation" and "test"; None in place of targets
             that were not asked for.
         classes: their number, where the data say so; 0 in data that are not checked yet: they are amounts.
-        labels: the classes' names, where the data have them; of flags, which are no classes, theirs.
-        label_type: "int" or "bool" where the names stand for such values; empty: they are texts.
+        labels: the classes' names, where the data have them: texts, whole numbers or booleans; of flags,
+            which are no classes, theirs.
         columns: the names of the inputs, where each is one number of a table.
         targets: the names of the columns that are to be predicted, where they have some.
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
@@ -83,12 +82,11 @@ class Contents(Generic[T, Y]):
     name: str
     parts: Mapping[str, tuple[T, Y]]
     classes: int | None = None
-    labels: tuple[str, ...] = ()
+    labels: tuple[Any, ...] = ()
     columns: tuple[str, ...] = ()
     filled: bool = False
     groups: Array | None = None
     buffer_bytes: int = 0
-    label_type: str = ""
     targets: tuple[str, ...] = ()
 
 
@@ -158,7 +156,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
     if not parts:
         pairs = pair_up(slots, ("inputs", "targets"), what, explained)
         parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
-    names = _texts(next((values[key] for key in _NAMES if key in values), ()))
+    names = _labels(next((values[key] for key in _NAMES if key in values), ()))
     columns = _texts(values.get(_COLUMNS, ()))
     for part, (inputs, _) in parts.items():
         shape = tuple(getattr(inputs, "shape", ()))
@@ -167,8 +165,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
                 f"{shape}; give a name for each column, or none"
             )
-    label_type = str(values.get(_LABEL_TYPE, ""))
-    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns, label_type=label_type)
+    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns)
 
 
 def _several_together(values: Mapping[str, object], what: str) -> dict[str, object]:
@@ -228,19 +225,17 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
     found[_CLASSES] = np.array(contents.classes or 0)
     if contents.labels:
         found[_NAMES[0]] = np.array(contents.labels)
-    if contents.label_type:
-        found[_LABEL_TYPE] = np.array(contents.label_type)
     if contents.columns:
         found[_COLUMNS] = np.array(contents.columns)
     return found
 
 
-def refuse_other_names(labels: Mapping[str, tuple[str, ...]], what: str) -> None:
+def refuse_other_names(labels: Mapping[str, tuple[Any, ...]], what: str) -> None:
     """Refuse parts whose class numbers stand for other names than those of the first."""
     first, *others = labels.items() or [("", ())]
     for part, names in others:
         if names != first[1]:
-            here, there = (", ".join(some[:10]) or "none" for some in (names, first[1]))
+            here, there = (", ".join(map(str, some[:10])) or "none" for some in (names, first[1]))
             raise BadData(
                 f"the {part} part of {what} has the class names {here}, and the {first[0]} part {there}, so "
                 "that their numbers stand for other classes; number the classes alike, or give them as texts"
@@ -271,6 +266,12 @@ def _texts(names: object) -> tuple[str, ...]:
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         return ()
     return tuple(str(name) for name in names)
+
+
+def _labels(names: object) -> tuple[Any, ...]:
+    """Return the names of classes, which may be whole numbers or booleans."""
+    known = isinstance(names, np.ndarray) and names.dtype.kind in "biu"
+    return tuple(np.asarray(names).tolist()) if known else _texts(names)
 
 
 def _whole(value: object) -> int | None:

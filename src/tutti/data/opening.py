@@ -80,7 +80,6 @@ class SamplePool:
             contents.filled,
             contents.columns,
             _fingerprint(*contents.parts["train"]),
-            contents.label_type,
         )
         return cls(dataset)
 
@@ -180,7 +179,7 @@ def open_data(
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> DataSet:
     """Open a data set (collective): it is read once per host, into memory that the host's ranks share.
 
@@ -197,7 +196,7 @@ def open_data(
         options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
             `stream` (True, False or "auto") and `buffer` (MB) are for folders of NPY files: their inputs are
             read window by window, where memory does not hold them.
-        known: the classes of a model that the data are for.
+        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
 
     Returns:
         The data set; its arrays are views of shared memory.
@@ -215,14 +214,13 @@ def open_pool(
     data: object,
     comm: Communicator,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
-    meant: str = CLASSES,
+    known: KnownClasses | str = CLASSES,
 ) -> SamplePool:
     """Read a data set into a pool (collective); see `open_data`.
 
     Only the first rank of each host looks at it; every rank raises the same error.
     """
-    return _pooled(comm, lambda: read_source(data, options or {}, known, meant))
+    return _pooled(comm, lambda: read_source(data, options or {}, known))
 
 
 def open_inputs(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -257,11 +257,10 @@ class DataSet:
         validation: kept aside from the training samples, to watch the training; None when its share is 0.
         test: for the final figure only; None when the source has none.
         classes: the number of classes; None when the targets are floats.
-        labels: the classes' names; empty when unknown; of flags, which are no classes, theirs.
+        labels: the classes' names: texts, whole numbers or booleans; empty when unknown; of flags, theirs.
         filled: means of the training samples stand for inputs that are NaN.
         columns: the names of the inputs, where each is a column of a table.
         fingerprint: tells the training samples of the source from others; the same for any type of floats.
-        label_type: "int" or "bool" where the names stand for such values; empty: they are texts.
     """
 
     name: str
@@ -269,11 +268,10 @@ class DataSet:
     validation: Part | None
     test: Part | None
     classes: int | None
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     filled: bool = False
     columns: tuple[str, ...] = ()
     fingerprint: str = ""
-    label_type: str = ""
 
     @property
     def shape(self) -> Shape:

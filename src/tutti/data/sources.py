@@ -37,12 +37,7 @@ from tutti.load_object import call_with_options, load_object, names_object, take
 from tutti.records.texts import printable
 
 
-def read_source(
-    data: object,
-    options: Mapping[str, object],
-    known: KnownClasses | None = None,
-    meant: str = CLASSES,
-) -> ReadData:
+def read_source(data: object, options: Mapping[str, object], known: KnownClasses | str = CLASSES) -> ReadData:
     """Read and check a data set.
 
     Args:
@@ -51,8 +46,7 @@ def read_source(
             (how many there are; "none": the targets are amounts) and `missing`, what NaN among the inputs
             leads to: "error", "drop" (the sample is left out) or "mean" (the mean of that input over the
             training samples stands for it).
-        known: the classes of a model that the data are for.
-        meant: what whole numbers are for the loss, by `tutti.data.targets.meant_by`.
+        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
 
     Raises:
         BadData: the data are missing, broken, or do not fit together.
@@ -62,7 +56,7 @@ def read_source(
     """
     contents, given, missing = _contents(data, dict(options))
     try:
-        return _with_targets(_checked(contents, missing), given, known, meant)
+        return _with_targets(_checked(contents, missing), given, known)
     except (BadData, NotFinite) as error:
         if not isinstance(data, str | Path) or data in BUILT_IN or str(data) in str(error):
             raise
@@ -119,8 +113,8 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
     )
 
 
-def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | None, meant: str) -> ReadData:
-    found = with_checked_targets(contents, given, known, meant)
+def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | str) -> ReadData:
+    found = with_checked_targets(contents, given, known)
     _, first = found.parts["train"]
     for part, (_, targets) in found.parts.items():
         if targets.shape[1:] != first.shape[1:]:
@@ -128,7 +122,8 @@ def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | N
                 f"the {part} targets have the shape {targets.shape}, the train targets {first.shape}; "
                 "all parts need one shape for each target"
             )
-    return replace(found, labels=tuple(map(printable, found.labels)))
+    labels = tuple(printable(one) if isinstance(one, str) else one for one in found.labels)
+    return replace(found, labels=labels)
 
 
 def _refuse_other_kinds(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,12 +32,10 @@ CLASSES: Final = "classes"
 AMOUNTS: Final = "amounts"
 AS_GIVEN: Final = "as given"
 
-_MEANT: Final = dict.fromkeys(("auto", "cross_entropy", "nll"), CLASSES) | dict.fromkeys(
-    ("mse", "l1"), AMOUNTS
-)
+_MEANT: Final = {"auto": CLASSES, "cross_entropy": CLASSES, "nll": CLASSES, "mse": AMOUNTS, "l1": AMOUNTS}
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_LEADING_ZERO: Final = re.compile(r"[+-]?0\d.*")
+_WHOLE: Final = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0*)?")  # 007 is a code, and another than 7
 _DATE: Final = re.compile(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})([ T].*)?")
 
 _MOST_NAMED: Final = 10
@@ -62,15 +60,14 @@ class KnownClasses:
 
 
 def with_checked_targets(
-    contents: ReadData, given: int | None, known: KnownClasses | None = None, meant: str = CLASSES
+    contents: ReadData, given: int | None, known: KnownClasses | str = CLASSES
 ) -> ReadData:
     """Decide whether the targets are classes or amounts, and check them.
 
     Args:
         contents: the data set as it was read.
         given: the number of classes; 0: the targets are amounts; None: as the targets say.
-        known: the classes of a trained model, whose numbers the targets get.
-        meant: as of `meant_by`.
+        known: the classes of a trained model, whose numbers the targets get; or what `meant_by` returns.
 
     Returns:
         The data set with int64 for classes, of shape (samples,), or (samples, ...) where each position of a
@@ -81,7 +78,7 @@ def with_checked_targets(
         NotFinite: NaN or inf among float targets.
     """
     flat = _of_one_kind(contents)
-    if known is not None:
+    if isinstance(known, KnownClasses):
         return _as_known(contents, flat, known)
     classes = contents.classes if given is None else given
     if _are_texts(flat):
@@ -89,27 +86,23 @@ def with_checked_targets(
     if classes is not None:
         return _as_stated(contents, flat, classes)
     several = any(values.ndim > 1 for values in flat.values())
-    return (_of_several if several else _of_numbers)(contents, flat, meant)
+    return (_of_several if several else _of_numbers)(contents, flat, known)
 
 
 def _of_one_kind(contents: ReadData) -> dict[str, Array]:
-    """Return the targets of each part, (samples, 1) as (samples,): numbers in all parts, or texts in all."""
-    flat = {
-        part: values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-        for part, (_, values) in contents.parts.items()
-    }
-    texts = {part for part, values in flat.items() if values.dtype.kind in "US"}
-    for part, values in flat.items():
-        if part not in texts and (values.dtype.kind not in "biuf" or not values.size):
+    """Return the targets of each part, (samples, 1) as (samples,): texts in all parts, or numbers in all."""
+    flat = {}
+    for part, (_, values) in contents.parts.items():
+        if values.dtype.kind not in "biufUS" or not values.size:
             raise BadData(
                 f"the {part} targets are of type {values.dtype} and shape {values.shape}; give numbers or "
                 "texts"
             )
-        if part not in texts:
+        if values.dtype.kind not in "US":
             refuse_not_finite(f"{part} targets", values)
-    if texts:
-        return {part: _as_texts(values) for part, values in flat.items()}
-    return flat
+        flat[part] = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    texts = any(values.dtype.kind in "US" for values in flat.values())
+    return {part: _as_texts(values) for part, values in flat.items()} if texts else flat
 
 
 def _are_texts(flat: Mapping[str, Array]) -> bool:
@@ -118,14 +111,13 @@ def _are_texts(flat: Mapping[str, Array]) -> bool:
 
 def _as_texts(values: Array) -> Array:
     """Return texts of any kind as Python has them, and numbers in digits."""
+    if values.dtype.kind == "U":
+        return values
     if values.dtype.kind == "S":
         decoded: Array = np.char.decode(values, "utf-8", "backslashreplace")
         return decoded
-    if values.dtype.kind == "f":
-        different, at = np.unique(values, return_inverse=True)
-        texts: Array = np.array([f"{value:.17g}" for value in different])[at]
-        return texts
-    return values.astype(np.str_, copy=False)
+    different, at = np.unique(values, return_inverse=True)
+    return np.array(_texts_of(different))[at]
 
 
 def _of_texts(contents: ReadData, flat: Mapping[str, Array], classes: int | None) -> ReadData:
@@ -148,25 +140,21 @@ def _of_texts(contents: ReadData, flat: Mapping[str, Array], classes: int | None
 
 def _refuse_no_classes(contents: ReadData, names: Array) -> None:
     """Refuse texts that are no names of classes."""
-    what, samples, count = _what(contents), _samples(contents), len(names)
-    numbers = [name for name in names if _NUMBER.fullmatch(name)]
-    others = [name for name in names if not _NUMBER.fullmatch(name)]
-    if all(map(_DATE.fullmatch, names)):
-        raise BadData(
-            f"{what} holds dates, such as '{names[0]}'; give a number, such as the days since a date, or "
-            f"--data.classes {count} if each is the name of a class"
-        )
-    if numbers and others:
-        raise BadData(
-            f"{what} mixes numbers and texts, such as '{numbers[0]}' and '{others[0]}'; mend it, or give "
-            f"--data.classes {count} if all are names of classes"
-        )
-    if count > FEW and 2 * count > samples:
-        raise BadData(
-            f"{what} has {count:,} different texts in {samples:,} samples, such as '{names[0]}', like an "
-            f"identifier; choose another target, or give --data.classes {count} if they are classes"
-        )
     _refuse_constant(contents, names)
+    samples, count, found = _samples(contents), len(names), f"such as '{names[0]}'"
+    numbers = [name for name in names if _NUMBER.fullmatch(name)]
+    if all(map(_DATE.fullmatch, names)):
+        problem = f"has dates, {found}; give a number, such as the days since one of them"
+    elif 0 < len(numbers) < count:
+        other = next(name for name in names if not _NUMBER.fullmatch(name))
+        problem = f"mixes numbers and texts, such as '{numbers[0]}' and '{other}'; mend it"
+    elif count > FEW and 2 * count > samples:
+        problem = f"has {count:,} different texts in {samples:,} samples, {found}; choose no identifier"
+    else:
+        return
+    raise BadData(
+        f"{_what(contents)} {problem}, or give --data.classes {count} if these are names of classes"
+    )
 
 
 def _of_several(contents: ReadData, flat: Mapping[str, Array], meant: str) -> ReadData:
@@ -181,8 +169,8 @@ def _of_several(contents: ReadData, flat: Mapping[str, Array], meant: str) -> Re
         return _as_amounts(contents)
     raise BadData(
         f"{_what(contents)} has whole numbers of the shape {flat['train'].shape}, which may be labels or "
-        "amounts; give --data.classes none if they are amounts, or --data.classes N if every position has a "
-        "label"
+        "amounts; give --data.classes N if every position has a label, or --data.classes none if they are "
+        "amounts"
     )
 
 
@@ -194,16 +182,14 @@ def _of_numbers(contents: ReadData, flat: Mapping[str, Array], meant: str) -> Re
         if meant != AS_GIVEN:  # A loss of the user's may have no use for targets.
             _refuse_constant(contents, np.unique([(one.min(), one.max()) for one in flat.values()]))
         return _as_amounts(contents)
-    if all(values.dtype.kind == "b" for values in flat.values()):
-        _refuse_constant(contents, _different(flat))
-        return _by_value(contents, flat, np.array([False, True]), "bool")
     values = _different(flat)
     _refuse_constant(contents, values)
+    if values.dtype.kind == "b":
+        return _by_value(contents, flat, values)
     if contents.labels:
         return _as_stated(contents, flat, max(int(values[-1]) + 1, len(contents.labels)))
-    count, dense = len(values), bool(values[0] == 0 and values[-1] == len(values) - 1)
-    numbered = dense and not floats and not in_table and 2 * count <= _samples(contents)
-    if count > FEW and not numbered:
+    count, dense = len(values), values[0] in (0, 1) and values[-1] - values[0] == len(values) - 1
+    if count > FEW and (floats or in_table or not dense or 2 * count > _samples(contents)):
         if meant == AMOUNTS or (floats and not in_table and not dense):
             return _as_amounts(contents)
         raise BadData(
@@ -211,11 +197,11 @@ def _of_numbers(contents: ReadData, flat: Mapping[str, Array], meant: str) -> Re
             f"{values[-1]:,.0f}, which may be classes or amounts; give --data.classes none if they are "
             f"amounts, or --data.classes {count} if they are classes"
         )
-    # In arrays some class numbers may be lacking, and one below 0 of several may stand for no label.
-    lacking = (values[0] == 0 and values[-1] < FEW) or (values[0] < 0 and count > 2)
-    if dense or (lacking and not in_table):
+    # In arrays some class numbers may be lacking, and -1 may stand for no label, but for -1 and 1.
+    lacking = (values[0] == 0 and values[-1] < FEW) or (values[0] < 0 and not np.array_equal(values, (-1, 1)))
+    if (dense and values[0] == 0) or (lacking and not in_table):
         return _as_stated(contents, flat, int(values[-1]) + 1)
-    return _by_value(contents, flat, values, "int")
+    return _by_value(contents, flat, values)
 
 
 def _as_stated(contents: ReadData, flat: Mapping[str, Array], classes: int) -> ReadData:
@@ -226,17 +212,17 @@ def _as_stated(contents: ReadData, flat: Mapping[str, Array], classes: int) -> R
     values = _different(whole)
     outside = values[0] < 0 or values[-1] >= classes
     if outside and len(values) == classes and all(one.ndim == 1 for one in whole.values()):
-        return _by_value(contents, whole, values, "int")
+        return _by_value(contents, whole, values)
     for part, one in whole.items():
         _refuse_outside(part, one, classes)
     return _kept(contents, whole, classes, contents.labels if len(contents.labels) == classes else ())
 
 
-def _by_value(contents: ReadData, flat: Mapping[str, Array], values: Array, label_type: str) -> ReadData:
-    """Number classes in the order of their values, which name them."""
+def _by_value(contents: ReadData, flat: Mapping[str, Array], values: Array) -> ReadData:
+    """Number classes in the order of their values, which name them: whole numbers or booleans."""
     numbers = {part: _renumbered(one, values, np.arange(len(values))) for part, one in flat.items()}
-    names = _texts_of(values)
-    return replace(_kept(contents, numbers, len(names), names), label_type=label_type)
+    names = values if values.dtype.kind == "b" else values.astype(np.int64)
+    return _kept(contents, numbers, len(names), tuple(names.tolist()))
 
 
 def _as_amounts(contents: ReadData) -> ReadData:
@@ -245,7 +231,7 @@ def _as_amounts(contents: ReadData) -> ReadData:
 
 
 def _kept(
-    contents: ReadData, targets: dict[str, Array], classes: int | None, labels: tuple[str, ...]
+    contents: ReadData, targets: dict[str, Array], classes: int | None, labels: tuple[Any, ...]
 ) -> ReadData:
     parts = {part: (inputs, targets[part]) for part, (inputs, _) in contents.parts.items()}
     return replace(contents, parts=parts, classes=classes, labels=labels)
@@ -255,22 +241,18 @@ def _as_known(contents: ReadData, flat: Mapping[str, Array], known: KnownClasses
     """Give targets the meaning and the numbers that a model knows."""
     if known.count is None and not _are_texts(flat):
         return _as_amounts(contents)
-    labels = contents.labels
-    if all(
-        values.ndim == 2 and values.shape[1] == known.count and _are_flags(values) for values in flat.values()
-    ):
+    labels, names = contents.labels, known.names or tuple(map(str, range(known.count or 0)))
+    if all(_are_flags(values) and values.shape[1] == known.count for values in flat.values()):
         flat, labels = {part: values.argmax(axis=1) for part, values in flat.items()}, contents.targets
+    # Numbers are those of the classes where there are names for them here, or the model's are no numbers.
+    numbered = not _are_texts(flat) and not any(map(_NUMBER.fullmatch, map(_plain, names)))
+    for part, one in flat.items() if labels or numbered else ():
+        _refuse_outside(part, _whole(part, one), len(labels or names))
     values = _different(flat)
-    names = known.names or tuple(map(str, range(known.count or 0)))
-    if labels:
-        for part, one in flat.items():
-            _refuse_outside(part, one, len(labels))
-    here = [labels[int(value)] for value in values] if labels else _texts_of(values)
-    if _are_texts(flat) or labels or any(map(_NUMBER.fullmatch, map(_plain, names))):
+    if labels or not numbered:
+        here = [str(labels[int(value)]) for value in values] if labels else _texts_of(values)
         places = _places(contents, here, names, known)
-    else:  # The names are no numbers, so that numbers are those of the classes.
-        for part, one in flat.items():
-            _refuse_outside(part, _whole(part, one), len(names))
+    else:
         places = values.astype(np.int64)
     numbers = {part: _renumbered(one, values, places) for part, one in flat.items()}
     return _kept(contents, numbers, known.count, known.names)
@@ -294,14 +276,8 @@ def _plain(text: str) -> str:
     """Return a label in the form that all ways to write it have: true, True, 1.0 and 1 are the same."""
     plain = text.strip().lower()
     plain = {"true": "1", "false": "0"}.get(plain, plain)
-    if _NUMBER.fullmatch(plain) and not _starts_with_zero(plain):
-        plain = _digits(float(plain))
-    return plain
-
-
-def _starts_with_zero(text: str) -> bool:
-    """Return whether a text is a code such as 007, which is another than 7."""
-    return _LEADING_ZERO.fullmatch(text) is not None
+    whole = _WHOLE.fullmatch(plain)
+    return whole[1] if whole else plain
 
 
 def _digits(value: float) -> str:

@@ -75,7 +75,7 @@ class SharedData:
     def _read(self, recipe: Recipe, key: str) -> None:
         with seeded(data_seed(recipe.config)), keeping_doubles(recipe.config.precision == "fp64"):
             given, options = given_data(recipe)
-            contents = read_source(given, options, meant=meant_by(recipe.config.loss))
+            contents = read_source(given, options, meant_by(recipe.config.loss))
             outline = SamplePool.outline(contents)
         outline.refuse_too_large()
         self._known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)

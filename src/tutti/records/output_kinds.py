@@ -50,13 +50,6 @@ class Kind(Enum):
         return nearest.reshape(len(nearest)) if classes is not None else nearest
 
 
-def label_values(labels: tuple[str, ...], label_type: str) -> Array:
-    """Return the names of classes in the type that they had in the data: "int", "bool", or texts."""
-    if label_type == "bool":
-        return np.array([label == "True" for label in labels])
-    return np.array(labels, np.int64 if label_type == "int" else np.str_)
-
-
 LOSSES: Final = {
     "cross_entropy": Kind.CLASSES,
     "nll": Kind.CLASSES,

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
@@ -104,7 +104,7 @@ class TrainedOn(Record):
     Attributes:
         name: of the data set.
         classes: the number of classes that the model tells apart; None: none.
-        labels: their names; empty when unknown.
+        labels: their names: texts, whole numbers or booleans; empty when unknown.
         shape: of one input.
         mean: of the inputs' scale, see `tutti.data.Scale`.
         std: likewise.
@@ -115,12 +115,11 @@ class TrainedOn(Record):
         inputs: each of them, where there are several, or sequences; shape and scale are empty then.
         class_weights: the weights of classes in the loss, or of labels of 0 and of 1, that were balanced by
             the counts of these data, a line for each; empty: there were none.
-        label_type: "int" or "bool" where the names of classes stand for such values; empty: they are texts.
     """
 
     name: str
     classes: int | None
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -130,7 +129,6 @@ class TrainedOn(Record):
     columns: tuple[str, ...] = ()
     inputs: tuple[SeenInput, ...] = ()
     class_weights: tuple[tuple[float, ...], ...] = ()
-    label_type: str = ""
 
     @property
     def of_inputs(self) -> Shape:

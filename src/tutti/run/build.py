@@ -107,7 +107,7 @@ def open_config_data(
     with seeding, keeping_doubles(config.precision == "fp64"):
         if leads:
             given, options = given_data(recipe)
-        pool = pool or open_pool(given, comm, options, known, meant_by(config.loss))
+        pool = pool or open_pool(given, comm, options, known or meant_by(config.loss))
     place = None if config.split is None else split_of(config.split)
     found = pool.divided(comm, config.validation, config.seed, place)
     if leads and isinstance(found.train, StreamedPart):
@@ -164,7 +164,6 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
         dataset.columns,
         tuple(inputs),
         () if balanced is None else tuple(map(tuple, balanced.reshape(len(balanced), -1).tolist())),
-        dataset.label_type,
     )
 
 
@@ -316,7 +315,8 @@ def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = N
     module = arithmetic.prepare(build_model(recipe, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
     objective = Objective(loss, metrics, dataset.classes, arithmetic)
-    objective = check_fit(module, dataset.train, objective, by_value=dataset.label_type == "int")
+    by_value = any(isinstance(one, int) for one in dataset.labels)
+    objective = check_fit(module, dataset.train, objective, by_value=by_value)
     return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)
 
 

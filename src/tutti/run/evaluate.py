@@ -54,7 +54,8 @@ def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: boo
     if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
         options = with_columns(config.data, config.data_options, trained.columns)
         recipe = replace(recipe, config=replace(config, data_options=options))
-    found = open_config_data(recipe, comm, known=KnownClasses(trained.classes, trained.labels))
+    known = KnownClasses(trained.classes, tuple(map(str, trained.labels)))
+    found = open_config_data(recipe, comm, known=known)
     return seen_as(found, trained, "columns" in config.data_options)
 
 

@@ -27,7 +27,7 @@ from tutti.data.opening import open_inputs
 from tutti.data.sources import with_columns
 from tutti.errors import BadData
 from tutti.records.files import refusing, unfinished_file
-from tutti.records.output_kinds import Kind, label_values
+from tutti.records.output_kinds import Kind
 from tutti.run.build import open_config_data, seeded
 from tutti.run.evaluate import aligned, part_named
 from tutti.run.jobs import load_job
@@ -54,7 +54,7 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
         name, part = (_other if job.other_data else _own)(job, comm, predictor)
         part = predictor.given(part)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
-    meaning = Meaning(predictor.kind, data.classes, data.labels, data.label_type)
+    meaning = Meaning(predictor.kind, data.classes, data.labels)
     with PredictionFile(path, len(part), meaning) if comm.rank == 0 else nullcontext() as file:
         for start in range(0, len(part), PASS * AT_ONCE):
             stop = min(start + PASS * AT_ONCE, len(part))
@@ -108,8 +108,7 @@ class Meaning:
 
     kind: Kind
     classes: int | None
-    labels: tuple[str, ...]  # names of the classes, or empty
-    label_type: str = ""  # of what these stand for
+    labels: tuple[Any, ...]  # names of the classes, or empty
 
     def columns(self, rows: Array, values: Array) -> dict[str, Array]:
         """Return the columns of a table: the numbers of the samples, their classes, and the values."""
@@ -123,7 +122,7 @@ class Meaning:
         columns: dict[str, Array] = {"row": rows}
         if has_class:
             found = self.kind.classes(values, self.classes)
-            columns["class"] = label_values(self.labels, self.label_type)[found] if self.labels else found
+            columns["class"] = np.array(self.labels)[found] if self.labels else found
         if self.kind is Kind.AMOUNTS:
             heads = ["value"] if count == 1 else [f"value {at}" for at in range(count)]
         elif count == 1 and self.classes is not None:

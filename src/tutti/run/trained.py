@@ -27,7 +27,7 @@ from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
-from tutti.records.output_kinds import Kind, kind_of, label_values
+from tutti.records.output_kinds import Kind, kind_of
 from tutti.records.run_folder import TrainedOn
 from tutti.run.build import seeded
 from tutti.run.config import TrainConfig
@@ -56,7 +56,7 @@ class Predictor(nn.Module, ABC):
         self.data, self.kind = data, kind
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[Any, ...]:
         """The names of the classes; empty when they have none."""
         return self.data.labels
 
@@ -122,10 +122,7 @@ class Predictor(nn.Module, ABC):
         if self.kind is Kind.AMOUNTS and self.data.classes is None:
             return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         found = self.kind.classes(values, self.data.classes)
-        if not (self.labels and self.data.classes):
-            return found
-        named: Array = label_values(self.labels, self.data.label_type)[found]
-        return named
+        return np.array(self.labels)[found] if self.labels and self.data.classes else found
 
 
 class PlainModel(nn.Module):

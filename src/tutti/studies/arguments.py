@@ -120,7 +120,7 @@ def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[St
         options = config.data_options
         if callable(data) and not isinstance(data, Dataset):
             data, options = call_with_options(data, options, "data set", "data"), {}
-        contents = read_source(data, options, meant=meant_by(config.loss))
+        contents = read_source(data, options, meant_by(config.loss))
     kept: Options = {"classes": contents.classes or "none"}
     if contents.filled:
         kept["missing"] = "mean"

@@ -52,12 +52,13 @@ def look_at(
     if contents is None:
         with seeded(runs[0].config.seed):
             given, options = given_data(runs[0])
-            contents = read_source(given, options, meant=meant_by(runs[0].config.loss))
+            contents = read_source(given, options, meant_by(runs[0].config.loss))
     pool = SamplePool.outline(contents)
     for run in runs:
         _refuse_unfit(run, pool.dataset)
     _, targets = contents.parts["train"]
-    return Samples(contents.name, targets, contents.labels, pool.dataset.fingerprint, contents.groups)
+    labels = tuple(map(str, contents.labels))
+    return Samples(contents.name, targets, labels, pool.dataset.fingerprint, contents.groups)
 
 
 def _refuse_unfit(job: TrainJob, dataset: DataSet) -> None:
