@@ -270,8 +270,8 @@ def _texts(names: object) -> tuple[str, ...]:
 
 def _labels(names: object) -> tuple[Any, ...]:
     """Return the names of classes, which may be whole numbers or booleans."""
-    known = isinstance(names, np.ndarray) and names.dtype.kind in "biu"
-    return tuple(np.asarray(names).tolist()) if known else _texts(names)
+    known = isinstance(names, np.ndarray | StoredRows) and names.dtype.kind in "biu"
+    return tuple(np.asarray(names[:]).tolist()) if known else _texts(names)
 
 
 def _whole(value: object) -> int | None:
