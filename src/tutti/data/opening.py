@@ -33,7 +33,7 @@ from tutti.data.scale import mean_scale, pixel_scale, units_of
 from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
-from tutti.data.targets import KnownClasses
+from tutti.data.targets import CLASSES, KnownClasses
 from tutti.errors import BadData, BadOption, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.preparation import Preparation, Table
@@ -215,7 +215,7 @@ def open_data(
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> DataSet:
     """Open a data set (collective): it is read once per host, into memory that the host's ranks share.
 
@@ -232,7 +232,7 @@ def open_data(
         options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
             `stream` (True, False or "auto") and `buffer` (MB) are for folders of NPY files: their inputs are
             read window by window, where memory does not hold them.
-        known: the classes of a model that the data are for.
+        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
 
     Returns:
         The data set; its arrays are views of shared memory.
@@ -250,7 +250,7 @@ def open_pool(
     data: object,
     comm: Communicator,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> SamplePool:
     """Read a data set into a pool (collective); see `open_data`.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -268,7 +268,7 @@ class DataSet:
         validation: kept aside from the training samples, to watch the training; None when its share is 0.
         test: for the final figure only; None when the source has none.
         classes: the number of classes; None when the targets are floats.
-        labels: the classes' names; empty when unknown.
+        labels: the classes' names: texts, whole numbers or booleans; empty when unknown; of flags, theirs.
         filled: means of the training samples stand for inputs that are NaN.
         columns: the names of the inputs, where each is a column of a table.
         table: these columns, where they are to be prepared.
@@ -281,7 +281,7 @@ class DataSet:
     validation: Part | None
     test: Part | None
     classes: int | None
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     filled: bool = False
     columns: tuple[str, ...] = ()
     fingerprint: str = ""

@@ -285,7 +285,7 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
             self, X, y, multi_output=True, y_numeric=True, **_inputs(self.precision)
         )
         self._shape = targets.shape[1:]
-        self._train(inputs, targets.astype(inputs.dtype), "mse", {})
+        self._train(inputs, targets.astype(inputs.dtype), "mse", {"classes": "none"})
         return self
 
     def predict(self, X: Any) -> Array:

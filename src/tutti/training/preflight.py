@@ -28,11 +28,14 @@ MOST = 10_000_000
 """The most numbers of outputs on which a metric is tried."""
 
 
-def check_fit(module: nn.Module, part: Part, objective: Objective, together: bool = False) -> Objective:
+def check_fit(
+    module: nn.Module, part: Part, objective: Objective, together: bool = False, by_value: bool = False
+) -> Objective:
     """Run a few samples through model, loss and metrics, in evaluation mode; the model stays as it was.
 
-    With `together` several workers make one update. The loss of the returned objective knows whether it has
-    a denominator of its own. BadModel, BadOption or BadData name the part that does not fit.
+    With `together` several workers make one update; `by_value` are classes numbered in the order of labels
+    such as 3, 5 and 7. The loss of the returned objective knows whether it has a denominator of its own.
+    BadModel, BadOption or BadData name the part that does not fit.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
     inputs, targets = part.take(torch.arange(min(arithmetic.telling_samples, len(part))))
@@ -48,6 +51,13 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
             )
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
             check_labels(part.targets, outputs.shape[1], loss.ignored)
+        several = not targets.is_floating_point() and outputs.dim() > targets.dim() and outputs.shape[1] > 1
+        if by_value and several and outputs.shape[1] != objective.classes:
+            raise BadModel(
+                f"the model has {outputs.shape[1]} outputs, but the labels have {objective.classes} values, "
+                f"not from 0 on; give --data.classes {outputs.shape[1]} if they are the numbers of outputs, "
+                "or a model with an output for each value"
+            )
         with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
             given = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
@@ -64,7 +74,8 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
         for metric in objective.metrics:
             with _naming(f"metric '{metric.name}'", outputs):
                 metrics.append(fitted(metric, seen, its, every))
-    loss = replace(loss, weighed=isinstance(found, tuple))
+    one_hot = several and (loss.flags or loss.amounts)
+    loss = replace(loss, weighed=isinstance(found, tuple), one_hot=one_hot)
     return replace(objective, loss=loss, metrics=tuple(metrics))
 
 

@@ -185,7 +185,7 @@ def _traits(path: Path, contents: Contents[object]) -> list[str]:
         if goals is not None:
             kind = "texts" if goals.dtype.kind in "US" else "numbers"
             found.append(f"{part} targets of shape {goals.shape[1:]}, which are {kind}")
-    columns, names = (listed(some) or "none" for some in (contents.columns, contents.labels))
+    columns, names = (listed([*map(str, some)]) or "none" for some in (contents.columns, contents.labels))
     return [f"the columns {columns}", f"the class names {names}", *found]
 
 

@@ -156,6 +156,7 @@ def read_table(
         columns=columns,
         groups=groups,
         table=stored if prepares else None,
+        targets=choice.targets,
     )
 
 
@@ -210,8 +211,10 @@ def _target(path: Path, values: Any, name: str) -> Array:
     types, kind = arrow_package().types, values.type
     if types.is_dictionary(kind):
         return _target(path, values.cast(kind.value_type), name)
-    if types.is_string(kind) or types.is_large_string(kind):
-        return np.array(values.to_pylist(), dtype=str)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_temporal(kind):
+        return np.array(values.cast(arrow_package().string()).to_pylist(), dtype=str)
+    if types.is_decimal(kind):
+        values, kind = values.cast(arrow_package().float64()), arrow_package().float64()
     found = _lists(path, values, name) if _is_list(kind) else None
     if isinstance(found, np.ndarray):
         return found

@@ -70,6 +70,7 @@ class Loss:
     amounts: bool = False  # a single output approaches the class number itself, and is no logit
     floats: Callable[[Tensor], str | None] | None = None  # returns why it does not take float targets
     flags: bool = False  # float targets are labels of 0 or 1
+    one_hot: bool = False  # class numbers become one-hot for the outputs of this run
     make: Callable[..., Loss] | None = field(default=None, compare=False)  # makes it with options
     units: Units | None = field(default=None, compare=False)  # of the targets; None: nothing is scaled
 
