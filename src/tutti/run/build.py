@@ -275,7 +275,8 @@ class Task:
         kind = (
             f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
         )
-        return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
+        loss = f"{of.loss.name} by weights of samples" if of.weighted else of.loss.name
+        return f"{sizes}\n{summary_lines.task(kind, loss, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:
         """Describe the work to layouts of the model over ranks."""
@@ -285,7 +286,7 @@ class Task:
         """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-        _, loss, weight = self.objective.compute(module, inputs, targets)
+        _, loss, weight = self.objective.compute(module, inputs, targets, batch.weights)
         return loss, weight
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
@@ -309,7 +310,7 @@ def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = N
     metrics = named_metrics(recipe.given("metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(recipe, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
-    objective = Objective(loss, metrics, dataset.classes, arithmetic)
+    objective = Objective(loss, metrics, dataset.classes, arithmetic, dataset.weighted)
     objective = check_fit(module, dataset.train, objective)
     return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -165,8 +165,12 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             super().set_params(**{table: {**(getattr(self, table, None) or {}), key: value}})
         return self
 
-    def _train(self, inputs: Array, targets: Array, loss: str, data_options: Options) -> None:
+    def _train(
+        self, inputs: Array, targets: Array, loss: str, data_options: Options, sample_weight: Any
+    ) -> None:
         """Train a new model, by this loss unless there is another among the parameters."""
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, inputs, dtype=np.float64)
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in OWN}
         if params["loss"] == "auto":
             params["loss"] = loss
@@ -177,7 +181,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         data = torch.from_numpy(inputs), torch.from_numpy(targets)
         model = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
         result = train(
-            model, data, data_options=data_options, seed=self._seed(), quiet=not self.verbose, **params
+            model,
+            data,
+            data_options=data_options,
+            sample_weight=sample_weight,
+            seed=self._seed(),
+            quiet=not self.verbose,
+            **params,
         )
         self.module_, self.history_, self.summary_ = result.model.eval(), result.history, result.summary
 
@@ -221,12 +231,13 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         classes_: the labels, numbers or texts, sorted, as the model's outputs are.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train a new model.
 
         Args:
             X: inputs of shape (samples, features), or of further dimensions for models that take them.
             y: a label for each sample.
+            sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
         Raises:
             ValueError: data that cannot be used.
@@ -235,7 +246,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         inputs, labels = validate_data(self, X, y, **_inputs(self.precision))
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
-        self._train(inputs, numbers, "cross_entropy", {"classes": len(self.classes_)})
+        options: Options = {"classes": len(self.classes_)}
+        self._train(inputs, numbers, "cross_entropy", options, sample_weight)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -270,12 +282,13 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
     The arguments and attributes of `Estimator`.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train a new model.
 
         Args:
             X: inputs of shape (samples, features), or of further dimensions for models that take them.
             y: numbers, of shape (samples,) or (samples, outputs).
+            sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
         Raises:
             ValueError: data that cannot be used.
@@ -285,7 +298,7 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
             self, X, y, multi_output=True, y_numeric=True, **_inputs(self.precision)
         )
         self._shape = targets.shape[1:]
-        self._train(inputs, targets.astype(inputs.dtype), "mse", {})
+        self._train(inputs, targets.astype(inputs.dtype), "mse", {}, sample_weight)
         return self
 
     def predict(self, X: Any) -> Array:

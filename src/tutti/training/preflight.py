@@ -51,19 +51,21 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
         with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
             given = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
-            found = loss.called(*given)
+            # A part may be without weights, and another one have some.
+            ones = torch.ones(len(targets), dtype=torch.float64)
+            found = loss.measure(*given, ones) if objective.weighted else loss.called(*given)
         if not isinstance(found[0] if isinstance(found, tuple) else found, Tensor):
             raise BadOption(
                 f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "
                 "samples, one value for each, or (the sum of the losses, the weight to divide it by)"
             )
-        seen, its = labelled(outputs, targets, loss.ignored)
+        seen, its, _ = labelled(outputs, targets, loss.ignored)
         evenly = part.targets[:: max(1, len(part) * seen[:1].numel() // MOST)]
         every = labelled(evenly.unsqueeze(1), evenly, loss.ignored)[1]
         metrics = []
         for metric in objective.metrics:
             with _naming(f"metric '{metric.name}'", outputs):
-                metrics.append(fitted(metric, seen, its, every))
+                metrics.append(fitted(metric, seen, its, every, objective.weighted))
     loss = replace(loss, weighed=isinstance(found, tuple))
     return replace(objective, loss=loss, metrics=tuple(metrics))
 

@@ -22,9 +22,9 @@ from tutti.errors import BadData
 from tutti.records.npz import damaged
 from tutti.records.texts import printable
 
-TABLE_OPTIONS: Final = ("target", "columns", "group")
-"""The column to be predicted, or several; those to predict it from, all others by default; and the column by
-which samples are grouped, which is no input."""
+TABLE_OPTIONS: Final = ("target", "columns", "group", "weight")
+"""The column to be predicted, or several; those to predict it from, all others by default; and the columns of
+the group and of the weight of each sample, which are no inputs."""
 
 _MOST_NAMED: Final = 12
 """The most columns that an error lists for the user to paste."""
@@ -110,7 +110,7 @@ def read_table(
     """
     choice = choose(schema.names, options, str(path), labelled)
     inputs = choice.inputs
-    used = [*inputs, *choice.targets, *([] if choice.group is None else [choice.group])]
+    used = [*inputs, *choice.targets, *(one for one in (choice.group, choice.weight) if one is not None)]
     arrow = arrow_package()
     try:
         table = read(used)
@@ -138,10 +138,13 @@ def read_table(
         raise BadData(
             f"{path} has lists in '{choice.group}'; give each sample a number or a text as its group"
         )
+    weight = choice.weight
+    weights = {} if weight is None else {"train": _target(path, table.column(weight), weight)}
     columns = tuple(inputs) if not shows and not any(map(_is_list, kinds.values())) else ()
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
     parts = {"train": (values, targets)}
-    return Contents(stem, parts, labels=_class_names(schema, choice.targets), columns=columns, groups=groups)
+    labels = _class_names(schema, choice.targets)
+    return Contents(stem, parts, labels=labels, columns=columns, groups=groups, weights=weights)
 
 
 def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:

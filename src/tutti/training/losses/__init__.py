@@ -6,13 +6,15 @@ A loss is a mean over parts of a batch, from several ranks and passes:
 
 For most losses the weight of a part is its number of samples, which every rank knows. A loss with a
 denominator of its own, such as cross entropy with `ignore_index` or class weights, or a mean over tokens,
-returns a sum and its weight.
+returns a sum and its weight. Where samples have weights w, total_part is the sum of w * loss over them, and
+weight_part the sum of w.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -84,9 +86,14 @@ class Loss:
         """Return the sum of the losses / the samples, a scalar."""
         return self._measured(outputs, targets)[0]
 
-    def measure(self, outputs: object, targets: Tensor | LossBatch) -> tuple[Tensor, float]:
-        """Return the sum of the losses / the samples, a scalar, and the weight of these samples."""
-        value, weight = self._measured(outputs, targets)
+    def measure(
+        self, outputs: object, targets: Tensor | LossBatch, weights: Tensor | None = None
+    ) -> tuple[Tensor, float]:
+        """Return the sum of the losses / the samples, a scalar, and the weight of these samples.
+
+        `weights` are those of the samples, if they have some: BadOption if the loss has no value for each.
+        """
+        value, weight = self._measured(outputs, targets, weights)
         return value, float(weight)
 
     def called(self, outputs: object, given: Tensor | LossBatch) -> Any:
@@ -96,8 +103,15 @@ class Loss:
             return self.function(outputs, given.reshape(outputs.shape) if alike else given)
         return self.function(outputs, given)
 
-    def _measured(self, outputs: object, given: Tensor | LossBatch) -> Weighed:
-        found, count = self.called(outputs, given), len(given)
+    def _measured(self, outputs: object, given: Tensor | LossBatch, weights: Tensor | None = None) -> Weighed:
+        count = len(given)
+        if isinstance(self.function, OfLabels):
+            found = self.function(cast("Tensor", outputs), cast("Tensor", given), weights)
+        else:
+            found = self.called(outputs, given)
+            if weights is not None:
+                each = self._of_each(found, count)
+                found = each @ weights.to(each), weights.sum()
         if isinstance(found, tuple):
             total, weight = found
             return total / count, weight
@@ -107,6 +121,15 @@ class Loss:
                 "where only some count, (the sum of their losses, their number)"
             )
         return found if found.dim() == 0 else found.mean(), count
+
+    def _of_each(self, found: object, count: int) -> Tensor:
+        """Return the loss of each sample, of shape (count,)."""
+        if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != count:
+            raise BadOption(
+                f"loss '{self.name}' gives no value for each sample, and these have weights; let it return "
+                "one for each, as torch's losses do with reduction='none', or leave the weights out"
+            )
+        return found.flatten(1).mean(1) if found.dim() > 1 else found
 
 
 def named_loss(
@@ -132,7 +155,8 @@ def named_loss(
         loss = with_options(found, options)
     else:
         loss = _own_loss(found, spec if isinstance(spec, str) else "", options)
-    return _on(dataset, loss if class_weights is None else _weighted(loss, class_weights, dataset))
+    loss = _on(dataset, loss if class_weights is None else _weighted(loss, class_weights, dataset))
+    return _of_each_sample(loss, dataset.train.targets) if dataset.weighted else loss
 
 
 def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> None:
@@ -183,6 +207,20 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
             "these samples out, or use loss 'cross_entropy', which ignores them"
         )
     return loss
+
+
+def _of_each_sample(loss: Loss, targets: Tensor) -> Loss:
+    """Return a loss that gives a value for each sample, if it can, for samples with weights."""
+    function: Any = loss.function
+    own = None if targets.is_floating_point() else of_labels(function)
+    if own is not None:
+        function = own
+    elif takes_option(function, "reduction"):
+        function = partial(function, reduction="none")
+    elif getattr(function, "reduction", "") == "mean":
+        function = copy(function)
+        function.reduction = "none"
+    return replace(loss, function=function, weighed=True)
 
 
 def with_options(loss: Loss, options: Mapping[str, Any]) -> Loss:

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption
+from tutti.load_object import takes_option
 from tutti.records.texts import TOP, better_by_name
 from tutti.registry import Registry
 from tutti.training.losses import Loss
 from tutti.training.stopping import LOSS
-from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, are_flags
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, are_flags, weights_of_labels
 
-MetricFunction = Callable[[Tensor, Tensor], object]
+MetricFunction = Callable[..., object]
 """(outputs, targets) -> values of each sample, or a number for all of them."""
 
 TARGETS: Final = ("targets", "y_true", "y1")
@@ -39,7 +40,7 @@ PROBABILITIES: Final = ("y_score", "y_prob", "y_proba")
 """Names of a second parameter for probabilities."""
 
 
-def mean(sums: Tensor, labels: int) -> float:
+def mean(sums: Tensor, labels: float) -> float:
     """Return the mean of one number for each label."""
     return float(sums[0]) / labels
 
@@ -56,8 +57,9 @@ class Metric:
     function: MetricFunction
     takes: tuple[str, ...] = ()  # the kinds of targets that it is for; empty: any
     width: int = 1  # the count of numbers summed over the samples; 0: it gathers
-    figure: Callable[[Tensor, int], float] = mean  # (sums in float64, the number of labels) -> the metric
+    figure: Callable[[Tensor, float], float] = mean  # (sums in float64, labels or their weight) -> the metric
     read: Callable[[Reading], Metric] | None = None  # makes the metric for a kind of targets
+    weighs: bool = False  # the function takes the weights of the samples as its third argument
 
     @property
     def gathers(self) -> bool:
@@ -81,26 +83,38 @@ class Metric:
             )
         return self if self.read is None else self.read(reading)
 
-    def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sums over the samples, of shape (width,), or a scalar, in float64."""
+    def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the sums over the samples, of shape (width,), or a scalar, in float64.
+
+        Each sample counts by its weight, if there are `weights` of shape (n,).
+        """
         if self.gathers:
             return outputs.new_empty(0).double()
-        values = self.function(outputs, targets)
+        values = self._values(outputs, targets, weights)
         if self.width > 1 and isinstance(values, Tensor):
-            return values.double().sum(0)
+            return self._summed(values.double(), weights)
         if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(targets):
             raise BadModel(
                 f"metric '{self.name}' must give a tensor with one value for each of {len(targets)} samples, "
                 f"or one number for all of them; it gives {values}"
             )
-        return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
+        return self._summed(
+            values.flatten(1).double().mean(1) if values.dim() > 1 else values.double(), weights
+        )
 
-    def of_all(self, outputs: Tensor, targets: Tensor) -> float:
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> object:
+        given = [weights] if self.weighs and weights is not None else []
+        return self.function(outputs, targets, *given)
+
+    def _summed(self, values: Tensor, weights: Tensor | None) -> Tensor:
+        return values.sum(0) if weights is None or self.weighs else weights.to(values) @ values
+
+    def of_all(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> float:
         """Return the metric of all samples; NaN where an output is."""
         if outputs.isnan().any():
             return math.nan
         try:
-            found: Any = self.function(outputs, targets)
+            found: Any = self._values(outputs, targets, weights)
             return float(found)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise BadOption(
@@ -125,10 +139,14 @@ def own_metric(function: object, name: str, reading: Reading) -> Metric:
     if first not in TARGETS:
         return Metric(name=name, function=function)
 
-    def all_at_once(outputs: Tensor, targets: Tensor) -> object:
-        return function(*_arrays(second, reading, outputs, targets))
+    def all_at_once(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> object:
+        arrays = _arrays(second, reading, outputs, targets)
+        if weights is None:
+            return function(*arrays)
+        one_each = weights_of_labels(weights, targets).reshape(len(arrays[0]), -1)[:, 0]
+        return function(*arrays, sample_weight=np.asarray(one_each))
 
-    return Metric(name=name, function=all_at_once, width=0)
+    return Metric(name=name, function=all_at_once, width=0, weighs=takes_option(function, "sample_weight"))
 
 
 def _arrays(
@@ -192,21 +210,29 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
     return metrics
 
 
-def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor) -> Metric:
+def fitted(
+    metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor, weighted: bool = False
+) -> Metric:
     """Try a metric on the outputs for some samples, before training.
 
     A metric that gathers is tried on `all_targets` of the training part. A function that gives one number for
-    all samples becomes a metric that gathers.
+    all samples becomes a metric that gathers; BadOption if it takes no weights, and samples are `weighted`.
     """
     if metric.width == 1:
         values: object = metric.function(outputs, targets)
         if isinstance(values, int | float) or (isinstance(values, Tensor) and values.dim() == 0):
             metric = replace(metric, width=0)
+    if weighted and metric.gathers and not metric.weighs:
+        raise BadOption(
+            f"metric '{metric.name}' gives one number for all samples, and these have weights; give it an "
+            "argument sample_weight as scikit-learn's have, choose another, or leave the weights out"
+        )
     if not metric.gathers:
         metric.sum(outputs, targets)
     elif len(outputs):  # else no sample of the batch has a label
         rows = torch.arange(len(all_targets)) % len(outputs)
-        metric.of_all(outputs.cpu()[rows], all_targets.cpu())
+        ones = torch.ones(len(rows), dtype=torch.float64) if weighted else None
+        metric.of_all(outputs.cpu()[rows], all_targets.cpu(), ones)
     return metric
 
 
