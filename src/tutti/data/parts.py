@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -146,11 +146,6 @@ class Part:
             indices = self.rows.index_select(0, indices)
         return self._seen(indices), self.stored_targets.index_select(0, indices)
 
-    @property
-    def weighted(self) -> bool:
-        """True if its samples have weights."""
-        return self.stored_weights is not None
-
     def weights_of(self, indices: Tensor) -> Tensor | None:
         """Copy the weights of some samples; None: they have none."""
         if self.stored_weights is None:
@@ -231,7 +226,7 @@ class Part:
         columns = [column.changed(change) for column in columns_of(self.stored_inputs)]
         return replace(self._counted(change), stored_inputs=in_place_of(self.stored_inputs, columns))
 
-    def _counted(self, change: Callable[[Tensor], Tensor]) -> Part:
+    def _counted(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the part with other targets and weights."""
         weights = None if self.stored_weights is None else change(self.stored_weights)
         return replace(self, stored_targets=change(self.stored_targets), stored_weights=weights)
@@ -307,7 +302,7 @@ class DataSet:
     @property
     def weighted(self) -> bool:
         """True if samples of some part have weights."""
-        return any(part.weighted for part in self.parts)
+        return any(part.stored_weights is not None for part in self.parts)
 
     @property
     def nbytes(self) -> int:

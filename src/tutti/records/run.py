@@ -44,7 +44,7 @@ class Evaluation(Record):
     Attributes:
         samples: how many samples were seen, over all ranks.
         loss: the mean of the loss over them, by their weights if they have some.
-        metrics: likewise of each metric, by name.
+        metrics: the mean of each metric over them, by name, likewise.
         confusion: samples of each class (row) that were taken for each class (column), or the sum of their
             weights; None without classes. A further column counts predictions of no known class.
     """

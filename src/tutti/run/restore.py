@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from tutti.checkpoint.reading import Checkpoint, for_all, newest, open_checkpoint
 from tutti.comm.base import Communicator
@@ -62,16 +62,12 @@ def facts_of(config: TrainConfig, dataset: DataSet) -> Json:
 def fingerprint(dataset: DataSet) -> Json:
     """Return what tells the samples of a data set from others: those of the source, and which these are."""
     parts = {"train": dataset.train, "validation": dataset.validation}
-    return {
-        name: [dataset.fingerprint, _sum_of(part.rows), *([_sum_of(part.stored_weights)] * part.weighted)]
-        for name, part in parts.items()
-        if part is not None
-    }
-
-
-def _sum_of(numbers: Tensor | None) -> int:
-    """Return a check sum; 0 without numbers."""
-    return 0 if numbers is None else zlib.crc32(numbers.cpu().numpy().tobytes())
+    found = {}
+    for name, part in parts.items():
+        if part is not None:
+            own = [one.cpu().numpy().tobytes() for one in (part.rows, part.stored_weights) if one is not None]
+            found[name] = [dataset.fingerprint, zlib.crc32(b"".join(own))]
+    return found
 
 
 def saved_for(

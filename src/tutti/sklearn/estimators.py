@@ -165,30 +165,20 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             super().set_params(**{table: {**(getattr(self, table, None) or {}), key: value}})
         return self
 
-    def _train(
-        self, inputs: Array, targets: Array, loss: str, data_options: Options, sample_weight: Any
-    ) -> None:
+    def _train(self, inputs: Array, targets: Array, loss: str, options: Options, weights: Any) -> None:
         """Train a new model, by this loss unless there is another among the parameters."""
-        if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, inputs, dtype=np.float64)
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in OWN}
         if params["loss"] == "auto":
             params["loss"] = loss
         if params["threads"] is None and str(self.workers) == "1":
             params["threads"] = torch.get_num_threads()
         params = {name: _plain(value) for name, value in params.items() if value is not None}
+        if weights is not None:
+            params["sample_weight"] = _check_sample_weight(weights, inputs, dtype=np.float64)
         # Of tensors the dimensions keep their order.
         data = torch.from_numpy(inputs), torch.from_numpy(targets)
         model = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
-        result = train(
-            model,
-            data,
-            data_options=data_options,
-            sample_weight=sample_weight,
-            seed=self._seed(),
-            quiet=not self.verbose,
-            **params,
-        )
+        result = train(model, data, data_options=options, seed=self._seed(), quiet=not self.verbose, **params)
         self.module_, self.history_, self.summary_ = result.model.eval(), result.history, result.summary
 
     def _seed(self) -> int:

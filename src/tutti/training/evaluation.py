@@ -22,7 +22,7 @@ from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss, LossBatch
 from tutti.training.metrics import Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
-from tutti.training.targets import labelled, predicted, weights_of_labels
+from tutti.training.targets import labelled, predicted, spread
 
 PIECE: Final = 1 << 22
 """The numbers that go into one message."""
@@ -44,10 +44,7 @@ class Objective:
     def compute(
         self, module: Callable[..., object], inputs: Inputs, targets: Tensor, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor, float]:
-        """Compute a model's output, the sum of the losses / the samples, and the samples' weight.
-
-        `weights` are those of the samples, if they have some.
-        """
+        """Compute a model's output, the sum of the losses / the samples, and the samples' weight."""
         if self.loss.whole:
             outputs = self.arithmetic.call(module, inputs)
             loss, weight = self.loss.measure(outputs, LossBatch(inputs, targets), weights)
@@ -94,9 +91,7 @@ class Tally:
         self._rows: list[tuple[Tensor, ...]] = []
         dtype = torch.float64 if objective.weighted else torch.int64
         self._confusion = torch.zeros(classes, classes + 1, dtype=dtype)
-        self._outputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
-        self._weights: list[Tensor] = []
+        self._kept: list[tuple[Tensor, ...]] = []  # outputs, targets and weights that are not counted yet
         self._pending = 0
 
     def add(
@@ -126,9 +121,7 @@ class Tally:
         else:
             self.loss += loss * count
         if self._metrics or self._classes is not None:
-            self._outputs.append(outputs)
-            self._targets.append(targets)
-            self._weights += [] if weights is None else [weights]
+            self._kept.append((outputs, targets) if weights is None else (outputs, targets, weights))
             self._pending += outputs.numel()
             if self._pending >= PENDING_NUMBERS:
                 self._count()
@@ -171,7 +164,7 @@ class Tally:
     def state(self) -> Values:
         """Return the sums, and the outputs that are not counted yet."""
         found = self._counted()
-        kept = [torch.cat(some) for some in (self._outputs, self._targets, self._weights) if some]
+        kept = [*map(torch.cat, zip(*self._kept, strict=True))]
         return {"counts": found.counts, "sums": found.sums, "rows": list(found.rows), "kept": kept}
 
     def total_state(self, comm: Communicator) -> Values:
@@ -191,9 +184,7 @@ class Tally:
         self._sums = self._split(values["sums"])
         self._rows = [tuple(values["rows"])] if values["rows"] else []
         if values["kept"]:
-            outputs, targets, *weights = values["kept"]
-            self._outputs, self._targets, self._pending = [outputs], [targets], outputs.numel()
-            self._weights = weights
+            self._kept, self._pending = [tuple(values["kept"])], values["kept"][0].numel()
 
     def _counted(self) -> Sums:
         cells = self._confusion.flatten()
@@ -209,23 +200,20 @@ class Tally:
 
     def _count(self) -> None:
         """Count the pending outputs."""
-        if not self._outputs:
+        if not self._kept:
             return
-        given = torch.cat(self._weights) if self._weights else None
-        outputs, targets, weights = labelled(
-            torch.cat(self._outputs), torch.cat(self._targets), self._ignored, given
-        )
-        self._outputs, self._targets, self._weights, self._pending = [], [], [], 0
-        self._labelled += len(targets) if weights is None else float(weights.sum())
+        rows = labelled(self._ignored, *map(torch.cat, zip(*self._kept, strict=True)))
+        outputs, targets, *weights = rows
+        self._kept, self._pending = [], 0
+        self._labelled += float(weights[0].sum()) if weights else len(targets)
         if not len(targets):
             return
         # Not in place: `here` counts on a shallow copy.
         self._sums = [
             (old if new.is_cpu else old.to(new.device)) + new
-            for old, new in zip(self._sums, self._of(outputs, targets, weights), strict=True)
+            for old, new in zip(self._sums, self._of(*rows), strict=True)
         ]
         if self._gathers:
-            rows = (outputs, targets) if weights is None else (outputs, targets, weights)
             self._rows = [*self._rows, tuple(one.cpu() for one in rows)]
         if self._classes is not None:
             classes = predicted(outputs, targets, self._amounts).clamp(max=self._classes)
@@ -233,15 +221,15 @@ class Tally:
             lost = lost.any(1) if outputs.dim() > targets.dim() else lost.reshape(targets.shape)
             classes = classes.masked_fill(lost, self._classes)
             cells = (targets * (self._classes + 1) + classes).flatten().cpu()
-            each = None if weights is None else weights_of_labels(weights, targets).flatten().cpu()
-            counted = torch.bincount(cells, each, minlength=self._confusion.numel())
+            each = [one.flatten().cpu() for one in spread(targets, *weights)]
+            counted = torch.bincount(cells, *each, minlength=self._confusion.numel())
             self._confusion = self._confusion + counted.view_as(self._confusion)
 
-    def _of(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Iterator[Tensor]:
+    def _of(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Iterator[Tensor]:
         """Yield the sums of each metric, of shape (width,); NaN where an output is."""
         lacking = outputs.isnan().any()
         for metric in self._metrics:
-            yield metric.sum(outputs, targets, weights).reshape(metric.width).masked_fill(lacking, math.nan)
+            yield metric.sum(outputs, targets, *weights).reshape(metric.width).masked_fill(lacking, math.nan)
 
     def _of_all(self, rows: tuple[Tensor, ...]) -> list[float]:
         """Compute the metrics that gather, in their order."""

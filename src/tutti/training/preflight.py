@@ -59,9 +59,9 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
                 f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "
                 "samples, one value for each, or (the sum of the losses, the weight to divide it by)"
             )
-        seen, its, _ = labelled(outputs, targets, loss.ignored)
+        seen, its = labelled(loss.ignored, outputs, targets)
         evenly = part.targets[:: max(1, len(part) * seen[:1].numel() // MOST)]
-        every = labelled(evenly.unsqueeze(1), evenly, loss.ignored)[1]
+        every = labelled(loss.ignored, evenly.unsqueeze(1), evenly)[1]
         metrics = []
         for metric in objective.metrics:
             with _naming(f"metric '{metric.name}'", outputs):

@@ -142,21 +142,19 @@ def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor
     return (outputs > 0).reshape(targets.shape).to(torch.int64)
 
 
-def weights_of_labels(weights: Tensor, targets: Tensor) -> Tensor:
+def spread(targets: Tensor, *weights: Tensor) -> list[Tensor]:
     """Return weights of samples, of shape (n,), as those of targets (n, *rest), on their device."""
-    return weights.to(targets.device).reshape(-1, *[1] * (targets.dim() - 1)).expand_as(targets)
+    shape = -1, *[1] * (targets.dim() - 1)
+    return [one.to(targets.device).reshape(shape).expand_as(targets) for one in weights]
 
 
-def labelled(
-    outputs: Tensor, targets: Tensor, ignored: int | None, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def labelled(ignored: int | None, outputs: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of outputs (n, classes, *rest) and targets (n, *rest) whose label is not `ignored`.
 
-    The weights, if samples have some, are those of the rows.
+    There may be weights of shape (n,), too.
     """
     if ignored is None:
-        return outputs, targets, weights
+        return outputs, targets, *weights
     rows = outputs.movedim(1, -1).flatten(0, -2) if outputs.dim() > targets.dim() else outputs.flatten()
     kept = targets.flatten() != ignored
-    weights = None if weights is None else weights_of_labels(weights, targets).flatten()[kept]
-    return rows[kept], targets.flatten()[kept], weights
+    return rows[kept], *(one.flatten()[kept] for one in (targets, *spread(targets, *weights)))

@@ -96,40 +96,34 @@ class Loss:
         value, weight = self._measured(outputs, targets, weights)
         return value, float(weight)
 
-    def called(self, outputs: object, given: Tensor | LossBatch) -> Any:
+    def called(self, outputs: object, given: Tensor | LossBatch, weights: Tensor | None = None) -> Any:
         """Call the function with amounts of the outputs' shape: (n,) and (n, 1) would make it n x n."""
+        if isinstance(self.function, OfLabels):
+            return self.function(cast("Tensor", outputs), cast("Tensor", given), weights)
         if isinstance(given, Tensor) and isinstance(outputs, Tensor):
             alike = given.is_floating_point() and given.numel() == outputs.numel()
             return self.function(outputs, given.reshape(outputs.shape) if alike else given)
         return self.function(outputs, given)
 
     def _measured(self, outputs: object, given: Tensor | LossBatch, weights: Tensor | None = None) -> Weighed:
-        count = len(given)
-        if isinstance(self.function, OfLabels):
-            found = self.function(cast("Tensor", outputs), cast("Tensor", given), weights)
-        else:
-            found = self.called(outputs, given)
-            if weights is not None:
-                each = self._of_each(found, count)
-                found = each @ weights.to(each), weights.sum()
-        if isinstance(found, tuple):
+        found, count = self.called(outputs, given, weights), len(given)
+        if isinstance(found, tuple) and (weights is None or isinstance(self.function, OfLabels)):
             total, weight = found
             return total / count, weight
+        if weights is not None and (isinstance(found, tuple) or found.dim() == 0):
+            raise BadOption(
+                f"loss '{self.name}' gives no value for each sample, and these have weights; let it return "
+                "one for each, as torch's losses do with reduction='none', or leave the weights out"
+            )
         if found.dim() and count and len(found) % count:
             raise BadOption(
                 f"loss '{self.name}' gives {len(found)} values for {count} samples; give one for each, or, "
                 "where only some count, (the sum of their losses, their number)"
             )
-        return found if found.dim() == 0 else found.mean(), count
-
-    def _of_each(self, found: object, count: int) -> Tensor:
-        """Return the loss of each sample, of shape (count,)."""
-        if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != count:
-            raise BadOption(
-                f"loss '{self.name}' gives no value for each sample, and these have weights; let it return "
-                "one for each, as torch's losses do with reduction='none', or leave the weights out"
-            )
-        return found.flatten(1).mean(1) if found.dim() > 1 else found
+        if weights is None:
+            return found if found.dim() == 0 else found.mean(), count
+        each = found.reshape(count, -1).mean(1)
+        return weights.to(each) @ each / count, weights.sum()
 
 
 def named_loss(

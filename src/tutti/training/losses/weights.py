@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tutti.data.targets import NO_LABEL
 from tutti.errors import BadOption
-from tutti.training.targets import weights_of_labels
+from tutti.training.targets import spread
 
 Weighed = tuple[Tensor, Tensor | float]
 """The sum of the losses, a scalar, and its weight: the mean is all sums / all weights."""
@@ -28,10 +28,7 @@ If its second parameter is `batch`, it gets the model's return value and a `Loss
 
 @dataclass(frozen=True)
 class OfLabels:
-    """A loss on class numbers, as a sum over the labels with the sum of their weights.
-
-    The weight of a label is that of its class times that of its sample.
-    """
+    """A loss on class numbers, as a sum over the labels with the sum of their weights."""
 
     function: Callable[..., Tensor]  # in `FUNCTIONS`
     weight: Tensor | None = None  # of each class
@@ -39,7 +36,7 @@ class OfLabels:
     options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the function
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Weighed:
-        """Return the sum over the labels, and the sum of their weights; `weights` are of the samples."""
+        """Return the sum over the labels, and that of their weights; `weights` are those of the samples."""
         weight = None if self.weight is None else self.weight.to(outputs)
         known = {"weight": weight, "ignore_index": self.ignore_index, **self.options}
         found = self.function(outputs, targets, reduction="sum" if weights is None else "none", **known)
@@ -48,8 +45,8 @@ class OfLabels:
         each = counted if weight is None else weight.double()[targets.where(counted, 0)].where(counted, 0)
         if weights is None:
             return found, each.sum()
-        of_labels = weights_of_labels(weights, targets)
-        return (found * of_labels.to(found)).sum(), (each * of_labels).sum()
+        (own,) = spread(targets, weights)
+        return (found * own.to(found)).sum(), (each * own).sum()
 
 
 FUNCTIONS: Final = {

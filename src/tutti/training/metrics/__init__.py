@@ -25,7 +25,7 @@ from tutti.records.texts import TOP, better_by_name
 from tutti.registry import Registry
 from tutti.training.losses import Loss
 from tutti.training.stopping import LOSS
-from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, are_flags, weights_of_labels
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, are_flags, spread
 
 MetricFunction = Callable[..., object]
 """(outputs, targets) -> values of each sample, or a number for all of them."""
@@ -83,38 +83,31 @@ class Metric:
             )
         return self if self.read is None else self.read(reading)
 
-    def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the sums over the samples, of shape (width,), or a scalar, in float64.
+    def sum(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+        """Return the sums over the samples, or over their values by their weights, in float64.
 
-        Each sample counts by its weight, if there are `weights` of shape (n,).
+        Their shape is (width,), or they are a scalar.
         """
         if self.gathers:
             return outputs.new_empty(0).double()
-        values = self._values(outputs, targets, weights)
-        if self.width > 1 and isinstance(values, Tensor):
-            return self._summed(values.double(), weights)
-        if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(targets):
-            raise BadModel(
-                f"metric '{self.name}' must give a tensor with one value for each of {len(targets)} samples, "
-                f"or one number for all of them; it gives {values}"
-            )
-        return self._summed(
-            values.flatten(1).double().mean(1) if values.dim() > 1 else values.double(), weights
-        )
+        values: Any = self.function(outputs, targets, *(weights if self.weighs else ()))
+        if self.width == 1:
+            if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(targets):
+                raise BadModel(
+                    f"metric '{self.name}' must give a tensor with one value for each of {len(targets)} "
+                    f"samples, or one number for all of them; it gives {values}"
+                )
+            values = values.flatten(1).double().mean(1) if values.dim() > 1 else values
+        values = values.double()
+        found: Tensor = weights[0].to(values) @ values if weights and not self.weighs else values.sum(0)
+        return found
 
-    def _values(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> object:
-        given = [weights] if self.weighs and weights is not None else []
-        return self.function(outputs, targets, *given)
-
-    def _summed(self, values: Tensor, weights: Tensor | None) -> Tensor:
-        return values.sum(0) if weights is None or self.weighs else weights.to(values) @ values
-
-    def of_all(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> float:
+    def of_all(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> float:
         """Return the metric of all samples; NaN where an output is."""
         if outputs.isnan().any():
             return math.nan
         try:
-            found: Any = self._values(outputs, targets, weights)
+            found: Any = self.function(outputs, targets, *weights)
             return float(found)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise BadOption(
@@ -139,12 +132,10 @@ def own_metric(function: object, name: str, reading: Reading) -> Metric:
     if first not in TARGETS:
         return Metric(name=name, function=function)
 
-    def all_at_once(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> object:
+    def all_at_once(outputs: Tensor, targets: Tensor, *weights: Tensor) -> object:
         arrays = _arrays(second, reading, outputs, targets)
-        if weights is None:
-            return function(*arrays)
-        one_each = weights_of_labels(weights, targets).reshape(len(arrays[0]), -1)[:, 0]
-        return function(*arrays, sample_weight=np.asarray(one_each))
+        each = [one.reshape(len(arrays[0]), -1)[:, 0] for one in spread(targets, *weights)]
+        return function(*arrays, **dict(zip(["sample_weight"], map(np.asarray, each), strict=False)))
 
     return Metric(name=name, function=all_at_once, width=0, weighs=takes_option(function, "sample_weight"))
 
@@ -231,8 +222,8 @@ def fitted(
         metric.sum(outputs, targets)
     elif len(outputs):  # else no sample of the batch has a label
         rows = torch.arange(len(all_targets)) % len(outputs)
-        ones = torch.ones(len(rows), dtype=torch.float64) if weighted else None
-        metric.of_all(outputs.cpu()[rows], all_targets.cpu(), ones)
+        ones = [torch.ones(len(rows), dtype=torch.float64)] * weighted
+        metric.of_all(outputs.cpu()[rows], all_targets.cpu(), *ones)
     return metric
 
 

@@ -15,7 +15,7 @@ from tutti.errors import BadModel
 from tutti.registry import part
 from tutti.training.losses import align
 from tutti.training.metrics import Metric, made, mean
-from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted, weights_of_labels
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted, spread
 
 LABELS: Final = (CLASSES, FLAGS)
 
@@ -83,18 +83,17 @@ def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
     return _of_labels(name, read)
 
 
-def _counts(reading: Reading, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+def _counts(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
     """Return the hits, predictions and labels of each class, or their weights, of shape (1, 3 * classes)."""
     found, wanted = reading.decisions(outputs, targets)
     if found.dim() > 1:
-        each = torch.cat([found & wanted, found, wanted], 1)
-        return each.sum(0)[None] if weights is None else weights.to(found.device)[None] @ each.double()
-    one_each = None if weights is None else weights_of_labels(weights, targets).flatten()
+        each = torch.cat([found & wanted, found, wanted], 1).double()
+        return weights[0].to(each)[None] @ each if weights else each.sum(0, keepdim=True)
+    of_labels = [one.flatten() for one in spread(targets, *weights)]
     # Predictions outside the known classes are left out.
-    count, hit = reading.columns, found == wanted
-    hits = wanted.where(hit, count)
-    kinds = [hits, found.clamp(max=count), wanted]
-    return torch.cat([torch.bincount(one, one_each, minlength=count)[:count] for one in kinds])[None]
+    count = reading.columns
+    kinds = [wanted.where(found == wanted, count), found.clamp(max=count), wanted]
+    return torch.cat([torch.bincount(one, *of_labels, minlength=count)[:count] for one in kinds])[None]
 
 
 @part("f1")
@@ -128,23 +127,26 @@ def balanced_accuracy() -> Metric:
 def _of_each_class(name: str, score: str) -> Metric:
     """Make the mean of a score of scikit-learn of each class against all others, where there are both."""
 
-    def function(reading: Reading, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> float:
+    def function(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor) -> float:
         from sklearn import metrics  # It takes half a second to import.
 
         probabilities, wanted = reading.probabilities(outputs, targets)
-        one_each = None
-        if weights is not None:
-            weights = weights_of_labels(weights, targets).reshape(len(wanted), -1)[:, 0]
-            # Samples of weight 0 make no class present.
-            kept = weights > 0
-            probabilities, wanted, one_each = probabilities[kept], wanted[kept], weights[kept].numpy()
+        told = {}
+        for one in spread(targets, *weights):
+            each = one.reshape(len(wanted), -1)[:, 0]
+            kept = each > 0  # A class of samples without weight is not there.
+            probabilities, wanted, told = (
+                probabilities[kept],
+                wanted[kept],
+                {"sample_weight": each[kept].numpy()},
+            )
         if wanted.dim() == 1:
             wanted = one_hot(wanted, max(probabilities.shape[1], int(wanted.max()) + 1))
         columns = zip(wanted.bool().T, probabilities.T, strict=False)
         if not probabilities.isfinite().all():
             return float("nan")
         found = [
-            getattr(metrics, score)(there.numpy(), scores.numpy(), sample_weight=one_each)
+            getattr(metrics, score)(there.numpy(), scores.numpy(), **told)
             for there, scores in columns
             if there.any() and not there.all()
         ]
