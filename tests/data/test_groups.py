@@ -77,7 +77,7 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
         read_source(data, options)  # texts are no numbers
     assert read_source(data, {**options, "columns": ["a"]}).columns == ("a",)
     assert read_source(data, {"target": "label", "columns": ["a", "number"]}).columns == ("a", "number")
-    with pytest.raises(BadOption, match="grouped by the column 'number'"):
+    with pytest.raises(BadOption, match="column 'number' is the group"):
         read_source(data, {**options, "columns": ["a", "number"]})
     alone = read_source(data, {"target": "number", "group": "person"})
     assert alone.columns == ("a", "label")

@@ -259,9 +259,7 @@ class Batches:
 
         def make(samples: Tensor, share: float) -> Batch:
             stored = samples if drawn is None else drawn[samples]
-            taken = self.take(stored)
-            if augment is not None:
-                taken = augment(epoch, samples, *taken)
+            taken = self.take(stored) if augment is None else augment(epoch, samples, *self.take(stored))
             return Batch(*taken, share, samples, self.part.weights_of(stored))
 
         return make

@@ -128,14 +128,12 @@ def _weights(part: str, given: object, samples: int, kept: Indices) -> Array:
         )
     weights: Array = found.reshape(-1)[kept].astype(np.float64)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
-    if wrong.any():
+    if wrong.any() or not weights.any():
         first = int(wrong.argmax())
         raise BadData(
             f"the weight of {part} sample {int(kept[first])} is {weights[first]}; give each sample a finite "
-            "number from 0: 0 leaves it out"
+            "number from 0, and some a larger one"
         )
-    if not weights.any():
-        raise BadData(f"the weights of the {part} part are all 0; give some sample a larger one")
     return weights
 
 

@@ -36,8 +36,7 @@ def choose(
     """Choose the columns of a table `what`, by name or by position.
 
     Without "target" it is the column whose name says it; without "columns" the inputs are all others but the
-    index of a frame, the "group" and the "weight" of each sample. Without `labelled` no target is needed, nor
-    read.
+    index of a frame, the "group" and the "weight" of samples. Without `labelled` no target is needed or read.
     """
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -62,15 +61,10 @@ def choose(
         inputs = _named(names, columns, "--data.columns", what)
     if not inputs:
         raise BadData(f"{what} has no column but the target; add columns that it is to be predicted from")
-    if group in inputs:
+    if group in inputs or weight in inputs:
         raise BadOption(
-            f"samples are grouped by the column '{group}', and it is an input, too, though no group is met "
-            "again; leave it out of --data.columns"
-        )
-    if weight in (*inputs, *targets):
-        raise BadOption(
-            f"the column '{weight}' is the weight of each sample, and no input or target; leave it out of "
-            "--data.columns and --data.target, or leave --data.weight out"
+            f"the column '{group if group in inputs else weight}' is the group or the weight of each sample, "
+            "and no input; leave it out of --data.columns"
         )
     if not labelled:
         return ChosenColumns(inputs, ())

@@ -221,8 +221,8 @@ class Tally:
             lost = lost.any(1) if outputs.dim() > targets.dim() else lost.reshape(targets.shape)
             classes = classes.masked_fill(lost, self._classes)
             cells = (targets * (self._classes + 1) + classes).flatten().cpu()
-            each = [one.flatten().cpu() for one in spread(targets, *weights)]
-            counted = torch.bincount(cells, *each, minlength=self._confusion.numel())
+            each = spread(targets, *weights)[0].flatten().cpu() if weights else None
+            counted = torch.bincount(cells, each, minlength=self._confusion.numel())
             self._confusion = self._confusion + counted.view_as(self._confusion)
 
     def _of(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +51,7 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
             check_labels(part.targets, outputs.shape[1], loss.ignored)
         with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
-            given = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
-            # A part may be without weights, and another one have some.
+            given: Any = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
             ones = torch.ones(len(targets), dtype=torch.float64)
             found = loss.measure(*given, ones) if objective.weighted else loss.called(*given)
         if not isinstance(found[0] if isinstance(found, tuple) else found, Tensor):

@@ -149,10 +149,7 @@ def spread(targets: Tensor, *weights: Tensor) -> list[Tensor]:
 
 
 def labelled(ignored: int | None, outputs: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """Return the rows of outputs (n, classes, *rest) and targets (n, *rest) whose label is not `ignored`.
-
-    There may be weights of shape (n,), too.
-    """
+    """Return the rows of outputs (n, classes, *rest), targets (n, *rest) and weights whose label counts."""
     if ignored is None:
         return outputs, targets, *weights
     rows = outputs.movedim(1, -1).flatten(0, -2) if outputs.dim() > targets.dim() else outputs.flatten()

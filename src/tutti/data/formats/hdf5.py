@@ -22,10 +22,7 @@ from tutti.registry import part
 
 @part("HDF5")
 class Hdf5(Format):
-    """HDF5 files; `--data.features` and `--data.labels` name the data sets in them, such as events/jets.
-
-    `--data.weight` names that of the weight of each sample.
-    """
+    """HDF5 files; `--data.features` and `--data.labels` name the data sets in them, such as events/jets."""
 
     start = b"\x89HDF\r\n\x1a\n"
     options = ("features", "labels", "group", "weight")

@@ -89,10 +89,7 @@ class Loss:
     def measure(
         self, outputs: object, targets: Tensor | LossBatch, weights: Tensor | None = None
     ) -> tuple[Tensor, float]:
-        """Return the sum of the losses / the samples, a scalar, and the weight of these samples.
-
-        `weights` are those of the samples, if they have some: BadOption if the loss has no value for each.
-        """
+        """Return the sum of the losses / the samples, a scalar, and the weight of these samples."""
         value, weight = self._measured(outputs, targets, weights)
         return value, float(weight)
 
@@ -150,7 +147,7 @@ def named_loss(
     else:
         loss = _own_loss(found, spec if isinstance(spec, str) else "", options)
     loss = _on(dataset, loss if class_weights is None else _weighted(loss, class_weights, dataset))
-    return _of_each_sample(loss, dataset.train.targets) if dataset.weighted else loss
+    return _of_each_sample(loss) if dataset.weighted else loss
 
 
 def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> None:
@@ -194,7 +191,8 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
     gaps = sum(int((part.targets == ignored).sum()) for part in parts)
     loss = replace(loss, ignored=ignored if gaps else None)
     if own is not None:
-        return replace(loss, function=own, weighed=True) if gaps or own.weight is not None else loss
+        counts = gaps or own.weight is not None or dataset.weighted
+        return replace(loss, function=own, weighed=True) if counts else loss
     if gaps and loss.name in LOSSES:
         raise BadData(
             f"{gaps:,} targets are no label ({NO_LABEL}), but loss '{loss.name}' needs one of each; leave "
@@ -203,13 +201,10 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
     return loss
 
 
-def _of_each_sample(loss: Loss, targets: Tensor) -> Loss:
-    """Return a loss that gives a value for each sample, if it can, for samples with weights."""
+def _of_each_sample(loss: Loss) -> Loss:
+    """Return a loss for samples with weights, which gives a value for each if it can."""
     function: Any = loss.function
-    own = None if targets.is_floating_point() else of_labels(function)
-    if own is not None:
-        function = own
-    elif takes_option(function, "reduction"):
+    if takes_option(function, "reduction"):
         function = partial(function, reduction="none")
     elif getattr(function, "reduction", "") == "mean":
         function = copy(function)

@@ -84,10 +84,7 @@ class Metric:
         return self if self.read is None else self.read(reading)
 
     def sum(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
-        """Return the sums over the samples, or over their values by their weights, in float64.
-
-        Their shape is (width,), or they are a scalar.
-        """
+        """Return the sums over the samples, by their weights, of shape (width,), or a scalar, in float64."""
         if self.gathers:
             return outputs.new_empty(0).double()
         values: Any = self.function(outputs, targets, *(weights if self.weighs else ()))

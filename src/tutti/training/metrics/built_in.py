@@ -89,11 +89,11 @@ def _counts(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor
     if found.dim() > 1:
         each = torch.cat([found & wanted, found, wanted], 1).double()
         return weights[0].to(each)[None] @ each if weights else each.sum(0, keepdim=True)
-    of_labels = [one.flatten() for one in spread(targets, *weights)]
+    each = spread(targets, *weights)[0].flatten() if weights else None
     # Predictions outside the known classes are left out.
     count = reading.columns
     kinds = [wanted.where(found == wanted, count), found.clamp(max=count), wanted]
-    return torch.cat([torch.bincount(one, *of_labels, minlength=count)[:count] for one in kinds])[None]
+    return torch.cat([torch.bincount(one, each, minlength=count)[:count] for one in kinds])[None]
 
 
 @part("f1")
@@ -131,22 +131,18 @@ def _of_each_class(name: str, score: str) -> Metric:
         from sklearn import metrics  # It takes half a second to import.
 
         probabilities, wanted = reading.probabilities(outputs, targets)
-        told = {}
-        for one in spread(targets, *weights):
-            each = one.reshape(len(wanted), -1)[:, 0]
-            kept = each > 0  # A class of samples without weight is not there.
-            probabilities, wanted, told = (
-                probabilities[kept],
-                wanted[kept],
-                {"sample_weight": each[kept].numpy()},
-            )
+        sample_weight = None
+        if weights:
+            each = spread(targets, *weights)[0].reshape(len(wanted), -1)[:, 0]
+            kept = each > 0  # A class whose samples all have the weight 0 is not there.
+            probabilities, wanted, sample_weight = probabilities[kept], wanted[kept], each[kept].numpy()
         if wanted.dim() == 1:
             wanted = one_hot(wanted, max(probabilities.shape[1], int(wanted.max()) + 1))
         columns = zip(wanted.bool().T, probabilities.T, strict=False)
         if not probabilities.isfinite().all():
             return float("nan")
         found = [
-            getattr(metrics, score)(there.numpy(), scores.numpy(), **told)
+            getattr(metrics, score)(there.numpy(), scores.numpy(), sample_weight=sample_weight)
             for there, scores in columns
             if there.any() and not there.all()
         ]
