@@ -16,6 +16,8 @@ from tutti.data.items import TARGETS, read_items
 from tutti.data.rows import Array, Rows, StoredRows
 from tutti.data.structure import sequence_column, values_and_lengths
 from tutti.errors import BadData, BadOption
+from tutti.records.json_lines import parse_record, to_json
+from tutti.records.preparation import Table
 
 PARTS = {
     "train": "train",
@@ -47,8 +49,9 @@ _LENGTHS: Final = f".{LENGTHS}"
 _CLASSES: Final = "classes"
 _COLUMNS: Final = "column_names"
 _INPUT_NAMES: Final = "input_names"
-EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES})
-"""Keys beside those of inputs and targets: the number of classes, and names."""
+_TABLE: Final = "table"
+EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES, _TABLE})
+"""Keys beside those of inputs and targets: the number of classes, names, and a `Table` as JSON."""
 
 _DATA_SETS = Dataset, DataLoader
 """Objects to be read item by item; loaders are refused."""
@@ -78,6 +81,7 @@ class Contents(Generic[T, Y]):
         groups: of the training samples, of shape (samples,), where a column for them was chosen.
         buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
         weights: of the samples of the parts that have some, of shape (samples,).
+        table: the columns of the inputs, where these are a table that is to be prepared.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Contents(Generic[T, Y]):
     groups: Array | None = None
     buffer_bytes: int = 0
     weights: Mapping[str, object] = field(default_factory=dict)
+    table: Table | None = None
 
 
 ReadData: TypeAlias = Contents[Stored[Rows], Array]
@@ -181,7 +186,17 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"{shape}; give a name for each column, or none"
             )
     weights = {part: values[key] for (part, kind), key in slots.items() if kind == "weights" and labelled}
-    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns, weights=weights)
+    table, classes = _table(values.get(_TABLE), what), _whole(values.get(_CLASSES))
+    return Contents(name, parts, classes, names, columns, table=table, weights=weights)
+
+
+def _table(value: object, what: str) -> Table | None:
+    if value is None:
+        return None
+    try:
+        return parse_record(str(value), Table)
+    except ValueError as error:
+        raise BadData(f"'{_TABLE}' of {what} is not what tutti wrote ({error}); leave it out") from error
 
 
 def _several_together(values: Mapping[str, object], what: str) -> dict[str, object]:
@@ -246,6 +261,8 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
         found[_NAMES[0]] = np.array(contents.labels)
     if contents.columns:
         found[_COLUMNS] = np.array(contents.columns)
+    if contents.table is not None:
+        found[_TABLE] = np.array(to_json(contents.table))
     return found
 
 

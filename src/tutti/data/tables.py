@@ -19,6 +19,10 @@ _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
 _SHOWN = 20
 
+LIKE: Final = "like"
+"""The option with the columns of another table, as a tuple of `TableColumn`, that these data are to have; no
+user gives it."""
+
 
 @dataclass(frozen=True)
 class ChosenColumns:
@@ -41,7 +45,7 @@ def choose(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadData(f"{what} has two columns called '{twice}'; give them different names")
-    target, columns = options.get("target"), options.get("columns")
+    target, columns, like = (options.get(name) for name in ("target", "columns", LIKE))
     group = _no_input(names, options.get("group"), "--group-by", what, labelled)
     weight = _no_input(names, options.get("weight"), "--data.weight", what, labelled)
     if target is None:
@@ -54,7 +58,9 @@ def choose(
             )
     else:
         targets = _named(names, target, "--data.target", what)
-    if columns is None:
+    if columns is None and like is not None:
+        inputs = _named(names, [column.name for column in like], "needed", what)
+    elif columns is None:
         others = (*targets, group, weight)
         inputs = tuple(name for name in names if name not in others and not _counts_rows(name))
     else:

@@ -87,8 +87,8 @@ def _counts(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor
     """Return the hits, predictions and labels of each class, or their weights, of shape (1, 3 * classes)."""
     found, wanted = reading.decisions(outputs, targets)
     if found.dim() > 1:
-        each = torch.cat([found & wanted, found, wanted], 1).double()
-        return weights[0].to(each)[None] @ each if weights else each.sum(0, keepdim=True)
+        marks = torch.cat([found & wanted, found, wanted], 1).double()
+        return weights[0].to(marks)[None] @ marks if weights else marks.sum(0, keepdim=True)
     each = spread(targets, *weights)[0].flatten() if weights else None
     # Predictions outside the known classes are left out.
     count = reading.columns
