@@ -174,7 +174,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             params["threads"] = torch.get_num_threads()
         params = {name: _plain(value) for name, value in params.items() if value is not None}
         if weights is not None:
-            params["sample_weight"] = _check_sample_weight(weights, inputs, dtype=np.float64)
+            told = {"dtype": np.float64, "ensure_non_negative": True}
+            params["sample_weight"] = _check_sample_weight(weights, inputs, **told)
         # Of tensors the dimensions keep their order.
         data = torch.from_numpy(inputs), torch.from_numpy(targets)
         model = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model

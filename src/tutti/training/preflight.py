@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +50,11 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
             check_labels(part.targets, outputs.shape[1], loss.ignored)
         with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
-            given: Any = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
+            first, second = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
             ones = torch.ones(len(targets), dtype=torch.float64)
-            found = loss.measure(*given, ones) if objective.weighted else loss.called(*given)
+            found: object = loss.called(first, second)
+            if objective.weighted:
+                found = loss.measure(first, second, ones)
         if not isinstance(found[0] if isinstance(found, tuple) else found, Tensor):
             raise BadOption(
                 f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "
