@@ -291,13 +291,15 @@ class Noting(Forgetful):
 def by_autograd(mean: LossFunction, batch: Batch) -> Tensor:
     """The gradient of the mean over a batch; zero where that is one over nothing."""
     module = model().double()
-    loss = mean(module(batch.inputs.double()), batch.targets)
+    loss = mean(
+        module(batch.inputs.double()), batch.targets, *([batch.weights] * (batch.weights is not None))
+    )
     assert isinstance(loss, Tensor)
     return nn.utils.parameters_to_vector(torch.autograd.grad(loss, module.parameters())).nan_to_num()
 
 
 @pytest.mark.parametrize(("ranks", "passes", "queue"), [(1, 3, False), (3, 1, False), (2, 3, True)])
-@pytest.mark.parametrize("name", ["balanced", "sum and weight"])
+@pytest.mark.parametrize("name", ["balanced", "sum and weight", "weights of samples"])
 def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
     name: str, ranks: int, passes: int, queue: bool
 ) -> None:
@@ -317,6 +319,7 @@ def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
             loss=loss_of(spec, part),
             epochs=1,
             arithmetic=FP64,
+            weighted=part.stored_weights is not None,
         ).fit()
         return worker.gradients
 

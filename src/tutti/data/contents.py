@@ -144,8 +144,7 @@ def with_weights(value: object, weights: object) -> dict[str, object]:
         return {**value, "w_train": weights}
     if not isinstance(value, tuple | list) or any(map(_has_items, (value, *value))):
         raise BadOption(
-            "sample_weight is for arrays and dicts of arrays; of a table name the column with the weights: "
-            "data_options={'weight': 'COLUMN'}"
+            "sample_weight is for arrays; of a table name their column: data_options={'weight': 'NAME'}"
         )
     parts = contents_of(value, "arrays", "the data").parts
     keys = {f"{key}_{part}": one for part, both in parts.items() for key, one in zip("xy", both, strict=True)}

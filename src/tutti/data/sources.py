@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from tutti.data.arrays import MISSING, as_array, part_columns, stored_dtype, values_of
+from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
@@ -27,7 +27,7 @@ from tutti.data.formats import OF_ALL, check_options, format_of, options_of, rea
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, is_frame, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
-from tutti.data.rows import Array, Indices, Rows, StoredRows, joined
+from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.targets import KnownClasses, with_checked_targets
@@ -114,30 +114,13 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
         filled=missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train),
         groups=groups,
         weights={
-            part: _weights(part, contents.weights[part], len(cast("Sized", y)), read[part][2])
+            part: as_weights(contents.weights[part], len(cast("Sized", y)), f"the {part} weights")[
+                read[part][2]
+            ]
             for part, (_, y) in contents.parts.items()
             if part in contents.weights
         },
     )
-
-
-def _weights(part: str, given: object, samples: int, kept: Indices) -> Array:
-    """Return the weights of the samples that are kept, of shape (samples,), float64."""
-    found = given[:] if isinstance(given, StoredRows) else as_array(given, "weights")
-    if found.dtype.kind not in "biuf" or found.size != samples:
-        raise BadData(
-            f"the weights of the {part} part are of type {found.dtype} and shape {found.shape}; give one "
-            f"number for each of {samples:,} samples"
-        )
-    weights: Array = found.reshape(-1)[kept].astype(np.float64)
-    wrong = ~(np.isfinite(weights) & (weights >= 0))
-    if wrong.any() or not weights.any():
-        first = int(wrong.argmax())
-        raise BadData(
-            f"the weight of {part} sample {int(kept[first])} is {weights[first]}; give each sample a finite "
-            "number from 0, and some a larger one"
-        )
-    return weights
 
 
 def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | None) -> ReadData:

@@ -169,9 +169,8 @@ def train(
             sample, or a number for all of them; or as scikit-learn's, (y_true, y_pred) -> a number.
         sampling: draws the samples of an epoch with replacement: "balanced", each class equally often, or a
             weight for each training sample, as an array or the path of an NPY file.
-        sample_weight: a weight for each training sample in losses and metrics, of shape (samples,), for data
-            that are arrays: the loss of a batch is sum(weight * loss) / sum(weight). Of a table it is a
-            column, `data_options={"weight": "column"}`; of a dict of arrays the keys "w_train", "w_test".
+        sample_weight: with arrays, the weight of each training sample in losses and metrics: of a batch
+            sum(weight * loss) / sum(weight). Of a table it is a column: `data_options={"weight": "column"}`.
         augment: names with commas, a function, or a list of both: random changes of the training samples, by
             functions (inputs, targets, random) -> (inputs, targets) of whole batches.
         callbacks: objects that look on, and may end the run: `tutti.Callback`, or names of such. Each rank

@@ -69,8 +69,7 @@ class Tally:
     on a GPU are summed there, without waiting. Outputs and targets for a metric that gathers go to the CPU.
 
     Samples without a label count in neither metrics nor matrix. Predictions outside the classes of the
-    matrix, and NaN, are counted in one more column; metrics are NaN then. Where samples have weights, labels
-    and cells are sums of these, in float64.
+    matrix, and NaN, are counted in one more column; metrics are NaN then. Samples count by their weights.
 
     Attributes:
         samples: the number counted.
@@ -238,7 +237,7 @@ class Tally:
 
     def _evaluation(self, found: Sums, gathered: Sequence[float]) -> Evaluation:
         """Return the figures, with the values of metrics that gather."""
-        _, labels, *cells = found.counts.tolist()
+        samples, labels, *cells = found.counts.tolist()
         weight, loss = found.sums[:2].tolist()
         given, metrics = iter(gathered), dict[str, float]()
         for metric, sums in zip(self._metrics, self._split(found.sums), strict=True):
@@ -248,8 +247,7 @@ class Tally:
                 value = metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
             if value is not None:
                 metrics[metric.name] = value
-        mean, samples = loss / weight if weight else math.nan, int(found.counts[0])
-        return Evaluation(samples, mean, metrics, self._matrix(cells))
+        return Evaluation(int(samples), loss / weight if weight else math.nan, metrics, self._matrix(cells))
 
     def _matrix(self, cells: list[float]) -> list[list[float]] | None:
         if self._classes is None:

@@ -51,10 +51,8 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
         with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
             first, second = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
-            ones = torch.ones(len(targets), dtype=torch.float64)
-            found: object = loss.called(first, second)
-            if objective.weighted:
-                found = loss.measure(first, second, ones)
+            ones = torch.ones(len(targets), dtype=torch.float64) if objective.weighted else None
+            found = loss.called(first, second) if ones is None else loss.measure(first, second, ones)
         if not isinstance(found[0] if isinstance(found, tuple) else found, Tensor):
             raise BadOption(
                 f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "

@@ -57,8 +57,8 @@ class Hdf5(Format):
                         f"targets by --data.features NAME --data.labels NAME; it has {_data_sets(file)}"
                     )
                 found = {name: _rows(path, file, name) for name in keys}
-                whole = from_keys(found, path.stem, str(path), labelled)
-                return replace(whole, groups=groups, weights={**whole.weights, **given})
+                found |= {f"w_{part}": one for part, one in given.items()}
+                return replace(from_keys(found, path.stem, str(path), labelled), groups=groups)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
             raise damaged(path, error) from error
 

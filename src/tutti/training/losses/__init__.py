@@ -6,8 +6,7 @@ A loss is a mean over parts of a batch, from several ranks and passes:
 
 For most losses the weight of a part is its number of samples, which every rank knows. A loss with a
 denominator of its own, such as cross entropy with `ignore_index` or class weights, or a mean over tokens,
-returns a sum and its weight. Where samples have weights w, total_part is the sum of w * loss over them, and
-weight_part the sum of w.
+returns a sum and its weight. So do samples with weights w: the sum of w * loss over them, and that of w.
 """
 
 from __future__ import annotations
