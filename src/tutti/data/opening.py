@@ -74,6 +74,9 @@ class SamplePool:
                 )
             else:
                 parts[name] = Part(x, _meta(y, y.dtype))
+            if name in contents.weights:
+                weights = torch.empty(len(y), dtype=torch.float64, device="meta")
+                parts[name] = replace(parts[name], stored_weights=weights)
         dataset = DataSet(
             contents.name,
             parts["train"],
@@ -122,6 +125,8 @@ class SamplePool:
         for name, (inputs, targets) in contents.parts.items():
             part = cast("Part", getattr(self.dataset, name))
             part.stored_targets.numpy()[:] = targets
+            if part.stored_weights is not None:
+                part.stored_weights.numpy()[:] = cast("Array", contents.weights[name])
             if isinstance(part, StreamedPart):
                 continue
             for read, column in zip(columns_of(inputs), columns_of(part.stored_inputs), strict=True):

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from tutti.data.arrays import MISSING, part_columns, stored_dtype, values_of
+from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
@@ -84,7 +84,8 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
         )
     name = contents.name if only else f"{wanted} part of {contents.name}"
     inputs, _ = contents.parts[wanted]
-    return _checked(replace(contents, name=name, parts={"train": (inputs, None)}), missing, "given")
+    given = replace(contents, name=name, parts={"train": (inputs, None)}, weights={})
+    return _checked(given, missing, "given")
 
 
 def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
@@ -115,6 +116,13 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
         columns=tuple(map(printable, contents.columns)),
         filled=missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train),
         groups=groups,
+        weights={
+            part: as_weights(contents.weights[part], len(cast("Sized", y)), f"the {part} weights")[
+                read[part][2]
+            ]
+            for part, (_, y) in contents.parts.items()
+            if part in contents.weights
+        },
     )
 
 

@@ -333,6 +333,7 @@ class Task:
             noun = "label of 0 or 1"
         kind = summary_lines.kind_of_task(noun, outputs_for(data), data.labels)
         loss = f"{of.loss.name} of one-hot labels" if of.loss.one_hot else of.loss.name
+        loss += " by weights of samples" if of.weighted else ""
         return f"{sizes}\n{summary_lines.task(kind, loss, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:
@@ -343,7 +344,7 @@ class Task:
         """Compute the outputs of `module` for a batch, and their loss."""
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-        return self.objective.compute(module, inputs, targets)
+        return self.objective.compute(module, inputs, targets, batch.weights)
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """Evaluate the model on `part` (collective)."""
@@ -366,7 +367,7 @@ def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = N
     metrics = named_metrics(recipe.given("metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(recipe, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
-    objective = Objective(loss, metrics, dataset.classes, arithmetic)
+    objective = Objective(loss, metrics, dataset.classes, arithmetic, dataset.weighted)
     by_value = any(isinstance(one, int) for one in dataset.labels)
     objective = check_fit(module, dataset.train, objective, by_value=by_value)
     return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)
