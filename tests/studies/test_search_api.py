@@ -70,6 +70,7 @@ def test_a_search_from_python(
         ),
         ({"block": "auto"}, "block is auto; give a whole number"),
         ({"stratified": True}, "number of folds is 1"),
+        ({"folds": 2, "test": 0.2}, "so does test"),
         ({"trials": 0}, "number of trials is 0"),
     ],
 )

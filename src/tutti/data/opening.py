@@ -2,7 +2,7 @@
 
     memory      │ train: inputs │ targets │ validation: inputs │ targets │ test: inputs │ targets │
     run           rows 0 1 3 4 5 6 8                trained on, nothing is copied
-                  rows 2 7                          kept aside for validation
+                  rows 2 7                          kept aside for validation, others for a test
 
 The samples lie in their stored order. A run, a fold and a prediction are rows of them.
 """
@@ -29,10 +29,10 @@ from tutti.data.parts import DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_inputs, read_source
-from tutti.data.splits import Indices, split
+from tutti.data.splits import Indices, divide
 from tutti.data.streaming import Source, StreamedPart
 from tutti.data.targets import KnownClasses
-from tutti.errors import BadData, UserError
+from tutti.errors import BadData, BadOption, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.splits import read_split
 
@@ -51,9 +51,11 @@ class SamplePool:
 
     Attributes:
         dataset: with the parts of the source, not scaled.
+        groups: the number of each training sample's group, int64; None: there are none.
     """
 
     dataset: DataSet
+    groups: Tensor | None = None
 
     @classmethod
     def outline(cls, contents: ReadData) -> SamplePool:
@@ -81,11 +83,12 @@ class SamplePool:
             contents.columns,
             _fingerprint(*contents.parts["train"]),
         )
-        return cls(dataset)
+        return cls(dataset, None if contents.groups is None else _meta(contents.groups, np.dtype(np.int64)))
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors, each once."""
-        every = (tensor for part in self.dataset.parts for tensor in part.tensors())
+        every = [tensor for part in self.dataset.parts for tensor in part.tensors()]
+        every += [] if self.groups is None else [self.groups]
         yield from {id(tensor): tensor for tensor in every}.values()
 
     @property
@@ -110,7 +113,7 @@ class SamplePool:
             places[id(one)] = memory[start : start + one.nbytes].view(one.dtype).view(one.shape)
             start += _room(one)
         dataset = self.dataset.with_parts(lambda part: part.changed(lambda one: places[id(one)]))
-        return replace(self, dataset=dataset)
+        return replace(self, dataset=dataset, groups=None if self.groups is None else places[id(self.groups)])
 
     def fill(self, contents: ReadData) -> None:
         """Write a data set into the memory; one process does."""
@@ -123,9 +126,16 @@ class SamplePool:
                 _write(column.rows, read.rows)
                 if name == "train" and column.values is not None and read.values is not None:
                     _write(column.values, read.values)  # those of all parts
+        if self.groups is not None:
+            self.groups.numpy()[:] = np.unique(cast("Array", contents.groups), return_inverse=True)[1]
 
     def divided(
-        self, comm: Communicator, validation: float, seed: int, place: tuple[str, int] | None = None
+        self,
+        comm: Communicator,
+        validation: float,
+        seed: int,
+        place: tuple[str, int] | None = None,
+        test: float = 0.0,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
 
@@ -135,42 +145,48 @@ class SamplePool:
             seed: decides which.
             place: a file of splits and the number of one; its held-out samples are the validation part then,
                 in place of any other, and there is no test part: that is left for when all is decided.
+            test: the share that is kept aside as the test part, before the validation part.
         """
-        train, aside, scale = agreed(
+        train, aside, tested, scale = agreed(
             comm,
-            lambda: self._division(validation, seed, place),
+            lambda: self._division(test, validation, seed, place),
             "splits",
-            lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
+            lambda found: [zlib.crc32(rows.data) for rows in found[:3]],
         )
         whole = self.dataset
         rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
-        validation_part, test = whole.validation, whole.test
+        validation_part, test_part = whole.validation, whole.test
         if len(aside):
             validation_part = whole.train.with_rows(torch.from_numpy(aside), scale)
         elif validation_part is not None:
             validation_part = validation_part.with_rows(None, scale)
-        if test is not None:
-            test = None if place else test.with_rows(None, scale)
+        if len(tested):
+            test_part = whole.train.with_rows(torch.from_numpy(tested), scale)
+        elif test_part is not None:
+            test_part = None if place else test_part.with_rows(None, scale)
         first = whole.train.with_rows(rows, scale)
-        return replace(whole, train=first, validation=validation_part, test=test)
+        return replace(whole, train=first, validation=validation_part, test=test_part)
 
     def _division(
-        self, validation: float, seed: int, place: tuple[str, int] | None
-    ) -> tuple[Indices, Indices, Scale]:
-        """Return the rows to train on and those kept aside, and the scale."""
+        self, test: float, validation: float, seed: int, place: tuple[str, int] | None
+    ) -> tuple[Indices, Indices, Indices, Scale]:
+        """Return the rows to train on, those of the validation and of the test part, and the scale."""
         part, classes = self.dataset.train, self.dataset.classes
         share = 0 if self.dataset.validation is not None else validation
+        if test and self.dataset.test is not None:
+            raise BadOption(f"--test is {test}, but {self.dataset.name} has a test part; leave --test out")
         if place is not None:
             file, number = place
             found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
-            train, aside = found.train, found.test
+            train, aside, tested = found.train, found.test, np.arange(0)
         elif isinstance(part, StreamedPart):
-            train, aside = part.split(share, seed)
+            train, aside, tested = part.divide(test, share, seed)
         else:
-            train, aside = split(part.stored_targets.numpy(), share, seed, classes)
+            groups = None if self.groups is None else self.groups.numpy()
+            train, aside, tested = divide(part.stored_targets.numpy(), test, share, seed, classes, groups)
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, self.dataset.filled) for column in columns]
-        return train, aside, scale_of_columns(part.stored_inputs, scales)
+        return train, aside, tested, scale_of_columns(part.stored_inputs, scales)
 
 
 def open_data(

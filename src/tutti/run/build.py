@@ -108,7 +108,7 @@ def open_config_data(
             given, options = given_data(recipe)
         pool = pool or open_pool(given, comm, options, known)
     place = None if config.split is None else split_of(config.split)
-    found = pool.divided(comm, config.validation, config.seed, place)
+    found = pool.divided(comm, config.validation, config.seed, place, config.test)
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found

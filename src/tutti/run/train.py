@@ -259,6 +259,7 @@ class FittedRun:
                 data.shape,
                 outputs_for(data),
                 None,
+                labels=data.labels,
             )
             if trainer.course.stopped is not None:
                 assert saver is not None, "nothing else stops a run"

@@ -99,6 +99,7 @@ class RunOutcome:
     weights: dict[str, Any] | None  # the model's state by name, if it was asked for
     stopped: str | None = None  # why
     callbacks: tuple[bytes | None, ...] = ()  # pickled attributes of rank 0's copies; None: they cannot be
+    labels: tuple[str, ...] = ()  # the classes' names; empty when unknown
 
 
 @dataclass(frozen=True)
@@ -164,4 +165,5 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         shape=data.of_inputs,
         outputs=data.classes or data.outputs,
         weights=None,
+        labels=data.labels,
     )

@@ -124,7 +124,9 @@ class Tally:
 
         The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
-        found = self.sums_here()
+        mine = copy(self)
+        mine._gathers, mine._rows = self._gathers and not glance, [] if glance else self._rows
+        found = mine.sums()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
 
     def sums_here(self) -> Sums:

@@ -94,8 +94,9 @@ class Search:
         by_validation = any(one.by_epoch for one in self.scores)
         if self.folds == 1 and by_validation and self.config.validation == 0:
             raise BadOption("--validation is 0, so trials cannot be compared; give a share, or --folds 3")
-        if self.folds > 1 and self.config.validation != TrainConfig.validation:
-            raise BadOption("--folds says what is held out, and so does --validation; give one of them")
+        for name in ("validation", "test"):
+            if self.folds > 1 and getattr(self.config, name) != getattr(TrainConfig, name):
+                raise BadOption(f"--folds says what is held out, and so does --{name}; give one of them")
         self.space.check(self.config)
         by_epochs = self.config.steps is None and "steps" not in self.space.distributions
         check_methods(self.sampler, self.pruner, self.space, self.scores, by_epochs)
@@ -178,8 +179,9 @@ class Search:
             # Imports scikit-learn, for a second.
             from tutti.studies.cross_validation.splits import make_splits, splitter_of
 
-            splitter = splitter_of(self.folds, 1, self.config.seed, self.stratified)
-            splits = make_splits(splitter, samples.targets)
+            grouped = samples.groups is not None
+            splitter = splitter_of(self.folds, 1, self.config.seed, self.stratified, grouped)
+            splits = make_splits(splitter, samples.targets, samples.groups)
             write_splits(folder.splits, splits, samples.fingerprint, self.config.seed)
         keep_data(folder, self.arrays)
         return folder

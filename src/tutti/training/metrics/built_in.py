@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -122,12 +124,14 @@ def balanced_accuracy() -> Metric:
     return _of_counts("balanced_accuracy", lambda hits, predictions, labels: hits / labels, torch.nan)
 
 
-def _of_each_class(name: str, score: str) -> Metric:
-    """Make the mean of a score of scikit-learn of each class against all others, where there are both."""
+Ranking = Callable[[NDArray[np.bool_], NDArray[np.float64]], float]
+"""(which labels are of a class, the scores of all labels for it) -> a figure of their order."""
+
+
+def _of_each_class(name: str, figure: Ranking) -> Metric:
+    """Make the mean of a figure of each class against all others, where there are both."""
 
     def function(reading: Reading, outputs: Tensor, targets: Tensor) -> float:
-        from sklearn import metrics  # It takes half a second to import.
-
         probabilities, wanted = reading.probabilities(outputs, targets)
         if wanted.dim() == 1:
             wanted = one_hot(wanted, max(probabilities.shape[1], int(wanted.max()) + 1))
@@ -135,7 +139,7 @@ def _of_each_class(name: str, score: str) -> Metric:
         if not probabilities.isfinite().all():
             return float("nan")
         found = [
-            getattr(metrics, score)(there.numpy(), scores.numpy())
+            figure(there.numpy(), scores.numpy())
             for there, scores in columns
             if there.any() and not there.all()
         ]
@@ -147,18 +151,31 @@ def _of_each_class(name: str, score: str) -> Metric:
     )
 
 
+def _area(there: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
+    """Return the share of pairs of a label of the class and another in their right order; ties are halves."""
+    own, others = np.sort(scores[there]), np.sort(scores[~there])
+    below, up_to = np.searchsorted(others, own), np.searchsorted(others, own, "right")
+    return float((below.sum() + up_to.sum()) / (2 * len(own) * len(others)))
+
+
 @part("auc")
 @made
 def auc() -> Metric:
     """Area under the ROC curve of each class against all others, the mean over the classes."""
-    return _of_each_class("auc", "roc_auc_score")
+    return _of_each_class("auc", _area)
+
+
+def _precision_of_ranks(there: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
+    from sklearn.metrics import average_precision_score  # It takes a second to import.
+
+    return float(average_precision_score(there, scores))
 
 
 @part("average_precision")
 @made
 def average_precision() -> Metric:
     """Average precision of each class against all others, the mean over the classes."""
-    return _of_each_class("average_precision", "average_precision_score")
+    return _of_each_class("average_precision", _precision_of_ranks)
 
 
 def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
