@@ -93,7 +93,7 @@ def test_the_parts_of_groups_are_the_same_on_any_ranks_and_the_scale_is_that_of_
 
 
 def test_a_share_beside_a_test_part_is_refused(images):
-    with pytest.raises(BadOption, match="--test is 0.2, but arrays has a test part"):
+    with pytest.raises(BadOption, match=r"--test is 0\.2, but arrays has a test part"):
         VirtualWorld(1).run(lambda comm: open_pool((images, images), comm).divided(comm, 0.1, 0, test=0.2))
 
 

@@ -82,7 +82,7 @@ def test_a_share_that_leaves_a_part_empty_is_refused():
         split(np.zeros(3, int), 0.99, 0, classes=1)
     with pytest.raises(BadData, match="every class has a single sample"):
         split(np.arange(10), 0.5, 0, classes=10)
-    with pytest.raises(BadData, match="share of 0.001 .* leaves test without any; use '--test 0'"):
+    with pytest.raises(BadData, match=r"share of 0\.001 .* leaves test without any; use '--test 0'"):
         divide(np.zeros(100, int), 0.001, 0.1, 0, 1)
     with pytest.raises(BadData, match="all samples are of one group"):
         split(np.zeros(10, int), 0.5, 0, 1, np.zeros(10, int))

@@ -73,11 +73,11 @@ def split(
     elif classes is None or targets.ndim > 1:
         aside = random.permutation(count)[:wanted]
     else:
-        groups_of = np.where(targets < 0, classes, targets)
-        sizes = np.bincount(groups_of, minlength=classes + 1)
+        labels = np.where(targets < 0, classes, targets)
+        sizes = np.bincount(labels, minlength=classes + 1)
         quotas = _quotas(sizes, wanted)
-        groups = np.split(np.argsort(groups_of, kind="stable"), np.cumsum(sizes)[:-1])
-        aside = np.concatenate([random.permutation(g)[:q] for g, q in zip(groups, quotas, strict=True)])
+        alike = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
+        aside = np.concatenate([random.permutation(one)[:q] for one, q in zip(alike, quotas, strict=True)])
     if len(aside) == 0:
         raise BadData(f"every class has a single sample, so none can be kept for {part}; use '--{part} 0'")
     kept = np.ones(count, dtype=bool)
