@@ -69,7 +69,7 @@ class CvCommand(Command):
         parser.option("--score", scores, "NAME", AUTO)
         define_farm(parser, "farms/DATE-MODELS-DATA")
         parser.option("--dry-run", "look at the data, print the runs and end")
-        parser.config_options(leave_out=[*({*SHARED} - {"data", "data_options", "seed"}), "schedule"])
+        parser.config_options(leave_out=[*({*SHARED} - {"data", "data_options", "seed", "test"}), "schedule"])
         parser.fields.append("schedule_options")
         parser.dotted.append("schedule_options")
 

@@ -167,23 +167,31 @@ class SamplePool:
         first = whole.train.with_rows(rows, scale)
         return replace(whole, train=first, validation=validation_part, test=test_part)
 
+    def rows(
+        self, targets: Array, groups: Array | None, test: float, validation: float, seed: int
+    ) -> tuple[Indices, Indices, Indices]:
+        """Return the rows to train on, those of the validation and of the test part, also of an outline."""
+        whole = self.dataset
+        if test and whole.test is not None:
+            raise BadOption(f"--test is {test}, but {whole.name} has a test part; leave --test out")
+        share = 0 if whole.validation is not None else validation
+        if isinstance(whole.train, StreamedPart):
+            return whole.train.divide(test, share, seed)
+        return divide(targets, test, share, seed, whole.classes, groups)
+
     def _division(
         self, test: float, validation: float, seed: int, place: tuple[str, int] | None
     ) -> tuple[Indices, Indices, Indices, Scale]:
         """Return the rows to train on, those of the validation and of the test part, and the scale."""
-        part, classes = self.dataset.train, self.dataset.classes
-        share = 0 if self.dataset.validation is not None else validation
-        if test and self.dataset.test is not None:
-            raise BadOption(f"--test is {test}, but {self.dataset.name} has a test part; leave --test out")
+        part = self.dataset.train
         if place is not None:
             file, number = place
             found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
             train, aside, tested = found.train, found.test, np.arange(0)
-        elif isinstance(part, StreamedPart):
-            train, aside, tested = part.divide(test, share, seed)
         else:
             groups = None if self.groups is None else self.groups.numpy()
-            train, aside, tested = divide(part.stored_targets.numpy(), test, share, seed, classes, groups)
+            targets = part.stored_targets.numpy()
+            train, aside, tested = self.rows(targets, groups, test, validation, seed)
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, self.dataset.filled) for column in columns]
         return train, aside, tested, scale_of_columns(part.stored_inputs, scales)

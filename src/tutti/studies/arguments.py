@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, Any, cast
 
+import numpy as np
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -101,7 +102,9 @@ class Arguments:
         if self.contents is None:
             return None
         found = to_keys(replace(self.contents, classes=None, columns=()))
-        return {key: rows[:] for key, rows in found.items()}
+        groups = self.contents.groups
+        kept = {} if groups is None else {"groups": np.unique(groups, return_inverse=True)[1]}
+        return {key: rows[:] for key, rows in found.items()} | kept
 
     @contextmanager
     def stream(self) -> Iterator[IO[str]]:
@@ -122,4 +125,6 @@ def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[St
     kept: Options = {"classes": contents.classes} if contents.classes is not None else {}
     if contents.filled:
         kept["missing"] = "mean"
+    if contents.groups is not None:
+        kept["group"] = "groups"
     return replace(config, data=DATA, data_options=kept), contents

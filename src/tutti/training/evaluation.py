@@ -125,7 +125,9 @@ class Tally:
         The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
         mine = copy(self)
-        mine._gathers, mine._rows = self._gathers and not glance, [] if glance else self._rows
+        if glance:
+            mine._gathers = False
+            mine._rows = []
         found = mine.sums()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
 

@@ -94,9 +94,8 @@ class Search:
         by_validation = any(one.by_epoch for one in self.scores)
         if self.folds == 1 and by_validation and self.config.validation == 0:
             raise BadOption("--validation is 0, so trials cannot be compared; give a share, or --folds 3")
-        for name in ("validation", "test"):
-            if self.folds > 1 and getattr(self.config, name) != getattr(TrainConfig, name):
-                raise BadOption(f"--folds says what is held out, and so does --{name}; give one of them")
+        if self.folds > 1 and self.config.validation != TrainConfig.validation:
+            raise BadOption("--folds says what is held out, and so does --validation; give one of them")
         self.space.check(self.config)
         by_epochs = self.config.steps is None and "steps" not in self.space.distributions
         check_methods(self.sampler, self.pruner, self.space, self.scores, by_epochs)
@@ -146,7 +145,7 @@ class Search:
         configs = [config]
         if self.folds > 1:
             # What is held out is in the splits.
-            config = replace(config, validation=TrainConfig.validation)
+            config = replace(config, validation=TrainConfig.validation, test=0.0)
             configs = [
                 replace(config, split=f"{splits}:{fold}", seed=config.seed + fold)
                 for fold in range(self.folds)
@@ -181,7 +180,7 @@ class Search:
 
             grouped = samples.groups is not None
             splitter = splitter_of(self.folds, 1, self.config.seed, self.stratified, grouped)
-            splits = make_splits(splitter, samples.targets, samples.groups)
+            splits = make_splits(splitter, samples.targets, samples.groups, samples.rest)
             write_splits(folder.splits, splits, samples.fingerprint, self.config.seed)
         keep_data(folder, self.arrays)
         return folder

@@ -243,10 +243,10 @@ def _words(spec: str) -> list[str]:
 
 def _automatic(loss: Loss, reading: Reading) -> list[str]:
     if reading.kind == CLASSES or (loss.flags and reading.kind == FLAGS):
-        labels, samples = reading.targets.numel(), len(reading.targets)
-        two = reading.columns == 2 and labels == samples
-        ranked = ["auc"] if samples <= MOST_RANKED else []
-        return ["accuracy", *(["balanced_accuracy", *ranked] if two else [])]
+        samples = len(reading.targets)
+        if reading.columns != 2 or reading.targets.numel() != samples:
+            return ["accuracy"]
+        return ["accuracy", "balanced_accuracy", *(["auc"] if samples <= MOST_RANKED else [])]
     return ["mae", "rmse", "r2"] if loss.amounts else []
 
 
