@@ -71,13 +71,7 @@ def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
 
 
 def rare_class(summary: Summary, labels: Sequence[str], config: Mapping[str, Any]) -> str:
-    """Advise a run that finds less than half of a rare class, of two; "" where there is nothing to say.
-
-    Args:
-        summary: of the run; its test part counts, or else its validation part.
-        labels: the classes' names; empty when unknown.
-        config: of the run, as JSON values.
-    """
+    """Advise a run that finds less than half of a rare class, of two, on its test or validation part."""
     judged = summary.test or summary.validation
     rows = [] if judged is None else judged.confusion or []
     if judged is None or len(rows) != 2 or config.get("class_weights") or config.get("sampling"):
