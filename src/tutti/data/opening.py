@@ -24,8 +24,10 @@ from tutti.comm.base import Communicator
 from tutti.data.arrays import chunks_of, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import ReadData
+from tutti.data.fitting import fit
 from tutti.data.formats.npy import Mapped
 from tutti.data.parts import DataSet, Part, Scale, once, scale_of_columns
+from tutti.data.preparation import prepared
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_inputs, read_source
@@ -34,6 +36,7 @@ from tutti.data.streaming import Source, StreamedPart
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData, BadOption, UserError
 from tutti.free_memory import free_bytes
+from tutti.records.preparation import Preparation, Table
 from tutti.records.splits import read_split
 
 T = TypeVar("T")
@@ -82,6 +85,7 @@ class SamplePool:
             contents.filled,
             contents.columns,
             _fingerprint(*contents.parts["train"]),
+            contents.table,
         )
         return cls(dataset, None if contents.groups is None else _meta(contents.groups, np.dtype(np.int64)))
 
@@ -135,6 +139,7 @@ class SamplePool:
         validation: float,
         seed: int,
         place: tuple[str, int] | None = None,
+        embeds: bool = False,
         test: float = 0.0,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
@@ -145,15 +150,20 @@ class SamplePool:
             seed: decides which.
             place: a file of splits and the number of one; its held-out samples are the validation part then,
                 in place of any other, and there is no test part: that is left for when all is decided.
+            embeds: the model takes category numbers for columns of many texts.
             test: the share that is kept aside as the test part, before the validation part.
         """
-        train, aside, tested, scale = agreed(
+        train, aside, tested, fitted = agreed(
             comm,
-            lambda: self._division(test, validation, seed, place),
+            lambda: self._division(test, validation, seed, place, embeds),
             "splits",
             lambda found: [zlib.crc32(rows.data) for rows in found[:3]],
         )
         whole = self.dataset
+        scale = fitted
+        if isinstance(fitted, Preparation):
+            assert whole.table is not None, "it was fitted"
+            scale = prepared(fitted, whole.table)
         rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
         validation_part, test_part = whole.validation, whole.test
         if len(aside):
@@ -180,10 +190,10 @@ class SamplePool:
         return divide(targets, test, share, seed, whole.classes, groups)
 
     def _division(
-        self, test: float, validation: float, seed: int, place: tuple[str, int] | None
-    ) -> tuple[Indices, Indices, Indices, Scale]:
-        """Return the rows to train on, those of the validation and of the test part, and the scale."""
-        part = self.dataset.train
+        self, test: float, validation: float, seed: int, place: tuple[str, int] | None, embeds: bool
+    ) -> tuple[Indices, Indices, Indices, Scale | Preparation]:
+        """Return the rows of the training, validation and test part, and the scale or what makes it."""
+        part, filled = self.dataset.train, self.dataset.filled
         if place is not None:
             file, number = place
             found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
@@ -192,8 +202,10 @@ class SamplePool:
             groups = None if self.groups is None else self.groups.numpy()
             targets = part.stored_targets.numpy()
             train, aside, tested = self.rows(targets, groups, test, validation, seed)
+        if self.dataset.table is not None:
+            return train, aside, tested, _fit(part, self.dataset.table, train, filled, embeds)
         columns = columns_of(part.stored_inputs)
-        scales = [_scale_of(part, column, train, self.dataset.filled) for column in columns]
+        scales = [_scale_of(part, column, train, filled) for column in columns]
         return train, aside, tested, scale_of_columns(part.stored_inputs, scales)
 
 
@@ -316,6 +328,14 @@ def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) 
     if filled and column.values is None and column.rows.is_floating_point():
         return mean_scale(column.rows.numpy(), train)
     return Scale()
+
+
+def _fit(part: Part, table: Table, train: Indices, filled: bool, embeds: bool) -> Preparation:
+    """Return the preparation of a table from some training samples."""
+    if isinstance(part, StreamedPart):
+        return fit(part.source.files.__getitem__, part.thinned(train), table, len(part), filled, embeds)
+    stored = cast("Tensor", part.stored_inputs).numpy()
+    return fit(stored.__getitem__, train, table, len(part), filled, embeds)
 
 
 def _write(memory: Tensor, rows: Rows) -> None:

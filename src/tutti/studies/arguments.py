@@ -104,7 +104,7 @@ class Arguments:
         found = to_keys(replace(self.contents, classes=None, columns=()))
         groups = self.contents.groups
         kept = {} if groups is None else {"groups": np.unique(groups, return_inverse=True)[1]}
-        return {key: rows[:] for key, rows in found.items()} | kept
+        return {key: rows[:] if rows.shape else rows for key, rows in found.items()} | kept
 
     @contextmanager
     def stream(self) -> Iterator[IO[str]]:
