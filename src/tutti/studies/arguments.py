@@ -102,9 +102,10 @@ class Arguments:
         if self.contents is None:
             return None
         found = to_keys(replace(self.contents, classes=None, columns=()))
-        groups = self.contents.groups
-        kept = {} if groups is None else {"groups": np.unique(groups, return_inverse=True)[1]}
-        return {key: rows[:] if rows.shape else rows for key, rows in found.items()} | kept
+        kept = {key: rows[:] if rows.shape else np.asarray(rows) for key, rows in found.items()}
+        if self.contents.groups is not None:
+            kept["groups"] = np.unique(self.contents.groups, return_inverse=True)[1]
+        return kept
 
     @contextmanager
     def stream(self) -> Iterator[IO[str]]:
