@@ -133,7 +133,7 @@ def open_config_data(
         pool = pool or open_pool(given, comm, options, known or meant_by(config.loss))
     place = None if config.split is None else split_of(config.split)
     embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
-    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained)
+    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained, config.test)
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found
