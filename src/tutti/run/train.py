@@ -50,6 +50,7 @@ from tutti.run.optimization import build_optimizer
 from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
 from tutti.run.saving import Recording, Saving, is_over, observed, saving
+from tutti.run.shared_data import SharedData
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
 from tutti.strategies import Clip, Strategy
@@ -109,6 +110,8 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
+    if job.memory is not None and comm.hosts == 1:
+        context = replace(context, open_data=SharedData(job.memory.data).open)
     # A process that tutti has not started, itself or by mpirun, is not watched.
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         if job.hang_timeout_s is not None:
@@ -140,7 +143,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
             dataset = context.open_data(job, comm)
-            if job.memory is None:  # Ranks that come after these read them again.
+            if job.memory is None or comm.hosts == 1:  # Else ranks that come after these read them again.
                 free_given_data(job, comm)
             task = prepare_task(job, dataset)
             if config.weights is not None and checkpoint is None:

@@ -1,10 +1,13 @@
-"""The data sets of a farm, once on each host: whichever block needs one first reads it, and all see it.
+"""Data sets in memory that outlives ranks: who needs one first reads it; other blocks and later ranks see it.
 
-    index     │ data set ▸ where it lies, and what it is
-    arena     │ index │ samples of one data set │ samples of another │ ...
+    root      where the last index begins
+    index     its length │ data set ▸ where it lies, and what it is
+    arena     │ root │ samples of one data set │ index │ samples of another │ index of both │ ...
 
-The rank that reads has the lock on the index, for which others wait asleep; the kernel frees it if the rank
-dies. Jobs see their parts as rows of the same memory: nothing is copied.
+The process that starts the ranks has made the arena: that of a farm for its blocks, that of a run for the
+ranks that come after a loss. The rank that reads has the lock on the root, for which others wait asleep; the
+kernel frees it if the rank dies, and the next reader frees the memory that it has left. Runs see their parts
+as rows of the same memory: nothing is copied.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ from typing import NamedTuple, cast
 import torch
 
 from tutti.comm.base import Communicator
-from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.arena import FIRST, ROOT, Arena
+from tutti.comm.shm.memfd import FileAddress
 from tutti.data import DataSet, SamplePool
 from tutti.data.arrays import keeping_doubles
 from tutti.data.sources import read_source
 from tutti.errors import UserError
-from tutti.farm.messages import INDEX_BYTES, SharedPlace
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import names_object
 from tutti.records.json_lines import to_json
@@ -40,11 +43,11 @@ class SharedData:
     """The data sets of this host, as one of its ranks sees them.
 
     Args:
-        place: where they are.
+        address: of the arena, which has nothing else.
     """
 
-    def __init__(self, place: SharedPlace) -> None:
-        self._arena, self._index = Arena.open(place.arena), place.table
+    def __init__(self, address: FileAddress) -> None:
+        self._arena = Arena.open(address)
         self._known: dict[str, _Lying] = {}
         self._seen: dict[int, SamplePool] = {}
 
@@ -64,9 +67,10 @@ class SharedData:
     def _look_up(self, recipe: Recipe) -> _Lying:
         key = _key(recipe)
         if key not in self._known:
-            with self._arena.lock(self._index):
-                self._known = self._read_index()
+            with self._arena.lock(ROOT):
+                self._known, end = self._read_index()
                 if key not in self._known:
+                    self._arena.release_from(end)  # A rank that died while it read has left this.
                     self._read(recipe, key)
                     give_back_memory()  # No job needs as much again.
         return self._known[key]
@@ -87,21 +91,21 @@ class SharedData:
             self._seen[lying.offset] = lying.outline.laid(memory)
         return self._seen[lying.offset]
 
-    def _read_index(self) -> dict[str, _Lying]:
-        length = self._arena.words(self._index, 1)[0]
-        if not length:
-            return {}
-        words = self._arena.words(self._index + 8, -(-length // 8))
-        known: dict[str, _Lying] = pickle.loads(words.cast("B")[:length])
-        return known
+    def _read_index(self) -> tuple[dict[str, _Lying], int]:
+        """Return what is there, and where it ends."""
+        begin = self._arena.words(ROOT, 1)[0]
+        if not begin:
+            return {}, FIRST
+        length = self._arena.words(begin, 1)[0]
+        content = self._arena.words(begin + 8, -(-length // 8)).cast("B")[:length]
+        return pickle.loads(content), begin + 8 + length
 
     def _write_index(self) -> None:
         content = pickle.dumps(self._known)
-        if 8 + len(content) > INDEX_BYTES:
-            # It is read again by each block: slower, and no less right.
-            return
-        self._arena.words(self._index + 8, -(-len(content) // 8)).cast("B")[: len(content)] = content
-        self._arena.words(self._index, 1)[0] = len(content)
+        begin = self._arena.allocate(8 + len(content))
+        self._arena.words(begin, 1)[0] = len(content)
+        self._arena.words(begin + 8, -(-len(content) // 8)).cast("B")[: len(content)] = content
+        self._arena.words(ROOT, 1)[0] = begin  # Last: from here on all of it is there.
 
 
 def _key(recipe: Recipe) -> str:
