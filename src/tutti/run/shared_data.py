@@ -13,10 +13,13 @@ as rows of the same memory: nothing is copied.
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 from typing import NamedTuple, cast
 
 import torch
+from torch import Tensor
+from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.comm.shm.arena import FIRST, ROOT, Arena
@@ -33,10 +36,11 @@ from tutti.run.jobs import Recipe
 
 
 class _Lying(NamedTuple):
-    """A data set in the arena: where it begins, and what it is."""
+    """A data set in the arena: where it begins, what it is, and how one run divides it; empty: not kept."""
 
     offset: int
     outline: SamplePool
+    divided: bytes = b""
 
 
 class SharedData:
@@ -44,10 +48,11 @@ class SharedData:
 
     Args:
         address: of the arena, which has nothing else.
+        one_run: all ranks are of one run, so that those that come later find its data divided and scaled.
     """
 
-    def __init__(self, address: FileAddress) -> None:
-        self._arena = Arena.open(address)
+    def __init__(self, address: FileAddress, *, one_run: bool = False) -> None:
+        self._arena, self._one_run = Arena.open(address), one_run
         self._known: dict[str, _Lying] = {}
         self._seen: dict[int, SamplePool] = {}
 
@@ -59,10 +64,18 @@ class SharedData:
                 found = self._look_up(recipe)
             except UserError as error:
                 found = error  # the other ranks wait for the leader's word
-        lying = comm.node.broadcast_object(found)
+        lying = cast("_Lying | UserError", comm.node.broadcast_object(found))
         if isinstance(lying, UserError):
             raise lying
-        return open_config_data(recipe, comm, self._pool(cast("_Lying", lying)))
+        pool = self._pool(lying)
+        if lying.divided:
+            return cast("DataSet", _Unpickler(lying.divided, pool).load())
+        dataset = open_config_data(recipe, comm, pool)
+        if self._one_run and comm.node.rank == 0:
+            with self._arena.lock(ROOT):
+                self._known[_key(recipe)] = lying._replace(divided=_pickled(dataset, pool))
+                self._write_index()
+        return dataset
 
     def _look_up(self, recipe: Recipe) -> _Lying:
         key = _key(recipe)
@@ -106,6 +119,40 @@ class SharedData:
         self._arena.words(begin, 1)[0] = len(content)
         self._arena.words(begin + 8, -(-len(content) // 8)).cast("B")[: len(content)] = content
         self._arena.words(ROOT, 1)[0] = begin  # Last: from here on all of it is there.
+
+
+def _pickled(dataset: DataSet, pool: SamplePool) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, pool).dump(dataset)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes numbers in place of the tensors of a pool."""
+
+    def __init__(self, file: io.BytesIO, pool: SamplePool) -> None:
+        super().__init__(file)
+        self._numbers = {id(tensor): number for number, tensor in enumerate(_tensors(pool))}
+
+    @override
+    def persistent_id(self, obj: object) -> int | None:
+        return self._numbers.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what `_Pickler` has written for a pool like this one."""
+
+    def __init__(self, content: bytes, pool: SamplePool) -> None:
+        super().__init__(io.BytesIO(content))
+        self._tensors = _tensors(pool)
+
+    @override
+    def persistent_load(self, pid: int) -> Tensor:
+        return self._tensors[pid]
+
+
+def _tensors(pool: SamplePool) -> list[Tensor]:
+    return [tensor for part in pool.dataset.parts for tensor in part.tensors()]
 
 
 def _key(recipe: Recipe) -> str:
