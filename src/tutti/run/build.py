@@ -365,7 +365,7 @@ def assemble(
     optimizer = build_optimizer(recipe, module)
     config = resolved(recipe.config, comm, task, strategy, optimizer)
     monitor = Monitor.parse(config.monitor, better_of(objective.metrics), data.validation is not None)
-    ending = Ending(monitor, config.patience, config.target, config.restore_best, tuple(told))
+    ending = Ending(monitor, config.patience, config.goal, config.restore_best, tuple(told))
     chances = build_chances(recipe, data)
     batches, balance = deal(config, strategy, data.train, portion.peers, chances)
     batches.augment = augmentation(recipe, data.train)

@@ -149,7 +149,7 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
     if resume.checkpoint is not None or not folder.finished:
         return None
     before = TrainConfig.from_json(folder.config())
-    lengths = [(one.epochs, one.steps, one.monitor, one.patience, one.target) for one in (before, config)]
+    lengths = [(one.epochs, one.steps, one.monitor, one.patience, one.goal) for one in (before, config)]
     if lengths[0] != lengths[1]:
         return None
     summary, data = folder.read(Summary), folder.read(TrainedOn)
