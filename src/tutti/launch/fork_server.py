@@ -118,6 +118,11 @@ def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
     import psutil  # noqa: F401
     import torch  # noqa: F401
 
+    # What each rank needs to join the others.
+    import tutti.comm.shm.communicator
+    import tutti.launch.busy_cores
+    import tutti.launch.world  # noqa: F401
+
     _load(entry)
     # From here on the guard's pidfd tells that it is gone, which leaves time to end the ranks.
     outlive_parent()
