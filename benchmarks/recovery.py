@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,6 +76,7 @@ class Training:
         if self.process.wait():
             sys.exit(f"the training in {self.folder} failed")
         state = load_file(self.folder / "run" / "weights.safetensors")
+        shutil.rmtree(self.folder)
         return b"".join(value.tobytes() for _, value in sorted(state.items()))
 
 
