@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -57,13 +57,28 @@ def test_later_ranks_find_what_earlier_ones_have_read(
         assert second.stored_targets[0] == 7
 
 
-def test_streamed_data_are_found_again(address: FileAddress, tmp_path: Path) -> None:
+def streamed(folder: Path) -> TrainConfig:
     for name in ("inputs", "targets"):
-        np.save(tmp_path / f"{name}.npy", np.arange(64.0).reshape(64, 1))
-    config = TrainConfig(data=str(tmp_path), data_options={"stream": True}, validation=0.25)
+        np.save(folder / f"{name}.npy", np.arange(64.0).reshape(64, 1))
+    return TrainConfig(data=str(folder), data_options={"stream": True})
+
+
+def table(folder: Path) -> TrainConfig:
+    towns = "Ulm", "Trier", "Bonn"
+    rows = (f"{number % 7},{towns[number % 3]},19{number + 10}-01-02,{number % 2}" for number in range(64))
+    (folder / "table.csv").write_text("\n".join(["size,town,born,label", *rows]))
+    return TrainConfig(data=str(folder / "table.csv"))
+
+
+@pytest.mark.parametrize("kind", [streamed, table])
+def test_every_kind_of_data_is_found_as_it_was_prepared(
+    address: FileAddress, tmp_path: Path, kind: Callable[[Path], TrainConfig]
+) -> None:
+    config = kind(tmp_path)
     first, second = opened(address, config), opened(address, config)
     rows = torch.arange(8)
-    assert torch.equal(first.train.take(rows)[0], second.train.take(rows)[0])
+    for one, other in zip(first.train.take(rows), second.train.take(rows), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_what_a_reader_left_that_died_is_freed(address: FileAddress, tmp_path: Path) -> None:
