@@ -170,7 +170,7 @@ def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescriptio
         f"{part.incomplete:,} of {part.samples:,} {part.name} samples have missing values: leave them out by "
         "--data.missing drop, or let means stand for them by --data.missing mean"
         for part in parts
-        if part.incomplete
+        if part.incomplete and contents.table is None
     ]
     said += [
         f"{part.trained:,} of {part.samples:,} {part.name} samples are in the training part, too: its "
@@ -192,6 +192,8 @@ def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescriptio
                 f"class {name} has {count:,} training samples and the largest {max(train.counts):,}: "
                 "accuracy hides what the model does with it"
             )
+    if contents.table is not None:
+        return said  # columns are scaled, and constant ones left out
     constant = [one.name for one in train.inputs if one.deviation == 0]
     if constant:
         said.append(f"{_first(constant)} never changes: it takes time and tells nothing")
