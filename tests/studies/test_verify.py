@@ -144,6 +144,12 @@ def seven_ignored(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, ignore_index=7)
 
 
+def test_batch_norm_follows_one_process() -> None:
+    verdict = compared(replace(CONFIG, model=f"{__name__}:normalised", model_options={}), 3)
+    assert verdict.follows
+    assert max(one.found.largest for one in verdict.deviations.values()) < 1e-10
+
+
 def test_layers_that_a_model_keeps_in_evaluation_mode_are_so_on_both_sides() -> None:
     verdict = compared(replace(CONFIG, model=f"{__name__}:fixed", model_options={}), 2)
     assert verdict.follows
@@ -198,14 +204,16 @@ def test_a_sum_as_loss_does_not_follow() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("normalised", "BatchNorm ('2') normalises with the statistics of each rank's own part"),
+        ("normalised_apart", "BatchNorm ('2') normalises with the statistics of each rank's own part"),
         ("noisy", "the model draws random numbers"),
         ("centred", "from all samples of its rank's own part"),
         ("two_views", "the model draws random numbers"),
     ],
 )
 def test_what_differs_by_design_is_named(model: str, words: str) -> None:
-    verdict = compared(replace(CONFIG, model=f"{__name__}:{model}", model_options={}), 2)
+    local = {"batch_norm": "local"} if model == "normalised_apart" else {}
+    model = model.removesuffix("_apart")
+    verdict = compared(replace(CONFIG, model=f"{__name__}:{model}", model_options={}, **local), 2)
     assert not verdict.follows
     assert not verdict.causes
     assert any(words in reason for reason in verdict.reasons), verdict.reasons
