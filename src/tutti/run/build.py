@@ -415,6 +415,7 @@ def _normalises_together(config: TrainConfig, portion: Portion, strategy: Strate
         config.batch_norm == "sync"
         and together
         and portion.peers.size > 1
+        and portion.peers.in_backward
         and bool(batch_norms(portion.module))
     )
 

@@ -270,7 +270,7 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
     parts = max(2, comm.size * passes_of(config, strategy))
     # One set of initial weights: rank 0's, which all get when the model is laid out.
     sync = config.batch_norm == "sync" and layout is None and passes_of(config, strategy) == 1
-    normalised = sync and comm.size > 1 and bool(batch_norms(task.module))
+    normalised = sync and comm.size > 1 and comm.in_backward and bool(batch_norms(task.module))
     sequential = _Runs(job, task, config.steps, part, parts, normalised) if comm.rank == 0 else None
     names = trained_names(task.module)
     with closing(portion_of(layout, comm, task.module, task.workload(config.batch_size))) as portion:
