@@ -108,6 +108,7 @@ class TrainOptions(TypedDict, total=False):
     class_weights: str | Sequence[float] | None
     clip_norm: float | None
     clip_value: float | None
+    batch_norm: str
     precision: str
     layout: str
     device: str

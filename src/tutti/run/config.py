@@ -247,6 +247,11 @@ class TrainConfig:
     )
     clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
     clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
+    batch_norm: str = option(
+        "sync",
+        "statistics of BatchNorm in training: of the whole batch of an update (sync), or of each rank's part",
+        ("sync", "local"),
+    )
     precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16", "fp16", "fp64"))
     layout: str = option(
         "contiguous",

@@ -59,6 +59,7 @@ from tutti.strategies.base import WeightPlacement
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
+from tutti.training.batch_norm import batch_norms
 from tutti.training.loggers import Logbook, logger_names, loggers_of
 from tutti.training.losses import weights_in
 from tutti.training.losses.weights import BALANCED
@@ -417,6 +418,9 @@ def _print_beginning(parts: Assembly) -> None:
     task, train = parts.task, parts.task.dataset.train
     together = not parts.schedule.batches.own
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
+    alone = parts.workers.comm.size > 1 and parts.workers.statistics is None
+    if alone and parts.config.batch_norm == "sync" and batch_norms(parts.task.module):
+        print(summary_lines.own_statistics(parts.config), flush=True)
     if isinstance(train, StreamedPart):
         each, windows = train.sample_bytes, train.windows
         print(
