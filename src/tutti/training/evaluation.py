@@ -43,13 +43,19 @@ class Objective:
     def compute(
         self, module: Callable[..., object], inputs: Inputs, targets: Tensor
     ) -> tuple[Tensor, Tensor, float]:
-        """Compute a model's output, the sum of the losses / the samples, and the samples' weight."""
+        """Compute a model's output, the sum of the losses / the samples, and the samples' weight.
+
+        A model that returns "members" beside its output is an ensemble: each member has a loss of its own,
+        and the loss is their mean.
+        """
+        outputs = self.arithmetic.call(module, inputs)
+        output = self.arithmetic.output(outputs)
         if self.loss.whole:
-            outputs = self.arithmetic.call(module, inputs)
-            loss, weight = self.loss.measure(outputs, LossBatch(inputs, targets))
-            return self.arithmetic.output(outputs), loss, weight
-        output = self.arithmetic.forward(module, inputs)
-        return output, *self.loss.measure(output, targets)
+            return output, *self.loss.measure(outputs, LossBatch(inputs, targets))
+        if not (isinstance(outputs, Mapping) and "members" in outputs):
+            return output, *self.loss.measure(output, targets)
+        each = [self.loss.measure(self.arithmetic.output(one), targets) for one in outputs["members"]]
+        return output, sum((loss for loss, _ in each), output.new_zeros(())) / len(each), each[0][1]
 
 
 @dataclass(frozen=True)
