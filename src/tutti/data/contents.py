@@ -16,6 +16,7 @@ from tutti.data.items import TARGETS, read_items
 from tutti.data.rows import Array, Rows, StoredRows
 from tutti.data.structure import sequence_column, values_and_lengths
 from tutti.errors import BadData
+from tutti.records.preparation import Table
 
 PARTS = {
     "train": "train",
@@ -75,6 +76,7 @@ class Contents(Generic[T, Y]):
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
         groups: of the training samples, of shape (samples,), where a column for them was chosen.
         buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
+        table: the columns of the inputs, where these are a table that is to be prepared.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Contents(Generic[T, Y]):
     filled: bool = False
     groups: Array | None = None
     buffer_bytes: int = 0
+    table: Table | None = None
 
 
 ReadData: TypeAlias = Contents[Stored[Rows], Array]

@@ -172,7 +172,8 @@ def build_model(recipe: Recipe, dataset: DataSet) -> nn.Module:
     if isinstance(given, str):
         models.MODELS.load(given)  # A file may draw numbers when it is imported.
     reseed(config.seed, 0)
-    return models.build(given, dataset.shape, outputs_for(dataset), config.model_options)
+    outputs = outputs_for(dataset)
+    return models.build(given, dataset.shape, outputs, config.model_options, dataset.table_inputs)
 
 
 def build_strategy(recipe: Recipe, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:

@@ -96,6 +96,7 @@ class RunOutcome:
     folder: str | None
     shape: Shape  # of one input of the model
     outputs: int
+    table: TableInputs | None  # where the data are a prepared table
     weights: dict[str, Any] | None  # the model's state by name, if it was asked for
     stopped: str | None = None  # why
     callbacks: tuple[bytes | None, ...] = ()  # pickled attributes of rank 0's copies; None: they cannot be
@@ -163,5 +164,6 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         folder=str(folder.path),
         shape=data.of_inputs,
         outputs=data.classes or data.outputs,
+        table=data.table,
         weights=None,
     )
