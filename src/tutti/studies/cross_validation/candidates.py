@@ -13,7 +13,7 @@ from typing import Any, Final
 from tutti.errors import BadOption
 from tutti.farm.jobs import FarmJob
 from tutti.load_object import names_object
-from tutti.run.config import OBJECT
+from tutti.run.config import OBJECT, TrainConfig, defaults_of
 from tutti.run.pickled import Pickled
 from tutti.studies.crossing import crossed, refuse_shared, with_options
 
@@ -78,7 +78,10 @@ def candidates_of(
         refuse_shared(name, "--sweep", NAMED)
     found = {}
     for model, schedule, swept in itertools.product(models, schedules, crossed(sweep)):
-        common = {**base.config.as_json(), **model.values, **schedule.values}
+        config = base.config.as_json()
+        own = defaults_of(model.values["model"]).items()
+        left = {name: one for name, one in own if config[name] == getattr(TrainConfig, name)}
+        common = {**config, **left, **model.values, **schedule.values}
         name = "/".join([model.name, schedule.name, *_swept(swept)])
         if name in found:
             raise BadOption(f"two candidates would be called '{name}'; give --sweep each value once")
