@@ -124,8 +124,8 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
 
 
 def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
-    with pytest.raises(BadOption, match="argument --target: 'high' is not a number; 'tutti compare --help'"):
-        CompareCommand()(["--target", "high"])
+    with pytest.raises(BadOption, match="argument --goal: 'high' is not a number; 'tutti compare --help'"):
+        CompareCommand()(["--goal", "high"])
 
 
 def test_a_missing_program_is_all_that_is_asked_for() -> None:

@@ -84,7 +84,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_in_its_layout_alone(
     assert main(["train", "--resume", str(run), "--parallel", "tensor"]) == 2
     assert "cannot go on with --parallel tensor (was pipeline)" in capfd.readouterr().err
     # A rule that ends the run with the epoch in which it was stopped.
-    end = ("--monitor", "train_loss", "--target", "1000", "--restore-best")
+    end = ("--monitor", "train_loss", "--goal", "1000", "--restore-best")
     assert main(["train", "--resume", str(run), *end]) == 0
     said = capfd.readouterr().out
     assert re.search(r"resumed after step [\d,]+ on 2 ranks\n", said)

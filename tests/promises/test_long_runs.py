@@ -229,7 +229,7 @@ print(json.dumps([validated(how) for how in ("pause", "background")]))
 
 # Promise 27
 def test_a_run_ends_early_and_its_figures_go_everywhere(tmp_path: Path) -> None:
-    options = "--epochs 50 --monitor val_accuracy --target 0.8 --log tensorboard,mlflow --out runs/one"
+    options = "--epochs 50 --monitor val_accuracy --goal 0.8 --log tensorboard,mlflow --out runs/one"
     run(f"tutti train mlp -n 2 {options}", tmp_path)
     epochs = history(tmp_path / "runs/one")
     reached = [epoch["validation"]["metrics"]["accuracy"] >= 0.8 for epoch in epochs]

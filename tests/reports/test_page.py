@@ -112,7 +112,7 @@ def test_the_page_goes_where_it_is_wanted(folder: Path) -> None:
 
 @pytest.mark.usefixtures("without_pictures")
 def test_a_target_can_be_asked_for_afterwards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(folder), "--target", "0.5"]) == 0
+    assert main(["report", str(folder), "--goal", "0.5"]) == 0
     assert "seconds to 50 %" in capsys.readouterr().out
-    assert main(["report", str(folder), "--target", "50"]) == 2
+    assert main(["report", str(folder), "--goal", "50"]) == 2
     assert "give an accuracy above 0 and at most 1" in capsys.readouterr().err

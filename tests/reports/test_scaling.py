@@ -22,8 +22,8 @@ TEST = Evaluation(100, 0.5, {"accuracy": 0.7})
 SYNC = Combination("sync, 2 workers", "sync", "sync", 2, 1, STRONG)
 
 
-def comparison(*combinations: Combination, repeats: int = 2, target: float | None = None) -> Comparison:
-    return Comparison("mlp", "digits", repeats, target, combinations)
+def comparison(*combinations: Combination, repeats: int = 2, goal: float | None = None) -> Comparison:
+    return Comparison("mlp", "digits", repeats, goal, combinations)
 
 
 def table(folder: Path, asked: Comparison) -> dict[str, Row]:
@@ -47,7 +47,7 @@ def write_all(folder: Path) -> None:
 
 def test_every_number_follows_from_the_times(tmp_path: Path) -> None:
     write_all(tmp_path)
-    found = table(tmp_path, comparison(ONE, ALL, SYNC, target=0.7))
+    found = table(tmp_path, comparison(ONE, ALL, SYNC, goal=0.7))
     row = found["sync"]
     assert (row.seconds, row.spread, row.finished) == (5.5, (5.0, 6.0), 2)
     assert row.samples_per_s == pytest.approx((2000 / 5 + 2000 / 6) / 2)

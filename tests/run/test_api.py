@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from torch import Tensor, nn
@@ -109,6 +110,15 @@ def test_an_optimizer_class_takes_lr_and_options() -> None:
     rows = result.frame()
     rows = rows if isinstance(rows, list) else rows.to_dict("records")
     assert [row["train/loss"] for row in rows] == [record.train.loss for record in result.history]
+
+
+def test_the_target_of_a_table_is_an_argument() -> None:
+    table = pyarrow.table(
+        {"a": [0.0, 1.0, 2.0, 4.0], "b": [1.0, 0.5, 2.0, 1.0], "kind": ["x", "y", "x", "y"]}
+    )
+    result = tutti.train("mlp", table, target="kind", validation=0, **ONE)
+    assert result.config.data_options["target"] == "kind"
+    assert result.summary.samples == 4 * result.summary.epochs
 
 
 def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:

@@ -239,7 +239,7 @@ def test_a_schedule_of_torch_goes_on(place: Path, tmp_path: Path) -> None:
     [
         ("sync", {"epochs": 2}, {}),
         ("local", {"epochs": None, "steps": MIDDLE}, {}),
-        ("easgd_sync", {}, {"monitor": "train_loss", "target": 1000}),
+        ("easgd_sync", {}, {"monitor": "train_loss", "goal": 1000}),
     ],
 )
 def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(

@@ -235,10 +235,10 @@ def finish(config: TrainConfig) -> Summary:
         ({"devices": []}, "give --devices at least one value"),
         ({"repeats": 0}, "--repeats is 0"),
         ({"workers": [0, 1]}, "--workers has 0"),
-        ({"target": 90.0}, "--target is 90.0"),
-        ({"config": replace(CONFIG, metrics="top5"), "target": 0.9}, "accuracy is not among --metrics top5"),
+        ({"goal": 90.0}, "--goal is 90.0"),
+        ({"config": replace(CONFIG, metrics="top5"), "goal": 0.9}, "accuracy is not among --metrics top5"),
         ({"sweep": {"device": ["cpu", "cuda"]}}, "give --devices instead"),
-        ({"config": replace(CONFIG, validation=0.0), "target": 0.9}, "give --validation a share above 0"),
+        ({"config": replace(CONFIG, validation=0.0), "goal": 0.9}, "give --validation a share above 0"),
         ({"own": {"gem": {"lr": 1.0}}}, "--for gem: 'gem' is not among"),
         ({"sweep": {"parallel": ["tensor"]}}, "give --parallel instead"),
         ({"layouts": ["tensor"], "workers": [1]}, "tensor on 1 rank leaves nothing to share"),
@@ -302,7 +302,7 @@ def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch
 def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "found"
     words = ["compare", "mlp", "--strategies", "easgd", "-n", "2", "--repeats", "1"]
-    words += ["--epochs", "1", "--target", "0.2", "--out", str(out), "--for", "easgd:strategy.every=2"]
+    words += ["--epochs", "1", "--goal", "0.2", "--out", str(out), "--for", "easgd:strategy.every=2"]
     assert main(words) == 0
     shown = capfd.readouterr()
     assert "Traceback" not in shown.err

@@ -65,8 +65,8 @@ def test_a_figure_that_no_epoch_has_is_refused(name: str, validated: bool, error
 
 
 def test_a_target_in_percent_is_refused() -> None:
-    with pytest.raises(BadOption, match="--target"):
-        Ending(Monitor("val", "accuracy", higher=True), target=97)
+    with pytest.raises(BadOption, match="--goal"):
+        Ending(Monitor("val", "accuracy", higher=True), goal=97)
 
 
 def test_of_every_built_in_metric_it_is_known_which_values_are_better() -> None:
@@ -80,8 +80,8 @@ def test_the_end_has_a_reason() -> None:
     history = losses(0.9, 0.4, 0.5, 0.4)
     why = Ending(patience=2).why(history)
     assert why == "validation loss was not better than in epoch 2 (0.4) for 2 epochs"
-    why = Ending(Monitor("train", "accuracy", higher=True), target=0.5).why(history)
-    assert why == "training accuracy was 50.00% in epoch 1; the target is 0.5"
+    why = Ending(Monitor("train", "accuracy", higher=True), goal=0.5).why(history)
+    assert why == "training accuracy was 50.00% in epoch 1; the goal is 0.5"
     assert Ending().why(history) is None
 
 
@@ -102,4 +102,4 @@ def test_a_run_ends_after_the_first_epoch_of_which_its_rule_is_true(
 
     numbers = range(1, len(column) + 1)
     assert end(Ending(monitor, patience), history) == next(filter(stands, numbers), None)
-    assert end(Ending(monitor, target=target), history) == next(filter(reached, numbers), None)
+    assert end(Ending(monitor, goal=target), history) == next(filter(reached, numbers), None)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.options import (
-    TARGET,
+    GOAL,
     Parser,
     config_from,
     field_name,
@@ -42,7 +42,7 @@ _OF_CHECKPOINTS = ("time_limit", "checkpoint", "keep", *_OF_LOSSES)
 """The options of checkpoints: the runs of a comparison have none, as their time is measured."""
 
 _FIXED = (
-    *("strategy", "parallel", "workers", "threads", "device", "hosts", "target", "out"),
+    *("strategy", "parallel", "workers", "threads", "device", "hosts", "goal", "out"),
     *_OF_CHECKPOINTS,
 )
 """The options of a run that a comparison decides."""
@@ -86,8 +86,8 @@ class CompareCommand(Command):
         devices = "cpu, cuda, or cpu,cuda: every combination on each of them"
         parser.option("--devices", devices, "NAMES", CPU)
         parser.option("--repeats", "runs of each combination", "N", 3, type=int)
-        target = f"{TARGET}; the table has the seconds until it was reached"
-        parser.option("--target", target, "X", type=float)
+        goal = f"{GOAL}; the table has the seconds until it was reached"
+        parser.option("--goal", goal, "X", type=float)
         parser.option(
             "--scaling",
             "strong: --batch-size samples behind an update for any number of workers; weak: as many of each "
@@ -130,7 +130,7 @@ class CompareCommand(Command):
             workers=_workers(own.workers),
             scalings=_scalings(own.scaling),
             repeats=own.repeats,
-            target=own.target,
+            goal=own.goal,
             sweep=of_layouts | sweep_of(own.sweep),
             own=_own(own.own),
             devices=words_of(own.devices),

@@ -21,8 +21,8 @@ from tutti.run.config import PARTS, Options, TrainConfig, flag, help_of, type_na
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
 
-TARGET: Final = "accuracy on the validation part, 0 to 1"
-"""The text about the option --target."""
+GOAL: Final = "accuracy on the validation part, 0 to 1"
+"""The text about the option --goal."""
 
 _METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER", "weights": "PLACE"}
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import TARGET, Parser
+from tutti.cli.options import GOAL, Parser
 from tutti.records.farm_folder import FARM, FarmFolder
 from tutti.records.run_folder import folder_name
 from tutti.registry import part
@@ -50,7 +50,7 @@ class ReportCommand(Command):
             "several runs reports/DATE-MODEL-DATA)",
             "PLACE",
         )
-        parser.option("--target", f"{TARGET}; shows the seconds until it was reached", "X", type=float)
+        parser.option("--goal", f"{GOAL}; shows the seconds until it was reached", "X", type=float)
         parser.option("--force", "put runs of different data or models side by side all the same")
 
     @override
@@ -60,8 +60,8 @@ class ReportCommand(Command):
             _report_farm(FarmFolder.open(folders[0]), own.out)
             return 0
         results = read_results(folders, own.force)
-        if own.target is not None:
-            results = replace(results, comparison=replace(results.comparison, target=own.target))
+        if own.goal is not None:
+            results = replace(results, comparison=replace(results.comparison, goal=own.goal))
         for note in results.notes:
             print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
         show(results, sys.stdout)

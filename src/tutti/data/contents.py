@@ -16,6 +16,7 @@ from tutti.data.items import TARGETS, read_items
 from tutti.data.rows import Array, Rows, StoredRows
 from tutti.data.structure import sequence_column, values_and_lengths
 from tutti.errors import BadData
+from tutti.records.json_lines import parse_record, to_json
 from tutti.records.preparation import Table
 
 PARTS = {
@@ -46,8 +47,9 @@ _LENGTHS: Final = f".{LENGTHS}"
 _CLASSES: Final = "classes"
 _COLUMNS: Final = "column_names"
 _INPUT_NAMES: Final = "input_names"
-EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES})
-"""Keys beside those of inputs and targets: the number of classes, and names."""
+_TABLE: Final = "table"
+EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES, _TABLE})
+"""Keys beside those of inputs and targets: the number of classes, names, and a `Table` as JSON."""
 
 _DATA_SETS = Dataset, DataLoader
 """Objects to be read item by item; loaders are refused."""
@@ -165,7 +167,17 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
                 f"{shape}; give a name for each column, or none"
             )
-    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns)
+    table = _table(values.get(_TABLE), what)
+    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns, table=table)
+
+
+def _table(value: object, what: str) -> Table | None:
+    if value is None:
+        return None
+    try:
+        return parse_record(str(value), Table)
+    except ValueError as error:
+        raise BadData(f"'{_TABLE}' of {what} is not what tutti wrote ({error}); leave it out") from error
 
 
 def _several_together(values: Mapping[str, object], what: str) -> dict[str, object]:
@@ -228,6 +240,8 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
         found[_NAMES[0]] = np.array(contents.labels)
     if contents.columns:
         found[_COLUMNS] = np.array(contents.columns)
+    if contents.table is not None:
+        found[_TABLE] = np.array(to_json(contents.table))
     return found
 
 

@@ -83,6 +83,10 @@ class Scale:
         """The preparation of a table; None: the inputs are none."""
         return None
 
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one of the model's inputs, from that of a stored one."""
+        return stored
+
     def apply_to_all(self, stored: Inputs) -> Inputs:
         """Return the model's inputs, one or several; lengths of sequences stay as they are."""
         if isinstance(stored, Tensor):
@@ -188,9 +192,8 @@ class Part:
 
         The first size of a sequence is the length of the longest of the data set.
         """
-        if self.scale.preparation is not None:
-            return (self.scale.preparation.inputs.width,)
-        return shape_of(self.stored_inputs)
+        found = shape_of(self.stored_inputs)
+        return self.scale.shape(found) if isinstance(self.stored_inputs, Tensor) else found
 
     @property
     def device(self) -> torch.device:

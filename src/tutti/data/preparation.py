@@ -37,6 +37,10 @@ from tutti.records.preparation import (
 GAP: Final = -1
 """Stands for a missing text or flag."""
 
+_NONE: Final = Preparation(())
+
+_EMPTY: Final = Table(())
+
 _CYCLE: Final = 146_097
 """Days of 400 years, after which the calendar repeats, weekdays included."""
 
@@ -52,13 +56,17 @@ class PreparedTable(Scale):
         table: the columns of the rows; its texts may have other numbers than those of training.
     """
 
-    fitted: Preparation = Preparation(())
-    table: Table = Table(())
+    fitted: Preparation = _NONE
+    table: Table = _EMPTY
 
     @property
     @override
     def preparation(self) -> Preparation:
         return self.fitted
+
+    @override
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.fitted.inputs.width,)
 
     @cached_property
     def _plan(self) -> _Plan:

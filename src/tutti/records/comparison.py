@@ -86,7 +86,7 @@ class Comparison(Record):
 
     Attributes:
         repeats: how often each combination is run, with seeds that count up.
-        target: the accuracy on the validation part that a run is timed to; None: to none.
+        goal: the accuracy on the validation part that a run is timed to; None: to none.
         combinations: in the order of the table.
         config: the configuration that all runs have in common, as JSON values.
     """
@@ -94,13 +94,13 @@ class Comparison(Record):
     model: str
     data: str
     repeats: int
-    target: float | None
+    goal: float | None
     combinations: tuple[Combination, ...]
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.target is not None and not 0 < self.target <= 1:
-            raise BadOption(f"--target is {self.target}; give an accuracy above 0 and at most 1, such as 0.9")
+        if self.goal is not None and not 0 < self.goal <= 1:
+            raise BadOption(f"--goal is {self.goal}; give an accuracy above 0 and at most 1, such as 0.9")
 
 
 @dataclass(frozen=True)

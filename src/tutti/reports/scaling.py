@@ -59,7 +59,7 @@ def rows(
         seconds = [run.seconds for run in some]
         speed_up = _ratio(one_thread_s, whole[one.folder])
         metrics = _means([run.metrics_on(part) for run in some])
-        reached = [] if comparison.target is None else [run.seconds_to(comparison.target) for run in some]
+        reached = [] if comparison.goal is None else [run.seconds_to(comparison.goal) for run in some]
         times = [s for s in reached if s is not None]
         row = Row(
             combination=one,

@@ -115,7 +115,7 @@ def heads(comparison: Comparison, part: str, metrics: Sequence[str] = ()) -> lis
     found = ["way to train", "cores", "seconds"]
     found += ["shortest, longest"] if comparison.repeats > 1 else []
     found += ["samples/s", "speed-up", "of all threads", "efficiency", f"{part} accuracy %", *metrics]
-    return found + ([] if comparison.target is None else [f"seconds to {100 * comparison.target:g} %"])
+    return found + ([] if comparison.goal is None else [f"seconds to {100 * comparison.goal:g} %"])
 
 
 def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list[str]:
@@ -137,7 +137,7 @@ def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list
         _number(None if row.accuracy is None else 100 * row.accuracy, ".2f"),
         *(metric_text(name, row.metrics[name]) if name in row.metrics else "" for name in metrics),
     ]
-    return found + ([] if comparison.target is None else [_number(row.to_target, ".2f")])
+    return found + ([] if comparison.goal is None else [_number(row.to_target, ".2f")])
 
 
 def _changed(results: Results) -> bool:

@@ -74,6 +74,7 @@ class TrainOptions(TypedDict, total=False):
 
     model_options: Options
     data_options: Options
+    target: str | int | Sequence[str | int] | None
     validation: float
     split: str | None
     predictions: bool
@@ -92,7 +93,7 @@ class TrainOptions(TypedDict, total=False):
     weights: str | None
     monitor: str | None
     patience: int | None
-    target: float | None
+    goal: float | None
     restore_best: bool
     time_limit: str | None
     batch_size: int
@@ -150,9 +151,9 @@ def train(
             and with `shape` and `outputs` if it takes them).
         data: a name or path, arrays (inputs, targets), ((inputs, targets), (test inputs, test targets)), a
             torch `Dataset` or a pair of them, a DataLoader (its data set, batch size and `collate_fn` are
-            taken), a frame of pandas or polars (`data_options={"target": "column"}`), or a function that
-            makes a data set. Several inputs are a dict or a tuple in place of one. Floats are kept as
-            float32; as float64 with `precision="fp64"`.
+            taken), a table of pandas, polars or pyarrow, or a function that makes a data set. Several inputs
+            are a dict or a tuple in place of one. Floats are kept as float32; as float64 with
+            `precision="fp64"`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
         optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters; by
@@ -176,9 +177,10 @@ def train(
             is as it was. Model, data and other objects must be given again, and what decides what is learned
             must not differ. "auto": the run in `out`, or a new one there. Of a run that has come to its end
             this is the result.
-        **options: the other fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one
-            weight update, over all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is
-            written when `out` names one.
+        **options: target, the column of a table that is to be predicted, or a list of such; and the other
+            fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one weight update, over
+            all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is written when `out`
+            names one.
 
     Returns:
         The trained model, the history and the summary. A module that was given is the trained one: its
@@ -229,7 +231,7 @@ def _job(
     chosen, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
     if "workers" not in left:
         chosen["workers"] = str(given["workers"])
-    spell_class_weights(options)
+    spell(options)
     chosen |= options
     config = TrainConfig.from_json(with_defaults(chosen))
     found = None if resume is None else Resume.find(resume, config.out)
@@ -296,11 +298,18 @@ def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
     return tuple(found) if pair else found[0]
 
 
-def spell_class_weights(options: TrainOptions) -> None:
-    """Put the weights of classes, which may be numbers, as a configuration has them."""
+def spell(options: TrainOptions) -> None:
+    """Put weights of classes and the target, which Python has in other forms, as a configuration has them."""
     weights = options.get("class_weights")
     if weights is not None and not isinstance(weights, str):
         options["class_weights"] = ",".join(map(str, np.asarray(weights).tolist()))
+    target = options.pop("target", None)
+    if target is not None:
+        options["data_options"] = {**options.get("data_options", {}), "target": _listed(target)}
+
+
+def _listed(names: str | int | Sequence[str | int]) -> str | int | list[str | int]:
+    return names if isinstance(names, str | int) else list(names)
 
 
 def weights_of(sampling: object) -> object:

@@ -108,7 +108,8 @@ def open_config_data(
             given, options = given_data(recipe)
         pool = pool or open_pool(given, comm, options, known)
     place = None if config.split is None else split_of(config.split)
-    found = pool.divided(comm, config.validation, config.seed, place)
+    embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
+    found = pool.divided(comm, config.validation, config.seed, place, embeds)
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found
@@ -154,7 +155,7 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
         dataset.name,
         dataset.classes,
         dataset.labels,
-        () if isinstance(stored, Columns) else tuple(stored.shape[1:]),
+        () if isinstance(stored, Columns) else scale.shape(tuple(stored.shape[1:])),
         scale.mean,
         scale.std,
         outputs_for(dataset),
@@ -163,6 +164,7 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
         dataset.columns,
         tuple(inputs),
         () if balanced is None else tuple(map(tuple, balanced.reshape(len(balanced), -1).tolist())),
+        scale.preparation,
     )
 
 
@@ -276,6 +278,8 @@ class Task:
         kind = (
             f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
         )
+        table = data.train.scale.preparation
+        sizes += "" if table is None else f"\n{summary_lines.table(table)}"
         return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:
@@ -366,7 +370,7 @@ def assemble(
     optimizer = build_optimizer(recipe, module)
     config = resolved(recipe.config, comm, task, strategy, optimizer)
     monitor = Monitor.parse(config.monitor, better_of(objective.metrics), data.validation is not None)
-    ending = Ending(monitor, config.patience, config.target, config.restore_best, tuple(told))
+    ending = Ending(monitor, config.patience, config.goal, config.restore_best, tuple(told))
     chances = build_chances(recipe, data)
     batches, balance = deal(config, strategy, data.train, portion.peers, chances)
     batches.augment = augmentation(recipe, data.train)

@@ -128,4 +128,4 @@ def _check_names(recipe: Recipe) -> None:
         given_weights(config.class_weights)
     if "metrics" not in recipe.objects and (better := better_of_names(config.metrics)) is not None:
         # Whether there is a validation part shows when there are samples.
-        Ending(Monitor.parse(config.monitor, better, validated=True), target=config.target)
+        Ending(Monitor.parse(config.monitor, better, validated=True), goal=config.goal)

@@ -203,7 +203,7 @@ class TrainConfig:
     patience: int | None = option(
         None, "end after this number of epochs in a row without a better --monitor", least=1
     )
-    target: float | None = option(
+    goal: float | None = option(
         None, "end when --monitor is at least as good, such as 0.97 with --monitor val_accuracy"
     )
     restore_best: bool = option(False, "end with the weights of the best epoch, by --monitor")
@@ -380,7 +380,7 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OF_LONG_RUNS: Final = (
-    *("weights", "monitor", "patience", "target", "restore_best", "time_limit", "checkpoint", "keep"),
+    *("weights", "monitor", "patience", "goal", "restore_best", "time_limit", "checkpoint", "keep"),
     *("predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
@@ -468,8 +468,8 @@ def _refused(config: TrainConfig) -> Iterator[str]:
         yield f"--workers is '{count}'; give a whole number from 1 to {MOST_RANKS}, or auto"
     if config.validation >= 1:
         yield f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"
-    if config.target is not None and not math.isfinite(config.target):
-        yield f"--target is {config.target}; give a finite number"
+    if config.goal is not None and not math.isfinite(config.goal):
+        yield f"--goal is {config.goal}; give a finite number"
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

@@ -33,7 +33,7 @@ MAY_DIFFER: Final = frozenset(
         *("workers", "threads", "hosts", "servers", "levels", "server_period", "device", "cuda_graph"),
         *("strategy", "strategy_options", "balance"),
         *("validate", "precision", "layout", "accumulate"),
-        *("epochs", "steps", "monitor", "patience", "target", "restore_best"),
+        *("epochs", "steps", "monitor", "patience", "goal", "restore_best"),
         *("time_limit", "checkpoint", "keep", "log", "out"),
         *("predictions", "callbacks", "on_failure", "hang_timeout"),
         "skip_nonfinite",

@@ -13,6 +13,7 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
+from tutti.records.preparation import TableInputs
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.texts import Shape
@@ -150,7 +151,7 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
     if resume.checkpoint is not None or not folder.finished:
         return None
     before = TrainConfig.from_json(folder.config())
-    lengths = [(one.epochs, one.steps, one.monitor, one.patience, one.target) for one in (before, config)]
+    lengths = [(one.epochs, one.steps, one.monitor, one.patience, one.goal) for one in (before, config)]
     if lengths[0] != lengths[1]:
         return None
     summary, data = folder.read(Summary), folder.read(TrainedOn)

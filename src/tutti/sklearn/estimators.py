@@ -66,7 +66,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         validation: share of the samples that is kept aside, to validate on after each epoch.
         monitor: the figure that decides which epoch is the best, such as "val_loss" or "val_accuracy".
         patience: end after this number of epochs without a better one.
-        target: end when the monitored figure is at least as good.
+        goal: end when the monitored figure is at least as good.
         restore_best: end with the weights of the best epoch.
         strategy: the way in which several workers train together.
         strategy_options: of the strategy.
@@ -105,7 +105,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         validation: float = 0.0,
         monitor: str | None = None,
         patience: int | None = None,
-        target: float | None = None,
+        goal: float | None = None,
         restore_best: bool = False,
         strategy: str | Strategy | None = None,
         strategy_options: Options | None = None,
@@ -131,7 +131,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.validation = validation
         self.monitor = monitor
         self.patience = patience
-        self.target = target
+        self.goal = goal
         self.restore_best = restore_best
         self.strategy = strategy
         self.strategy_options = strategy_options

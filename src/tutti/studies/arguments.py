@@ -20,7 +20,7 @@ from tutti.data.sources import read_source
 from tutti.errors import BadOption, UnknownName
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
-from tutti.run.api import TrainOptions, refuse_built, spell_class_weights, weights_of, without_loaders
+from tutti.run.api import TrainOptions, refuse_built, spell, weights_of, without_loaders
 from tutti.run.build import seeded
 from tutti.run.config import Options, TrainConfig, with_defaults
 from tutti.run.pickled import Pickled
@@ -88,7 +88,7 @@ class Arguments:
         }
         refuse_built(given.get("optimizer"))
         data = without_loaders(data, cast("TrainOptions", left), quiet)
-        spell_class_weights(cast("TrainOptions", left))
+        spell(cast("TrainOptions", left))
         values, objects = by_name(given)
         config, contents = _opened(data, TrainConfig.from_json(with_defaults({**values, **left})))
         return cls(

@@ -55,7 +55,7 @@ class Question:
         workers: how many ranks, each with each strategy but solo.
         scalings: of `tutti.records.comparison.SCALINGS`.
         repeats: of each combination.
-        target: accuracy on the validation part to be timed to, in [0, 1]; None: to none.
+        goal: accuracy on the validation part to be timed to, in [0, 1]; None: to none.
         sweep: further options, each with the values that are crossed in.
         own: options of one strategy alone, by its name.
         devices: what is computed on, each with all the rest.
@@ -68,7 +68,7 @@ class Question:
     workers: Sequence[int]
     scalings: Sequence[str] = (STRONG,)
     repeats: int = 3
-    target: float | None = None
+    goal: float | None = None
     sweep: Mapping[str, Sequence[Any]] | None = None
     own: Mapping[str, Options] | None = None
     devices: Sequence[str] = (CPU,)
@@ -82,11 +82,11 @@ class Question:
             raise BadOption(f"--repeats is {self.repeats}; the smallest possible is 1")
         if min(self.workers) < 1:
             raise BadOption(f"--workers has {min(self.workers)}; the smallest possible is 1")
-        if self.target is not None and not self.config.validation:
-            raise BadOption("--target is reached on the validation part; give --validation a share above 0")
+        if self.goal is not None and not self.config.validation:
+            raise BadOption("--goal is reached on the validation part; give --validation a share above 0")
         metrics = self.config.metrics
-        if self.target is not None and {"auto", "accuracy"}.isdisjoint(map(str.strip, metrics.split(","))):
-            raise BadOption(f"--target is an accuracy, but accuracy is not among --metrics {metrics}")
+        if self.goal is not None and {"auto", "accuracy"}.isdisjoint(map(str.strip, metrics.split(","))):
+            raise BadOption(f"--goal is an accuracy, but accuracy is not among --metrics {metrics}")
         for name in CROSSED.keys() & (self.sweep or {}).keys():
             raise BadOption(f"--sweep {name}: every comparison crosses it in; give {CROSSED[name]} instead")
         for name in self.own or {}:
@@ -141,7 +141,7 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
     config, ways = question.config, tuple(found.values())
     if config.data in BUILT_IN:
         BUILT_IN[config.data]()  # What cannot be downloaded is refused once, not by every run.
-    return Comparison(config.model, config.data, question.repeats, question.target, ways, config.as_json())
+    return Comparison(config.model, config.data, question.repeats, question.goal, ways, config.as_json())
 
 
 def _combinations(question: Question, cores: int) -> Iterator[Combination]:

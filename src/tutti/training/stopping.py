@@ -1,4 +1,4 @@
-"""Early stopping, as in Keras and Lightning: a monitored figure, patience and a target. Needs no torch.
+"""Early stopping, as in Keras and Lightning: a monitored figure, patience and a goal. Needs no torch.
 
 Whether a run ends depends on the figures of its epochs alone. So a resumed run ends where it would
 have ended without the interruption.
@@ -99,28 +99,28 @@ class Ending:
 
     monitor: Monitor = Monitor()
     patience: int | None = None  # end after this number of epochs without a better value
-    target: float | None = None  # end when the figure is at least as good
+    goal: float | None = None  # end when the figure is at least as good
     restores_best: bool = False  # the final weights are those of the best epoch
     told: tuple[Callable[[], str | None], ...] = ()  # further reasons to end, asked each epoch (collective)
 
     def __post_init__(self) -> None:
-        if self.target is not None and is_share(self.monitor.metric) and not 0 <= self.target <= 1:
-            raise BadOption(f"--target is {self.target}; {self.monitor.metric} is a share, from 0 to 1")
+        if self.goal is not None and is_share(self.monitor.metric) and not 0 <= self.goal <= 1:
+            raise BadOption(f"--goal is {self.goal}; {self.monitor.metric} is a share, from 0 to 1")
 
     def why(self, history: Sequence[EpochRecord]) -> str | None:
         """Return why to end after these epochs, as a clause; None: go on (collective)."""
-        reason = self._target_reached(history) or self._patience_exhausted(history)
+        reason = self._goal_reached(history) or self._patience_exhausted(history)
         told = [why() for why in self.told]
         return reason or next(filter(None, told), None)
 
-    def _target_reached(self, history: Sequence[EpochRecord]) -> str | None:
+    def _goal_reached(self, history: Sequence[EpochRecord]) -> str | None:
         for record in history:
             value = self.monitor.of(record)
-            if self.target is None or value is None or math.isnan(value):
+            if self.goal is None or value is None or math.isnan(value):
                 continue
-            if not self.monitor.is_better(self.target, value):
+            if not self.monitor.is_better(self.goal, value):
                 shown = self.monitor.text(value)
-                return f"{self.monitor} was {shown} in epoch {record.epoch}; the target is {self.target!r}"
+                return f"{self.monitor} was {shown} in epoch {record.epoch}; the goal is {self.goal!r}"
         return None
 
     def _patience_exhausted(self, history: Sequence[EpochRecord]) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,15 +17,22 @@ from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table
 from tutti.data.items import TARGET_WORDS
-from tutti.data.tables import ABSENT, choose
+from tutti.data.tables import ABSENT, LIKE, choose
 from tutti.errors import BadData
 from tutti.records.npz import damaged
+from tutti.records.preparation import TEXT
 from tutti.registry import part
 
 PACKED: Final = ("", ".gz", ".zst")
 """The endings of text files after those of their formats."""
 
 _SEPARATORS: Final = ",;\t"
+
+_LOOKED_AT: Final = 1000
+"""Lines that are looked at before a file is read."""
+
+_COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
+_POINT: Final = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 
 _NULLS: Final = [
     space + text
@@ -42,8 +51,8 @@ class Csv(Format):
     @staticmethod
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        cells, separator = _first_row(path)
-        target = options.get("target")
+        rows, separator = _first_rows(path)
+        cells, target = rows[0], options.get("target")
         named = _are_names(cells, target if isinstance(target, list | tuple) else [target])
         names = [name.strip() for name in cells] if named else [str(at) for at in range(len(cells))]
         if not named and target is None and labelled:
@@ -52,28 +61,66 @@ class Csv(Format):
                 "predicted by its number, --data.target 0 for the first, -1 for the last"
             )
         choice = choose(names, options, str(path), labelled)
+        arrow, decimal_point = arrow_package(), _decimal_point(path, rows, separator)
         # Not as Arrow guesses them: names of classes may look like dates, and 1 is not 1.0.
         texts = [name for name in (*choice.targets, choice.group) if name is not None]
-        table = _read(path, separator, names, named, texts)
+        known = [one.name for one in options.get(LIKE, ()) if one.kind == TEXT or one.form]
+        convert = {
+            "null_values": _NULLS,
+            "strings_can_be_null": True,
+            "column_types": dict.fromkeys([*texts, *known], arrow.string()),
+            "decimal_point": decimal_point,
+        }
+        table = _read(path, separator, names, named, convert)
+        for name in texts:
+            column = arrow.compute.utf8_trim_whitespace(table.column(name))
+            table = table.set_column(names.index(name), name, _as_numbers(column, decimal_point))
+        if any(arrow.types.is_binary(table.schema.field(name).type) for name in choice.inputs):
+            raise BadData(_encoding(path))
         return read_table(path, table.schema, table.select, options, labelled)
 
 
-def _first_row(path: Path) -> tuple[list[str], str]:
-    """Return the cells of a file's first row, and what separates them."""
+def _first_rows(path: Path) -> tuple[list[list[str]], str]:
+    """Return the cells of a file's first rows, and what separates them."""
     try:
         with io.TextIOWrapper(
             arrow_package().input_stream(str(path)), encoding="utf-8-sig", newline=""
         ) as file:
-            line = next((line for line in file if line.strip()), "")
-            separator = max(_SEPARATORS, key=line.count)
-            cells = next(csv.reader([line], delimiter=separator), [])
-    except (csv.Error, UnicodeDecodeError) as error:
+            lines = list(islice(dropwhile(lambda line: not line.strip(), file), _LOOKED_AT))
+            separator = max(_SEPARATORS, key=lines[0].count) if lines else ""
+            rows = [row for row in csv.reader(lines, delimiter=separator or ",") if row]
+    except UnicodeDecodeError as error:
+        raise BadData(_encoding(path)) from error
+    except csv.Error as error:
         raise BadData(f"{path} is broken: {error}; save it as a table in UTF-8") from error
     except OSError as error:
         raise damaged(path, error) from error
-    if not cells:
+    if not rows:
         raise BadData(f"{path} has no rows; give a table with a row for each sample")
-    return cells, separator
+    return rows, separator
+
+
+def _encoding(path: Path) -> str:
+    return (
+        f"{path} is not in UTF-8; write it so, as from Latin-1 by: iconv -f latin1 -t utf-8 {path.name} > "
+        "NEW.csv"
+    )
+
+
+def _decimal_point(path: Path, rows: list[list[str]], separator: str) -> str:
+    """Return the decimal point of a file: a comma, if some numbers have one, and none a point."""
+    cells = [cell for row in rows for cell in row]
+    commas = next((cell for cell in cells if _COMMA.fullmatch(cell)), None)
+    if commas is None:
+        return "."
+    points = next((cell for cell in cells if _POINT.fullmatch(cell)), None)
+    if separator == "," or points is not None:
+        other = "" if points is None else f", and others such as '{points}'"
+        raise BadData(
+            f"{path} has numbers such as '{commas}'{other}: it is not plain whether the comma is a decimal "
+            "point; write numbers as 1234.5"
+        )
+    return ","
 
 
 def _are_names(cells: list[str], targets: list[Any] | tuple[Any, ...]) -> bool:
@@ -97,36 +144,28 @@ def _is_float(text: str) -> bool:
     return False
 
 
-def _read(path: Path, separator: str, names: list[str], named: bool, texts: list[str]) -> Any:
+def _read(path: Path, separator: str, names: list[str], named: bool, convert: Mapping[str, Any]) -> Any:
     """Return the rows of a file as a table of Arrow."""
-    from pyarrow import compute
     from pyarrow import csv as arrow_csv
 
-    arrow = arrow_package()
     try:
-        found = arrow_csv.read_csv(
+        return arrow_csv.read_csv(
             path,
             arrow_csv.ReadOptions(column_names=names, skip_rows_after_names=int(named)),
             arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                null_values=_NULLS,
-                strings_can_be_null=True,
-                column_types=dict.fromkeys(texts, arrow.string()),
-            ),
+            arrow_csv.ConvertOptions(**convert),
         )
-    except (arrow.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (arrow_package().ArrowException, UnicodeDecodeError, OSError) as error:
+        if "UTF8" in str(error):
+            raise BadData(_encoding(path)) from error
         raise BadData(f"{path} is broken: {str(error)[:200]}; mend it") from error
-    for at, field in enumerate(found.schema):
-        if field.name in texts:
-            column = _as_numbers(compute.utf8_trim_whitespace(found.column(at)))
-            found = found.set_column(at, field.name, column)
-    return found
 
 
-def _as_numbers(column: Any) -> Any:
+def _as_numbers(column: Any, decimal_point: str) -> Any:
     """Return a column of texts as whole numbers, if all are such, else as numbers, else as it is."""
     arrow = arrow_package()
+    numbers = column if decimal_point == "." else arrow.compute.replace_substring(column, ",", ".")
     for kind in (arrow.int64(), arrow.float64()):
         with suppress(arrow.ArrowInvalid):
-            return column.cast(kind)
+            return numbers.cast(kind)
     return column

@@ -103,7 +103,7 @@ def train_shortly(
         steps=updates,
         monitor=None,
         patience=None,
-        target=None,
+        goal=None,
         restore_best=False,
     )
     arithmetic = Arithmetic(way.precision, way.layout, config.device)
