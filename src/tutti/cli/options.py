@@ -277,6 +277,7 @@ def config_from(
 def command_words(config: TrainConfig) -> list[str]:
     """The words after `tutti train` that make this configuration; what is as by default is left out."""
     words: list[str] = []
+    plain = TrainConfig.from_json(with_defaults({"model": config.model}))
     for f in fields(TrainConfig):
         value = getattr(config, f.name)
         if f.name in DOTTED:
@@ -286,7 +287,7 @@ def command_words(config: TrainConfig) -> list[str]:
             words = [value, *words]
         elif value is True:
             words.append(flag(f.name))
-        elif value != f.default:
+        elif value is not None and value != getattr(plain, f.name):
             words += ["-n" if f.name == "workers" else flag(f.name), str(value)]
     return words
 
