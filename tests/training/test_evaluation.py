@@ -145,6 +145,6 @@ def test_each_member_of_an_ensemble_has_a_loss_of_its_own() -> None:
     def ensemble(_: object) -> dict[str, object]:
         return {"logits": members.mean(0), "members": members.unbind()}
 
-    outputs, loss, weight = Objective(LOSSES["mse"]).compute(ensemble, members[0], torch.tensor([2.0, 2.0]))
-    assert outputs.tolist() == [[2.0], [3.0]]
-    assert (float(loss), weight) == ((1 + 9 + 1 + 1) / 4, 2)
+    found = Objective(LOSSES["mse"]).compute(ensemble, members[0], torch.tensor([2.0, 2.0]))
+    assert found.outputs.tolist() == [[2.0], [3.0]]
+    assert (float(found.loss), found.weight) == ((1 + 9 + 1 + 1) / 4, 2)

@@ -29,14 +29,15 @@ from tutti.data.formats.npy import Mapped
 from tutti.data.parts import DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.preparation import prepared
 from tutti.data.rows import Array, Rows
-from tutti.data.scale import mean_scale, pixel_scale
+from tutti.data.scale import mean_scale, pixel_scale, units_of
 from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
 from tutti.data.targets import KnownClasses
-from tutti.errors import BadData, UserError
+from tutti.errors import BadData, BadOption, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.preparation import Preparation, Table
+from tutti.records.run_folder import TrainedOn
 from tutti.records.splits import read_split
 
 T = TypeVar("T")
@@ -135,6 +136,7 @@ class SamplePool:
         seed: int,
         place: tuple[str, int] | None = None,
         embeds: bool = False,
+        trained: TrainedOn | None = None,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
 
@@ -145,10 +147,19 @@ class SamplePool:
             place: a file of splits and the number of one; its held-out samples are the validation part then,
                 in place of any other, and there is no test part: that is left for when all is decided.
             embeds: the model takes category numbers for columns of many texts.
+            trained: the data of a model, whose preparation of a table is applied in place of another.
         """
+        before = None
+        if trained is not None and self.dataset.table is not None:
+            before = trained.preparation
+            if before is None:
+                raise BadOption(
+                    "the model was trained on numbers as they are, which would be prepared here; give "
+                    "--data.prepare off"
+                )
         train, aside, fitted = agreed(
             comm,
-            lambda: self._division(validation, seed, place, embeds),
+            lambda: self._division(validation, seed, place, embeds, before),
             "splits",
             lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
         )
@@ -166,10 +177,18 @@ class SamplePool:
         if test is not None:
             test = None if place else test.with_rows(None, scale)
         first = whole.train.with_rows(rows, scale)
-        return replace(whole, train=first, validation=validation_part, test=test)
+        units = trained.units if trained is not None else None
+        if whole.table is not None and before is None:
+            units = units_of(first.targets.numpy())
+        return replace(whole, train=first, validation=validation_part, test=test, units=units)
 
     def _division(
-        self, validation: float, seed: int, place: tuple[str, int] | None, embeds: bool
+        self,
+        validation: float,
+        seed: int,
+        place: tuple[str, int] | None,
+        embeds: bool,
+        before: Preparation | None,
     ) -> tuple[Indices, Indices, Scale | Preparation]:
         """Return the rows to train on and those kept aside, and the scale or what a table's follows from."""
         part, classes, filled = self.dataset.train, self.dataset.classes, self.dataset.filled
@@ -182,6 +201,8 @@ class SamplePool:
             train, aside = part.split(share, seed)
         else:
             train, aside = split(part.stored_targets.numpy(), share, seed, classes)
+        if before is not None:
+            return train, aside, before
         if self.dataset.table is not None:
             return train, aside, _fit(part, self.dataset.table, train, filled, embeds)
         columns = columns_of(part.stored_inputs)

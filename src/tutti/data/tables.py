@@ -58,7 +58,7 @@ def choose(
     if group is not None and (labelled or str(group) in names):  # what is to be predicted may lack it
         (group,) = _named(names, str(group), "--group-by", what)
     if columns is None and like is not None:
-        inputs = _named(names, [column.name for column in like], "as in training", what)
+        inputs = _named(names, [column.name for column in like], "needed", what)
     elif columns is None:
         inputs = tuple(name for name in names if name not in (*targets, group) and not _counts_rows(name))
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,15 @@ PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
 
 
+class ForwardPass(NamedTuple):
+    """The outputs of a model for a batch, and its loss: the sum of the losses / the samples, a scalar."""
+
+    outputs: Tensor  # of shape (n, ...), in the unit of the targets
+    loss: Tensor  # of which the gradient is taken
+    weight: float  # of the samples in the loss
+    reported: Tensor  # the loss in the unit of the targets
+
+
 @dataclass(frozen=True)
 class Objective:
     """Loss and metrics of a model, and its arithmetic."""
@@ -40,22 +49,29 @@ class Objective:
     classes: int | None = None  # of the confusion matrix; None: no matrix
     arithmetic: Arithmetic = FP32  # which has prepared the model
 
-    def compute(
-        self, module: Callable[..., object], inputs: Inputs, targets: Tensor
-    ) -> tuple[Tensor, Tensor, float]:
-        """Compute a model's output, the sum of the losses / the samples, and the samples' weight.
+    def compute(self, module: Callable[..., object], inputs: Inputs, targets: Tensor) -> ForwardPass:
+        """Compute a model's outputs and loss for a batch.
 
-        A model that returns "members" beside its output is an ensemble: each member has a loss of its own,
+        A model that returns "members" beside its outputs is an ensemble: each member has a loss of its own,
         and the loss is their mean.
         """
-        outputs = self.arithmetic.call(module, inputs)
-        output = self.arithmetic.output(outputs)
+        found = self.arithmetic.call(module, inputs)
+        outputs = self.arithmetic.output(found)
         if self.loss.whole:
-            return output, *self.loss.measure(outputs, LossBatch(inputs, targets))
-        if not (isinstance(outputs, Mapping) and "members" in outputs):
-            return output, *self.loss.measure(output, targets)
-        each = [self.loss.measure(self.arithmetic.output(one), targets) for one in outputs["members"]]
-        return output, sum((loss for loss, _ in each), output.new_zeros(())) / len(each), each[0][1]
+            loss, weight = self.loss.measure(found, LossBatch(inputs, targets))
+            return ForwardPass(outputs, loss, weight, loss)
+        if not (isinstance(found, Mapping) and "members" in found):
+            return self.measure(outputs, targets)
+        each = [self.measure(self.arithmetic.output(one), targets) for one in found["members"]]
+        loss = torch.stack([one.loss for one in each]).mean()
+        reported = torch.stack([one.reported for one in each]).mean()
+        return ForwardPass(self.loss.in_units(outputs), loss, each[0].weight, reported)
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> ForwardPass:
+        """Compute the loss of a network's own outputs."""
+        loss, weight = self.loss.measure(outputs, targets)
+        outputs = self.loss.in_units(outputs)
+        return ForwardPass(outputs, loss, weight, self.loss.reported(loss, outputs, targets))
 
 
 @dataclass(frozen=True)
@@ -282,9 +298,9 @@ def evaluate(
             positions = (start, stop) if counts else (0, 1)
             inputs, targets = part.take(torch.arange(*positions, device=part.device))
             targets = arithmetic.targets(targets)
-            outputs, value, weight = objective.compute(module, arithmetic.inputs(inputs), targets)
+            found = objective.compute(module, arithmetic.inputs(inputs), targets)
             if counts:
-                tally.add(arithmetic.number(value), outputs, targets, weight)
+                tally.add(arithmetic.number(found.reported), found.outputs, targets, found.weight)
     return tally
 
 

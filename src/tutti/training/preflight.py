@@ -40,7 +40,7 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
     with evaluating(module), torch.no_grad():
         with _naming("the model", inputs, arithmetic.layout), _unwritten(module, together):
             whole = arithmetic.call(module, inputs)
-        outputs = arithmetic.output(whole)
+        outputs = loss.in_units(arithmetic.output(whole))
         if outputs.dim() == 0 or len(outputs) != len(targets):
             raise BadModel(
                 f"the model's outputs have shape {tuple(outputs.shape)} for {len(targets)} samples; they "
@@ -76,7 +76,7 @@ def try_gradient(module: nn.Module, part: Part, objective: Objective) -> None:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     modules = [module, function] if isinstance(function, nn.Module) else [module]
     with undone(modules), _naming("the model's training step", inputs, arithmetic.layout):
-        loss = objective.compute(module, inputs, targets)[1]
+        loss = objective.compute(module, inputs, targets).loss
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
 

@@ -123,15 +123,15 @@ class UpdateGradient:
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         self._stages.lap("copy")
-        outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
+        found = self.objective.compute(self._replica.module, inputs, targets)
         self._stages.lap("forward")
         # Backward from the share gives the gradient of loss * share, and saves a multiplication.
         factor = batch.share if self.scale is None else batch.share * self.scale.factor
         share = self._shares.get(factor)
         if share is None:
-            share = self._shares[factor] = loss.new_tensor(factor)
-        torch.autograd.backward(loss, share)
-        return Computed(arithmetic.number(loss), outputs.detach(), targets, weight)
+            share = self._shares[factor] = found.loss.new_tensor(factor)
+        torch.autograd.backward(found.loss, share)
+        return Computed(arithmetic.number(found.reported), found.outputs.detach(), targets, found.weight)
 
     def _charge(self, samples: int) -> None:
         """Move the virtual clock, if there is one, by the cost of the samples."""

@@ -125,8 +125,8 @@ def _mean_computed(objective: Objective, module: nn.Module, batches: Iterable[Ba
     with evaluating(module), torch.no_grad():
         for batch in batches:
             inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-            _, loss, weight = objective.compute(module, inputs, targets)
-            total, whole = total + loss.item() * len(targets), whole + weight
+            found = objective.compute(module, inputs, targets)
+            total, whole = total + found.loss.item() * len(targets), whole + found.weight
     return total / whole if whole else 0.0
 
 
