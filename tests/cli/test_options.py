@@ -150,10 +150,10 @@ def test_another_model_than_the_file_s_does_not_inherit_its_options() -> None:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ((), {"optimizer": "adamw", "batch_size": 256, "lr": DEFAULTS["lr"]}),
-        (("--batch-size", "32"), {"optimizer": "adamw", "batch_size": 32, "lr": DEFAULTS["lr"]}),
+        ((), DEFAULTS),
+        (("--batch-size", "32"), {**DEFAULTS, "batch_size": 32}),
         (("--optimizer", "sgd"), {"optimizer": "sgd", "lr": None, "optimizer_options": {}}),
-        (("--optimizer.eps", "1"), {"optimizer": "adamw", "optimizer_options": {"eps": 1}}),
+        (("--optimizer.eps", "1"), {**DEFAULTS, "optimizer_options": {"weight_decay": 0.1, "eps": 1}}),
         (("--steps", "3"), {"steps": 3, "epochs": None}),
     ],
 )

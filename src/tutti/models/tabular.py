@@ -41,7 +41,7 @@ def tabular(
     outputs: int,
     table: TableInputs | None = None,
     hidden: object = (128, 128),
-    members: object = 8,
+    members: object = 16,
     dropout: float = 0.2,
     embed: object = "auto",
 ) -> nn.Module:

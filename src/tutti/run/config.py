@@ -363,19 +363,15 @@ class TrainConfig:
         return config
 
 
-def defaults_of(model: str) -> dict[str, Any]:
-    """Return the options that a built-in model is trained with by default: `DEFAULTS` in its file."""
-    return dict(MODELS.literal(model, "DEFAULTS") or {}) if model in MODELS else {}
-
-
 def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a user, and the defaults of the model for the others.
+    """Return the options of a user, and for the others what a built-in model has in its file as `DEFAULTS`.
 
     Its learning rate is for its own optimizer, and its epochs are no default beside steps.
     """
+    model = given.get("model", TrainConfig.model)
+    of_model = MODELS.literal(model, "DEFAULTS") or {} if model in MODELS else {}
     beside = {"optimizer": ("lr", "optimizer_options"), "steps": ("epochs",)}
     chosen = {*given, *(other for name in given for other in beside.get(name, ()))}
-    of_model = defaults_of(given.get("model", TrainConfig.model))
     return {**{name: one for name, one in of_model.items() if name not in chosen}, **given}
 
 
