@@ -168,8 +168,8 @@ def test_a_model_brings_defaults_and_the_user_s_options_come_first(
     "config",
     [
         TrainConfig(),
-        TrainConfig(model="tabular"),
-        TrainConfig(model="tabular", optimizer="adamw", lr=0.5, batch_size=7),
+        config_from({"model": "tabular"}, {}),
+        config_from({"model": "tabular", "batch_size": 32}, {}),
         TrainConfig(
             model="lenet", data="my data.npz", workers="2", threads=1, layout="channels_last", lr=1e-4
         ),
