@@ -241,7 +241,8 @@ def test_texts_can_be_left_out(opened: Callable[..., DataSet]) -> None:
     assert preparation is not None
     assert preparation.left_out == {"city": "texts", "zip": "texts"}
     assert in_words(preparation) == (
-        "table: 2 numbers, 1 flag, 1 date; gaps in 1 column become the median; left out: city (texts), zip (texts)"
+        "table: 2 numbers, 1 flag, 1 date; gaps in 1 column become the median; left out: city (texts), "
+        "zip (texts)"
     )
 
 

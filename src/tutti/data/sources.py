@@ -162,7 +162,11 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
 
 
 def like_training(
-    data: object, options: Mapping[str, object], columns: Sequence[str], table: Table | None
+    data: object,
+    options: Mapping[str, object],
+    columns: Sequence[str],
+    table: Table | None,
+    target: object = None,
 ) -> dict[str, object]:
     """Return the options by which other data are read as those were that a model was trained on.
 
@@ -171,12 +175,15 @@ def like_training(
         options: of the user. Columns that they choose are taken as they are, unless there is a `table`.
         columns: the names of those of the training; numbers are no names.
         table: what the model takes, if that is a table; None: it takes numbers as they are.
+        target: the option of the training, where the user has named another file and no target.
     """
     found = dict(options)
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if made or not isinstance(data, str | Path):
         return found
     known = options_of(Path(str(local_copy(data))).expanduser())
+    if target is not None and "target" in known:
+        found.setdefault("target", target)
     if table is not None and PREPARE in known:
         found.pop("columns", None)
         return {**found, LIKE: table.columns}

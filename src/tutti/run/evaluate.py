@@ -32,8 +32,9 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     """
     job = load_job(payload, EvaluateJob)
     with seeded(job.config.seed):
-        trained = RunFolder(Path(job.folder)).read(TrainedOn)
-        dataset = open_seen(job, comm, trained, job.other_data)
+        folder = RunFolder(Path(job.folder))
+        trained, target = folder.read(TrainedOn), folder.config()["data_options"].get("target")
+        dataset = open_seen(job, comm, trained, job.other_data, target=target)
         # Other data of one part are to be evaluated whole.
         whole = job.part is None and job.other_data and dataset.test is None
         name = "train" if whole else job.part or "test"
@@ -54,6 +55,7 @@ def open_seen(
     trained: TrainedOn,
     other: bool = True,
     table: Table | None = None,
+    target: object = None,
 ) -> DataSet:
     """Open the data of a configuration as a model sees them (collective).
 
@@ -63,6 +65,7 @@ def open_seen(
         trained: what the model was trained on.
         other: the data may be others.
         table: what the model takes, if that is a table; None: what its preparation says.
+        target: the option "target" of the training.
     """
     config, options = recipe.config, None
     if table is None and trained.preparation is not None:
@@ -71,7 +74,7 @@ def open_seen(
     # An object is no file; why it is not there is said below.
     if not config.data.startswith(OBJECT) and not (as_before and table is not None):
         columns = () if as_before else trained.columns
-        options = like_training(config.data, config.data_options, columns, table)
+        options = like_training(config.data, config.data_options, columns, table, target)
     if as_before:
         return seen_as(open_config_data(recipe, comm, options=options, trained=trained), trained)
     known = KnownClasses(trained.classes, trained.labels)

@@ -194,7 +194,9 @@ class PlainModel(nn.Module):
         size = (samples, *self.shape)
         if self.table is not None:
             counts = torch.tensor([len(column.texts) or 2 for column in self.table.columns])
-            return (torch.rand(size, generator=of) * counts).floor().to(self._floats)
+            found = (torch.rand(size, generator=of) * counts).floor().to(self._floats)
+            found[1:, samples % len(counts)] = torch.nan
+            return found
         if self._dtype == "uint8":
             return torch.randint(0, 256, size, dtype=torch.uint8, generator=of)
         if self._dtype.startswith("float"):

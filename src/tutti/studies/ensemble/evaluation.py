@@ -26,7 +26,8 @@ def work(comm: Communicator, payload: bytes) -> None:
     ensemble = load_ensemble(job.folder, job.trust, config.device)
     trained = ensemble.data
     with seeded(config.seed):
-        found = open_seen(job, comm, trained, table=ensemble.table)
+        target = ensemble.record.members[0].config["data_options"].get("target")
+        found = open_seen(job, comm, trained, table=ensemble.table, target=target)
     # Each member scales its inputs, and its outputs, itself.
     dataset = found.with_parts(lambda part: ensemble.seen(found.name, part, (), found.table))
     dataset = replace(dataset, units=None)
