@@ -49,6 +49,8 @@ LARGE = (3, 224, 224)
     ("name", "shape", "options", "known"),
     [
         ("mlp", (1, 28, 28), {}, 784 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10),
+        # Cosines, signs, hidden layers, and the last layers of 16 members.
+        ("tabular", (10,), {}, 10 * (2 * 16 + 3 * 17) + 16 * 40 + 41 * 128 + 129 * 128 + 16 * 129 * 10),
         ("lenet", (1, 28, 28), {}, 61_706),
         ("cnn", (1, 28, 28), {}, 421_642),
         # As published.
