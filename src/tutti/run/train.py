@@ -38,7 +38,6 @@ from tutti.run.build import (
     Assembly,
     free_given_data,
     open_config_data,
-    outputs_for,
     prepare_task,
     reseed,
     seeded,
@@ -264,11 +263,8 @@ class FittedRun:
                 history,
                 None,
                 None if folder is None else str(folder.path),
-                data.shape,
-                outputs_for(data),
-                data.table_inputs,
+                trained_on(data),
                 None,
-                labels=data.labels,
             )
             if trainer.course.stopped is not None:
                 assert saver is not None, "nothing else stops a run"

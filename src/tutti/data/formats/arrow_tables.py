@@ -45,6 +45,24 @@ def is_frame(value: object) -> bool:
     return type(value).__name__ in ("DataFrame", "Table") and package in ("pandas", "polars", "pyarrow")
 
 
+def arrow_table(frame: Any) -> Any:
+    """Return a table in memory as one of Arrow.
+
+    Raises:
+        BadData: pandas holds what is no column of one kind.
+    """
+    arrow, name = arrow_package(), type(frame).__name__
+    try:
+        if type(frame).__module__.startswith("pandas"):
+            return arrow.Table.from_pandas(frame, preserve_index=False)
+        return frame if isinstance(frame, arrow.Table) else frame.to_arrow()
+    except (arrow.ArrowException, TypeError, ValueError) as error:
+        raise BadData(
+            f"the {name} is no table that Arrow can hold: {str(error)[:200]}; give each column a different "
+            "name, and plain numbers or texts"
+        ) from error
+
+
 def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
     """Read a table in memory.
 
@@ -56,17 +74,7 @@ def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) ->
     Raises:
         BadData: as for a file; or pandas holds what is no column of one kind.
     """
-    arrow, name = arrow_package(), type(frame).__name__
-    try:
-        if type(frame).__module__.startswith("pandas"):
-            table = arrow.Table.from_pandas(frame, preserve_index=False)
-        else:
-            table = frame if isinstance(frame, arrow.Table) else frame.to_arrow()
-    except (arrow.ArrowException, TypeError, ValueError) as error:
-        raise BadData(
-            f"the {name} is no table that Arrow can hold: {str(error)[:200]}; give each column a different "
-            "name, and plain numbers or texts"
-        ) from error
+    table, name = arrow_table(frame), type(frame).__name__
     found = read_table(Path(f"the {name}"), table.schema, table.select, options, labelled)
     return replace(found, name=name)
 
