@@ -1,8 +1,8 @@
 """The estimators.
 
 They follow scikit-learn's conventions: `__init__` keeps its arguments as they are, `fit` checks the data, and
-attributes that end with an underscore exist after it. Arrays become floats and are not scaled; the columns of
-tables are prepared as in `tutti.train`.
+attributes that end with an underscore exist after it. Arrays, and tables of numbers alone, become floats and
+are not scaled; other tables are prepared as in `tutti.train`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from typing_extensions import override
 
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data.arrays import float_dtype, keeping_doubles
+from tutti.data.formats.arrow_columns import kind_of
 from tutti.data.formats.arrow_tables import arrow_table, is_frame
 from tutti.data.parts import Part
 from tutti.errors import BadModel
+from tutti.records.preparation import NUMBER
 from tutti.run.api import train
 from tutti.run.config import Options
 from tutti.run.trained import TrainedModel
@@ -176,7 +178,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any, **of_targets: bool) -> tuple[Any, Array]:
         """Return the samples, a table as it is, and the targets."""
-        if not is_frame(X):
+        if not _is_mixed(X):
             return cast(
                 "tuple[Any, Array]", validate_data(self, X, y, **of_targets, **_inputs(self.precision))
             )
@@ -197,7 +199,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             told = {"dtype": np.float64, "ensure_non_negative": True}
             weights = _check_sample_weight(weights, inputs, **told)
         data: object
-        if is_frame(inputs):
+        if _is_mixed(inputs):
             data, options = _as_table(inputs, targets, weights, options)
         else:
             # Of tensors the dimensions keep their order.
@@ -206,7 +208,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         model = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
         result = train(model, data, data_options=options, seed=self._seed(), quiet=not self.verbose, **params)
         self.module_, self.history_, self.summary_ = result.model.eval(), result.history, result.summary
-        self._run = (result.config, result.data) if is_frame(inputs) else None
+        self._run = (result.config, result.data) if _is_mixed(inputs) else None
 
     def _seed(self) -> int:
         random = check_random_state(self.random_state)
@@ -257,7 +259,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
         Args:
             X: inputs of shape (samples, features), or of further dimensions for models that take them; or a
-                table of pandas, polars or pyarrow, with columns of numbers, texts, dates and gaps.
+                table of pandas, polars or pyarrow, also with texts, dates and gaps.
             y: a label for each sample.
             sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
@@ -309,7 +311,7 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
 
         Args:
             X: inputs of shape (samples, features), or of further dimensions for models that take them; or a
-                table of pandas, polars or pyarrow, with columns of numbers, texts, dates and gaps.
+                table of pandas, polars or pyarrow, also with texts, dates and gaps.
             y: numbers, of shape (samples,) or (samples, outputs).
             sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
@@ -332,6 +334,15 @@ def _inputs(precision: str) -> dict[str, Any]:
     """Options of `validate_data` for inputs."""
     with keeping_doubles(precision == "fp64"):
         return {"dtype": float_dtype(), "order": "C", "allow_nd": True, "force_writeable": True}
+
+
+def _is_mixed(X: object) -> bool:
+    """Return whether samples are a table with something else than numbers in it, such as texts or gaps."""
+    if not is_frame(X):
+        return False
+    table = arrow_table(X)
+    numbers = all(kind_of(field.type) == NUMBER for field in table.schema)
+    return not numbers or any(column.null_count for column in table.columns)
 
 
 def _as_table(frame: Any, targets: Array, weights: Array | None, options: Options) -> tuple[object, Options]:
