@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeAlias
+from typing import Any, Final, Generic, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -74,9 +74,11 @@ class Contents(Generic[T, Y]):
         name: for people to read.
         parts: inputs and targets of "train", and perhaps of "validation" and "test"; None in place of targets
             that were not asked for.
-        classes: their number, where the data say so.
-        labels: the classes' names, where the data have them.
+        classes: their number, where the data say so; 0 in data that are not checked yet: they are amounts.
+        labels: the classes' names, where the data have them: texts, whole numbers or booleans; of flags,
+            which are no classes, theirs.
         columns: the names of the inputs, where each is one number of a table.
+        targets: the names of the columns that are to be predicted, where they have some.
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
         groups: of the training samples, of shape (samples,), where a column for them was chosen.
         buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
@@ -87,11 +89,12 @@ class Contents(Generic[T, Y]):
     name: str
     parts: Mapping[str, tuple[T, Y]]
     classes: int | None = None
-    labels: tuple[str, ...] = ()
+    labels: tuple[Any, ...] = ()
     columns: tuple[str, ...] = ()
     filled: bool = False
     groups: Array | None = None
     buffer_bytes: int = 0
+    targets: tuple[str, ...] = ()
     weights: Mapping[str, object] = field(default_factory=dict)
     table: Table | None = None
 
@@ -175,7 +178,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
     if not parts:
         pairs = pair_up(slots, ("inputs", "targets"), what, explained)
         parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
-    names = _texts(next((values[key] for key in _NAMES if key in values), ()))
+    names = _labels(next((values[key] for key in _NAMES if key in values), ()))
     columns = _texts(values.get(_COLUMNS, ()))
     for part, (inputs, _) in parts.items():
         shape = tuple(getattr(inputs, "shape", ()))
@@ -254,8 +257,7 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
     first, _ = contents.parts["train"]
     if isinstance(first, Columns) and first.names:
         found[_INPUT_NAMES] = np.array(first.names)
-    if contents.classes is not None:
-        found[_CLASSES] = np.array(contents.classes)
+    found[_CLASSES] = np.array(contents.classes or 0)
     if contents.labels:
         found[_NAMES[0]] = np.array(contents.labels)
     if contents.columns:
@@ -265,12 +267,12 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
     return found
 
 
-def refuse_other_names(labels: Mapping[str, tuple[str, ...]], what: str) -> None:
+def refuse_other_names(labels: Mapping[str, tuple[Any, ...]], what: str) -> None:
     """Refuse parts whose class numbers stand for other names than those of the first."""
     first, *others = labels.items() or [("", ())]
     for part, names in others:
         if names != first[1]:
-            here, there = (", ".join(some[:10]) or "none" for some in (names, first[1]))
+            here, there = (", ".join(map(str, some[:10])) or "none" for some in (names, first[1]))
             raise BadData(
                 f"the {part} part of {what} has the class names {here}, and the {first[0]} part {there}, so "
                 "that their numbers stand for other classes; number the classes alike, or give them as texts"
@@ -301,6 +303,13 @@ def _texts(names: object) -> tuple[str, ...]:
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         return ()
     return tuple(str(name) for name in names)
+
+
+def _labels(names: object) -> tuple[Any, ...]:
+    """Return the names of classes, which may be whole numbers or booleans."""
+    if isinstance(names, np.ndarray | StoredRows) and names.dtype.kind in "biu":
+        return tuple(np.asarray(names[:]).tolist())
+    return _texts(names)
 
 
 def _whole(value: object) -> int | None:

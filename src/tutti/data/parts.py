@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from tutti.data.columns import (
     names_beside,
     padded,
 )
-from tutti.records.preparation import Preparation, Table, TableInputs
+from tutti.records.preparation import Preparation, Table, TableInputs, TargetUnits
 from tutti.records.texts import Shape
 
 T = TypeVar("T")
@@ -284,10 +284,11 @@ class DataSet:
         validation: kept aside from the training samples, to watch the training; None when its share is 0.
         test: for the final figure only; None when the source has none.
         classes: the number of classes; None when the targets are floats.
-        labels: the classes' names; empty when unknown.
+        labels: the classes' names: texts, whole numbers or booleans; empty when unknown; of flags, theirs.
         filled: means of the training samples stand for inputs that are NaN.
         columns: the names of the inputs, where each is a column of a table.
         table: these columns, where they are to be prepared.
+        units: of targets that are amounts, over the training samples of a table that is prepared.
         fingerprint: tells the training samples of the source from others; the same for any type of floats.
     """
 
@@ -296,11 +297,12 @@ class DataSet:
     validation: Part | None
     test: Part | None
     classes: int | None
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     filled: bool = False
     columns: tuple[str, ...] = ()
     fingerprint: str = ""
     table: Table | None = None
+    units: TargetUnits | None = None
 
     @property
     def shape(self) -> Shape:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,15 @@ PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
 
 
+class ForwardPass(NamedTuple):
+    """The outputs of a model for a batch, and its loss: the sum of the losses / the samples, a scalar."""
+
+    outputs: Tensor  # of shape (n, ...), in the unit of the targets
+    loss: Tensor  # of which the gradient is taken
+    weight: float  # of the samples in the loss
+    reported: Tensor  # the loss in the unit of the targets
+
+
 @dataclass(frozen=True)
 class Objective:
     """Loss and metrics of a model, and its arithmetic."""
@@ -43,14 +52,29 @@ class Objective:
 
     def compute(
         self, module: Callable[..., object], inputs: Inputs, targets: Tensor, weights: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, float]:
-        """Compute a model's output, the sum of the losses / the samples, and the samples' weight."""
+    ) -> ForwardPass:
+        """Compute a model's outputs and loss for a batch.
+
+        A model that returns "members" beside its outputs is an ensemble: each member has a loss of its own,
+        and the loss is their mean.
+        """
+        found = self.arithmetic.call(module, inputs)
+        outputs = self.arithmetic.output(found)
         if self.loss.whole:
-            outputs = self.arithmetic.call(module, inputs)
-            loss, weight = self.loss.measure(outputs, LossBatch(inputs, targets), weights)
-            return self.arithmetic.output(outputs), loss, weight
-        output = self.arithmetic.forward(module, inputs)
-        return output, *self.loss.measure(output, targets, weights)
+            loss, weight = self.loss.measure(found, LossBatch(inputs, targets), weights)
+            return ForwardPass(outputs, loss, weight, loss)
+        if not (isinstance(found, Mapping) and "members" in found):
+            return self.measure(outputs, targets, weights)
+        each = [self.measure(self.arithmetic.output(one), targets, weights) for one in found["members"]]
+        loss = torch.stack([one.loss for one in each]).mean()
+        reported = torch.stack([one.reported for one in each]).mean()
+        return ForwardPass(self.loss.in_units(outputs), loss, each[0].weight, reported)
+
+    def measure(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> ForwardPass:
+        """Compute the loss of a network's own outputs."""
+        loss, weight = self.loss.measure(outputs, targets, weights)
+        outputs = self.loss.in_units(outputs)
+        return ForwardPass(outputs, loss, weight, self.loss.reported(loss, outputs, targets, weights))
 
 
 @dataclass(frozen=True)
@@ -130,7 +154,11 @@ class Tally:
 
         The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
-        found = self.sums_here()
+        mine = copy(self)
+        if glance:
+            mine._gathers = False
+            mine._rows = []
+        found = mine.sums()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
 
     def sums_here(self) -> Sums:
@@ -279,15 +307,17 @@ def evaluate(
     # No collective inside: virtual ranks share the gradient mode and autocast of their thread.
     with evaluating(module), torch.no_grad():
         for start in range(mine.start, mine.start + longest.stop, batch_size):
+            comm.note_progress()
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)
             some = torch.arange(*positions, device=part.device)
             (inputs, targets), weights = part.take(some), part.weights_of(some)
             targets = arithmetic.targets(targets)
-            outputs, value, weight = objective.compute(module, arithmetic.inputs(inputs), targets, weights)
+            found = objective.compute(module, arithmetic.inputs(inputs), targets, weights)
             if counts:
-                tally.add(arithmetic.number(value), outputs, targets, weight, weights)
+                reported = arithmetic.number(found.reported)
+                tally.add(reported, found.outputs, targets, found.weight, weights)
     return tally
 
 

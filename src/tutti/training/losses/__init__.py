@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,6 +29,7 @@ from tutti.data.targets import NO_LABEL
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, takes_option
 from tutti.registry import Registry
+from tutti.training.losses.units import Units, is_distance
 from tutti.training.losses.weights import (
     LossFunction,
     OfLabels,
@@ -57,7 +59,10 @@ LOSSES: Registry[Loss] = Registry(
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples."""
+    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples.
+
+    With `units` the outputs are the network's own, in standard deviations, and so is the loss.
+    """
 
     name: str
     function: LossFunction
@@ -66,7 +71,9 @@ class Loss:
     amounts: bool = False  # a single output approaches the class number itself, and is no logit
     floats: Callable[[Tensor], str | None] | None = None  # returns why it does not take float targets
     flags: bool = False  # float targets are labels of 0 or 1
+    one_hot: bool = False  # class numbers become one-hot for the outputs of this run
     make: Callable[..., Loss] | None = field(default=None, compare=False)  # makes it with options
+    units: Units | None = field(default=None, compare=False)  # of the targets; None: nothing is scaled
 
     @property
     def labels(self) -> bool:
@@ -83,14 +90,25 @@ class Loss:
 
     def __call__(self, outputs: object, targets: Tensor | LossBatch) -> Tensor:
         """Return the sum of the losses / the samples, a scalar."""
-        return self._measured(outputs, targets)[0]
+        return self._measured(outputs, self._scaled(targets))[0]
 
     def measure(
         self, outputs: object, targets: Tensor | LossBatch, weights: Tensor | None = None
     ) -> tuple[Tensor, float]:
         """Return the sum of the losses / the samples, a scalar, and the weight of these samples."""
-        value, weight = self._measured(outputs, targets, weights)
+        value, weight = self._measured(outputs, self._scaled(targets), weights)
         return value, float(weight)
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return a network's outputs in the unit of the targets."""
+        return outputs if self.units is None else self.units.outputs(outputs)
+
+    def reported(self, loss: Tensor, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """Return a loss in the unit of the targets, given the outputs in that unit, without gradient."""
+        if self.units is None:
+            return loss
+        with torch.no_grad():
+            return self._measured(outputs, targets, weights)[0]
 
     def called(self, outputs: object, given: Tensor | LossBatch, weights: Tensor | None = None) -> Any:
         """Call the function with amounts of the outputs' shape: (n,) and (n, 1) would make it n x n."""
@@ -100,6 +118,11 @@ class Loss:
             alike = given.is_floating_point() and given.numel() == outputs.numel()
             return self.function(outputs, given.reshape(outputs.shape) if alike else given)
         return self.function(outputs, given)
+
+    def _scaled(self, targets: Tensor | LossBatch) -> Tensor | LossBatch:
+        if self.units is None or not isinstance(targets, Tensor):
+            return targets
+        return self.units.standardised(targets)
 
     def _measured(self, outputs: object, given: Tensor | LossBatch, weights: Tensor | None = None) -> Weighed:
         found, count = self.called(outputs, given, weights), len(given)
@@ -137,6 +160,8 @@ def named_loss(
         options: arguments by name: of a built-in loss, of a class, or of a function besides its first two.
         class_weights: "balanced", by the counts of the training part; the weights, separated by commas; a
             tensor with a row for each class; or None.
+
+    Of amounts with `dataset.units` mse, l1 and the distances of torch are computed in standard deviations.
     """
     if spec == "auto":
         spec = loss_for(dataset.train.targets)
@@ -145,6 +170,8 @@ def named_loss(
         loss = with_options(found, options)
     else:
         loss = _own_loss(found, spec if isinstance(spec, str) else "", options)
+    if dataset.units is not None and (loss.amounts or is_distance(loss.function)):
+        loss = replace(loss, units=Units(dataset.units.mean, dataset.units.std))
     loss = _on(dataset, loss if class_weights is None else _weighted(loss, class_weights, dataset))
     return _of_each_sample(loss) if dataset.weighted else loss
 
