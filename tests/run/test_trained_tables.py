@@ -151,7 +151,8 @@ def test_a_run_that_begins_with_weights_prepares_as_theirs_did(run: Path, tmp_pa
     options = OPTIONS | {"data": f"{tmp_path}/a.csv", "weights": str(run), "lr": 1e-30}
     made = trained(tmp_path / "run", **options)
     before, after = (RunFolder(one).read(TrainedOn) for one in (run, made))
-    assert (before.preparation, before.units) == (after.preparation, after.units)
+    assert before.preparation is not None
+    assert before.preparation == after.preparation
     np.testing.assert_array_equal(tutti.load(made).predict(HOUSES), tutti.load(run).predict(HOUSES))
 
 
@@ -164,7 +165,8 @@ def test_a_run_that_goes_on_in_another_precision_prepares_as_before(tmp_path: Pa
     payload = pickle.dumps(TrainJob(config, quiet=True, resume=Resume(folder.path)))
     VirtualWorld(1).run(lambda comm: training.work(comm, payload))
     after = folder.read(TrainedOn)
-    assert (before.preparation, before.units) == (after.preparation, after.units)
+    assert before.preparation is not None
+    assert before.preparation == after.preparation
 
 
 def test_programs_take_numbers_of_texts_and_give_amounts_in_their_units(run: Path, tmp_path: Path) -> None:
@@ -203,7 +205,8 @@ def test_only_losses_of_distances_on_prepared_tables_are_scaled(
     data = {"data_options": {"target": "price", **({"prepare": "off"} if "prepare" in options else {})}}
     given = {name: value for name, value in options.items() if name != "prepare"}
     made = trained(tmp_path / "run", **OPTIONS | {"data": f"{tmp_path}/a.csv"} | data | given)
-    assert (RunFolder(made).read(TrainedOn).units is not None) is scaled
+    preparation = RunFolder(made).read(TrainedOn).preparation
+    assert (preparation is not None and preparation.units is not None) is scaled
 
 
 def test_a_target_that_never_varies_is_refused(tmp_path: Path) -> None:

@@ -34,10 +34,9 @@ from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
 from tutti.data.targets import KnownClasses
-from tutti.errors import BadData, BadOption, UserError
+from tutti.errors import BadData, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.preparation import Preparation, Table
-from tutti.records.run_folder import TrainedOn
 from tutti.records.splits import read_split
 
 T = TypeVar("T")
@@ -136,7 +135,7 @@ class SamplePool:
         seed: int,
         place: tuple[str, int] | None = None,
         embeds: bool = False,
-        trained: TrainedOn | None = None,
+        before: Preparation | None = None,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
 
@@ -147,16 +146,8 @@ class SamplePool:
             place: a file of splits and the number of one; its held-out samples are the validation part then,
                 in place of any other, and there is no test part: that is left for when all is decided.
             embeds: the model takes category numbers for columns of many texts.
-            trained: the data of a model, whose preparation of a table is applied in place of another.
+            before: the preparation of a table in training, which is applied in place of another.
         """
-        before = None
-        if trained is not None and self.dataset.table is not None:
-            before = trained.preparation
-            if before is None:
-                raise BadOption(
-                    "the model was trained on numbers as they are, which would be prepared here; give "
-                    "--data.prepare off"
-                )
         train, aside, fitted = agreed(
             comm,
             lambda: self._division(validation, seed, place, embeds, before),
@@ -177,10 +168,7 @@ class SamplePool:
         if test is not None:
             test = None if place else test.with_rows(None, scale)
         first = whole.train.with_rows(rows, scale)
-        units = trained.units if trained is not None else None
-        if whole.table is not None and before is None:
-            units = units_of(first.targets.numpy())
-        return replace(whole, train=first, validation=validation_part, test=test, units=units)
+        return replace(whole, train=first, validation=validation_part, test=test)
 
     def _division(
         self,
@@ -201,10 +189,8 @@ class SamplePool:
             train, aside = part.split(share, seed)
         else:
             train, aside = split(part.stored_targets.numpy(), share, seed, classes)
-        if before is not None:
-            return train, aside, before
         if self.dataset.table is not None:
-            return train, aside, _fit(part, self.dataset.table, train, filled, embeds)
+            return train, aside, before or _fit(part, self.dataset.table, train, filled, embeds)
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, filled) for column in columns]
         return train, aside, scale_of_columns(part.stored_inputs, scales)
@@ -333,10 +319,12 @@ def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) 
 
 def _fit(part: Part, table: Table, train: Indices, filled: bool, embeds: bool) -> Preparation:
     """Return the preparation of a table from some training samples."""
+    units = units_of(part.stored_targets.numpy()[train])
     if isinstance(part, StreamedPart):
-        return fit(part.source.files.__getitem__, part.thinned(train), table, len(part), filled, embeds)
-    stored = cast("Tensor", part.stored_inputs).numpy()
-    return fit(stored.__getitem__, train, table, len(part), filled, embeds)
+        read, train = part.source.files.__getitem__, part.thinned(train)
+    else:
+        read = cast("Tensor", part.stored_inputs).numpy().__getitem__
+    return replace(fit(read, train, table, len(part), filled, embeds), units=units)
 
 
 def _write(memory: Tensor, rows: Rows) -> None:

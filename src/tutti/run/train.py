@@ -400,8 +400,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
             print(f"run folder: {folder.path}", flush=True)  # A run that loses a rank goes on from there.
         folder.write_config(config.as_json())
         of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
-        scaled = task.objective.loss.units is not None
-        folder.write(trained_on(task.dataset, of_classes, task.dataset.units if scaled else None))
+        folder.write(trained_on(task.dataset, of_classes, task.objective.loss.units is not None))
         folder.append(run.start, flush=not job.takeover)
         yield folder
 

@@ -96,7 +96,7 @@ class Predictor(nn.Module, ABC):
             return self.given(replace(aligned(name, part, columns, self.data), scale=Scale()))
         if table is None:
             raise no_table(self.data)
-        return replace(part, scale=matched(self.table, table))
+        return matched(part, table, self.table)
 
     def outputs(self, inputs: object) -> Array:
         """Compute the outputs for some inputs, such as logits, some at a time.
@@ -211,7 +211,7 @@ class PlainNetwork(PlainModel):
         super().__init__(data, table, double)
         self.network, self._arithmetic = model, Arithmetic("fp64" if double else "fp32")
         self._prepared = None if table is None else scale_seen(data, table)
-        self._units = _units(data)
+        self._units = Units.of(data.preparation)
         if data.mean:
             mean, std = (torch.tensor(one, dtype=torch.float64) for one in (data.mean, data.std))
             per_channel = (1, -1) + (1,) * (len(data.shape) - 1)
@@ -263,7 +263,7 @@ class TrainedModel(Predictor):
         if table is None and data.preparation is not None:
             table = table_of([data.preparation])
         super().__init__(data, kind_of(config.loss, data.classes), table)
-        self._scale, self._units = scale_seen(data, table), _units(data)
+        self._scale, self._units = scale_seen(data, table), Units.of(data.preparation)
         # Where a trained model is used there need be no C compiler.
         layout = "contiguous" if config.layout == BATCH_LAST else config.layout
         self._arithmetic = Arithmetic(config.precision, layout, device)
@@ -355,7 +355,3 @@ def _in_order(frame: Any, data: TrainedOn, missing: str) -> object:
         return frame.select(names) if hasattr(frame, "select") else frame[names]
     found = read_frame(frame, {"columns": names, "missing": missing, PREPARE: "off"}, labelled=False)
     return found.parts["train"][0]
-
-
-def _units(data: TrainedOn) -> Units | None:
-    return None if data.units is None else Units(data.units.mean, data.units.std)

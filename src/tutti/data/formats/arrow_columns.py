@@ -20,7 +20,7 @@ from tutti.data.arrays import as_floats, float_dtype
 from tutti.data.rows import Array
 from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption
-from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, TEXT, Table, TableColumn
+from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, OTHER, TEXT, Table, TableColumn
 
 PREPARE: Final = "prepare"
 TEXTS: Final = "text"
@@ -102,7 +102,7 @@ def stored_table(
             if reason is not None:
                 left_out[name] = reason
                 continue
-            column, floats = encoded.stored()
+            column, floats = encoded.stored(() if wanted is None else wanted.texts)
         elif kind == DATE:
             column, floats = TableColumn(name, DATE, form=wanted.form if wanted else ""), _days(values)
         else:
@@ -225,8 +225,8 @@ class _Encoded:
         many = len(self._texts) > max(most, len(self._numbers) // _ROWS_OF_TEXT)
         return f"{len(self._texts):,} texts" if many else None
 
-    def stored(self) -> tuple[TableColumn, Array]:
-        """Return the column, and its values as floats."""
+    def stored(self, wanted: tuple[str, ...]) -> tuple[TableColumn, Array]:
+        """Return the column, and its values as floats; `wanted` that end with `OTHER` have their numbers."""
         if not len(self._texts) and self._plain:
             return TableColumn(self._name, EMPTY), np.full(len(self._numbers), np.nan)
         if self._form is not None:
@@ -235,10 +235,10 @@ class _Encoded:
         if self._plain:
             self._refuse_mistakes()
         texts = self._texts.to_pylist()
-        different = sorted({*texts})
+        different = wanted if wanted[-1:] == (OTHER,) else tuple(sorted({*texts}))
         numbers = {text: number for number, text in enumerate(different)}
-        known = np.array([numbers[text] for text in texts], dtype=float_dtype())
-        return TableColumn(self._name, TEXT, tuple(different)), self._looked_up(known)
+        known = np.array([numbers.get(text, len(numbers) - 1) for text in texts], dtype=float_dtype())
+        return TableColumn(self._name, TEXT, different), self._looked_up(known)
 
     def _looked_up(self, known: Array) -> Array:
         found: Array = np.append(as_floats(known), float_dtype().type(np.nan))[self._numbers]
