@@ -33,7 +33,7 @@ from tutti.data.scale import mean_scale, pixel_scale, units_of
 from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
-from tutti.data.targets import KnownClasses
+from tutti.data.targets import CLASSES, KnownClasses
 from tutti.errors import BadData, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.preparation import Preparation, Table
@@ -73,6 +73,9 @@ class SamplePool:
                 )
             else:
                 parts[name] = Part(x, _meta(y, y.dtype))
+            if name in contents.weights:
+                weights = torch.empty(len(y), dtype=torch.float64, device="meta")
+                parts[name] = replace(parts[name], stored_weights=weights)
         dataset = DataSet(
             contents.name,
             parts["train"],
@@ -121,6 +124,8 @@ class SamplePool:
         for name, (inputs, targets) in contents.parts.items():
             part = cast("Part", getattr(self.dataset, name))
             part.stored_targets.numpy()[:] = targets
+            if part.stored_weights is not None:
+                part.stored_weights.numpy()[:] = cast("Array", contents.weights[name])
             if isinstance(part, StreamedPart):
                 continue
             for read, column in zip(columns_of(inputs), columns_of(part.stored_inputs), strict=True):
@@ -155,10 +160,7 @@ class SamplePool:
             lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
         )
         whole = self.dataset
-        scale = fitted
-        if isinstance(fitted, Preparation):
-            assert whole.table is not None, "it was fitted"
-            scale = prepared(fitted, whole.table)
+        scale = fitted if isinstance(fitted, Scale) else prepared(fitted, cast("Table", whole.table))
         rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
         validation_part, test = whole.validation, whole.test
         if len(aside):
@@ -183,14 +185,19 @@ class SamplePool:
         share = 0 if self.dataset.validation is not None else validation
         if place is not None:
             file, number = place
-            found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
-            train, aside = found.train, found.test
+            known = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
+            train, aside = known.train, known.test
         elif isinstance(part, StreamedPart):
             train, aside = part.split(share, seed)
         else:
             train, aside = split(part.stored_targets.numpy(), share, seed, classes)
         if self.dataset.table is not None:
-            return train, aside, before or _fit(part, self.dataset.table, train, filled, embeds)
+            if before is not None:
+                return train, aside, before
+            rows, telling = _rows_of(part, train)
+            found = fit(rows.__getitem__, telling, self.dataset.table, len(part), filled, embeds)
+            units = units_of(part.stored_targets.numpy()[train])
+            return train, aside, replace(found, units=units)
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, filled) for column in columns]
         return train, aside, scale_of_columns(part.stored_inputs, scales)
@@ -202,7 +209,7 @@ def open_data(
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> DataSet:
     """Open a data set (collective): it is read once per host, into memory that the host's ranks share.
 
@@ -219,7 +226,7 @@ def open_data(
         options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
             `stream` (True, False or "auto") and `buffer` (MB) are for folders of NPY files: their inputs are
             read window by window, where memory does not hold them.
-        known: the classes of a model that the data are for.
+        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
 
     Returns:
         The data set; its arrays are views of shared memory.
@@ -237,7 +244,7 @@ def open_pool(
     data: object,
     comm: Communicator,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> SamplePool:
     """Read a data set into a pool (collective); see `open_data`.
 
@@ -317,14 +324,11 @@ def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) 
     return Scale()
 
 
-def _fit(part: Part, table: Table, train: Indices, filled: bool, embeds: bool) -> Preparation:
-    """Return the preparation of a table from some training samples."""
-    units = units_of(part.stored_targets.numpy()[train])
+def _rows_of(part: Part, train: Indices) -> tuple[Array | Mapped, Indices]:
+    """Return the inputs of a part, and the training samples that tell of all."""
     if isinstance(part, StreamedPart):
-        read, train = part.source.files.__getitem__, part.thinned(train)
-    else:
-        read = cast("Tensor", part.stored_inputs).numpy().__getitem__
-    return replace(fit(read, train, table, len(part), filled, embeds), units=units)
+        return part.source.files, part.thinned(train)
+    return cast("Tensor", part.stored_inputs).numpy(), train
 
 
 def _write(memory: Tensor, rows: Rows) -> None:

@@ -29,7 +29,7 @@ from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
 from tutti.data.sources import like_training
 from tutti.data.streaming import StreamedPart, decided
-from tutti.data.targets import KnownClasses
+from tutti.data.targets import KnownClasses, meant_by
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
@@ -60,6 +60,7 @@ from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending, Monitor
+from tutti.training.targets import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
 
@@ -128,7 +129,8 @@ def open_config_data(
         own: Options = {}
         if leads:
             given, own = given_data(recipe)
-        pool = pool or open_pool(given, comm, own if options is None else options, known)
+        options = own if options is None else options
+        pool = pool or open_pool(given, comm, options, known or meant_by(config.loss))
     place = None if config.split is None else split_of(config.split)
     embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
     before = None if trained is None else trained.preparation
@@ -318,12 +320,17 @@ class Task:
         data, of = self.dataset, self.objective
         parts = {name: len(part) for name in PARTS if (part := getattr(data, name)) is not None}
         sizes = summary_lines.counts(self.name, self.parameters, data.name, parts, data.shape)
-        kind = (
-            f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
-        )
         table = data.train.scale.preparation
         sizes += "" if table is None else f"\n{summary_lines.table(table)}"
-        return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
+        noun = "number"
+        if data.classes:
+            noun = "class"
+        elif of.loss.flags and are_flags(data.train.targets):
+            noun = "label of 0 or 1"
+        kind = summary_lines.kind_of_task(noun, outputs_for(data), data.labels)
+        loss = f"{of.loss.name} of one-hot labels" if of.loss.one_hot else of.loss.name
+        loss += " by weights of samples" if of.weighted else ""
+        return f"{sizes}\n{summary_lines.task(kind, loss, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:
         """Describe the work to layouts of the model over ranks."""
@@ -333,7 +340,7 @@ class Task:
         """Compute the outputs of `module` for a batch, and their loss."""
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-        return self.objective.compute(module, inputs, targets)
+        return self.objective.compute(module, inputs, targets, batch.weights)
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """Evaluate the model on `part` (collective)."""
@@ -356,8 +363,9 @@ def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = N
     metrics = named_metrics(recipe.given("metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(recipe, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
-    objective = Objective(loss, metrics, dataset.classes, arithmetic)
-    objective = check_fit(module, dataset.train, objective)
+    objective = Objective(loss, metrics, dataset.classes, arithmetic, dataset.weighted)
+    by_value = any(isinstance(one, int) for one in dataset.labels)
+    objective = check_fit(module, dataset.train, objective, by_value=by_value)
     return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)
 
 

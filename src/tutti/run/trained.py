@@ -63,7 +63,7 @@ class Predictor(nn.Module, ABC):
         self.data, self.kind, self.table = data, kind, table
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[Any, ...]:
         """The names of the classes; empty when they have none."""
         return self.data.labels
 

@@ -318,7 +318,9 @@ def _note(distances: dict[str, Distance], step: int, one: StepResult, other: Ste
 def _turned(batch: Batch) -> Batch:
     """A batch in reverse order."""
     samples = None if batch.samples is None else batch.samples.flip(0)
-    return Batch(mapped(batch.inputs, methodcaller("flip", 0)), batch.targets.flip(0), batch.share, samples)
+    weights = None if batch.weights is None else batch.weights.flip(0)
+    inputs = mapped(batch.inputs, methodcaller("flip", 0))
+    return Batch(inputs, batch.targets.flip(0), batch.share, samples, weights)
 
 
 def _rounds(batches: Batches) -> Iterator[Round]:
