@@ -77,6 +77,7 @@ class TrainOptions(TypedDict, total=False):
     data_options: Options
     target: str | int | Sequence[str | int] | None
     validation: float
+    test: float
     split: str | None
     predictions: bool
     validate: str

@@ -139,7 +139,7 @@ def open_config_data(
             "the model was trained on numbers as they are, which would be prepared here; give --data.prepare "
             "off"
         )
-    dataset = pool.divided(comm, config.validation, config.seed, place, embeds, before)
+    dataset = pool.divided(comm, config.validation, config.seed, place, embeds, before, config.test)
     if leads and isinstance(dataset.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return dataset

@@ -261,6 +261,7 @@ class FittedRun:
                 outputs_for(data),
                 data.table_inputs,
                 None,
+                labels=data.labels,
             )
             if trainer.course.stopped is not None:
                 assert saver is not None, "nothing else stops a run"

@@ -22,13 +22,12 @@ from tutti import models
 from tutti.batch_last import BATCH_LAST
 from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
 from tutti.data.columns import Columns, Inputs, each_of, mapped
-from tutti.data.formats.arrow_columns import PREPARE
 from tutti.data.formats.arrow_tables import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.preparation import matched
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
-from tutti.data.tables import LIKE
+from tutti.data.tables import LIKE, PREPARE
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of

@@ -144,7 +144,11 @@ class Tally:
 
         The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
-        found = self.sums_here()
+        mine = copy(self)
+        if glance:
+            mine._gathers = False
+            mine._rows = []
+        found = mine.sums()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
 
     def sums_here(self) -> Sums:
