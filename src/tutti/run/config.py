@@ -247,6 +247,11 @@ class TrainConfig:
     )
     clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
     clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
+    batch_norm: str = option(
+        "sync",
+        "statistics of BatchNorm in training: of the whole batch of an update (sync), or of each rank's part",
+        ("sync", "local"),
+    )
     precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16", "fp16", "fp64"))
     layout: str = option(
         "contiguous",
@@ -364,6 +369,18 @@ class TrainConfig:
         if not trust:
             check_trust(path, values, replaced)
         return config
+
+
+def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a user, and for the others what a built-in model has in its file as `DEFAULTS`.
+
+    Its learning rate is for its own optimizer, and its epochs are no default beside steps.
+    """
+    model = given.get("model", TrainConfig.model)
+    of_model = MODELS.literal(model, "DEFAULTS") or {} if model in MODELS else {}
+    beside = {"optimizer": ("lr", "optimizer_options"), "steps": ("epochs",)}
+    chosen = {*given, *(other for name in given for other in beside.get(name, ()))}
+    return {**{name: one for name, one in of_model.items() if name not in chosen}, **given}
 
 
 OF_LONG_RUNS: Final = (
