@@ -46,7 +46,7 @@ def houses(seed: int = 0, cities: str = "Lima Oslo Paris Rome") -> pd.DataFrame:
             "zip": [f"{number:04}x" if number % 50 else "7" for number in random.integers(0, 60, COUNT)],
             "built": pd.Timestamp("1990-03-01") + pd.to_timedelta(random.integers(0, 9999, COUNT), unit="D"),
             "garden": random.random(COUNT) < 0.5,
-            "price": (5e5 + 4e3 * area + 9e4 * (city == "Rome")).round(),
+            "price": (5e5 + 4e3 * area + 9e4 * (city == "Rome")).round() + 0.5,
         }
     )
     return found.assign(built=found.built.dt.date)
@@ -104,7 +104,7 @@ def test_what_a_table_lacks_is_named_with_the_nearest(run: Path, tmp_path: Path)
         tutti.load(run).predict(lacking)
     with pytest.raises(BadData, match=r"'city'.*mean 'citi'"):
         predicted(run, f"{tmp_path}/c.csv", tmp_path / "out.csv")
-    with pytest.raises(BadData, match="area, city, zip"):
+    with pytest.raises(BadData, match="area, city, zip, built, garden of a table"):
         tutti.load(run).predict(np.zeros((2, 5)))
 
 
@@ -126,6 +126,8 @@ def test_arrays_are_taken_where_all_columns_are_numbers(tmp_path: Path) -> None:
     made = trained(tmp_path / "run", data=f"{tmp_path}/a.csv", **OPTIONS)
     model = tutti.load(made)
     np.testing.assert_array_equal(model.predict(frame[["area", "more"]].to_numpy()), model.predict(frame))
+    with pytest.raises(BadData, match="area, more of a table"):
+        model.predict(np.zeros((2, 3)))
 
 
 def test_an_ensemble_knows_the_texts_of_all_its_members(run: Path, tmp_path: Path) -> None:

@@ -80,17 +80,7 @@ class Predictor(nn.Module, ABC):
         return part
 
     def seen(self, name: str, part: Part, columns: Sequence[str], table: Table | None) -> Part:
-        """Return a part of other data as its samples are given to the module.
-
-        Args:
-            name: of the data.
-            part: of them.
-            columns: their names, where they are a table; empty: the user has chosen them.
-            table: likewise, as they are stored.
-
-        Raises:
-            BadData: inputs are missing, or are of another shape or kind.
-        """
+        """Return a part of other data as its samples are given to the module; see `aligned` and `matched`."""
         if self.table is None:
             return self.given(replace(aligned(name, part, columns, self.data), scale=Scale()))
         if table is None:
@@ -125,8 +115,6 @@ class Predictor(nn.Module, ABC):
             inputs, table = found.parts["train"][0], found.table
         elif is_frame(inputs) and not all(name.isdecimal() for name in self.data.columns):
             inputs = _in_order(inputs, self.data, missing)
-        elif table is not None and any(column.kind in (TEXT, DATE) for column in table.columns):
-            raise no_table(self.data)
         given = taken_apart({"given": inputs})
         several = [(given.label("given", at), one) for at, one in enumerate(given.parts["given"])]
         columns, targets, _ = part_columns(
@@ -138,6 +126,10 @@ class Predictor(nn.Module, ABC):
 
         each = [column.changed(kept) for column in columns]
         stored = each[0].rows if given.single else Columns(tuple(each), given.names)
+        if table is not None and table is self.table:
+            named = any(column.kind in (TEXT, DATE) for column in table.columns)
+            if named or not given.single or each[0].rows.shape[1:] != (len(table.columns),):
+                raise no_table(self.data)
         return self.seen("this call", Part(stored, torch.from_numpy(targets)), (), table)
 
     def probabilities(self, inputs: object) -> Array:
