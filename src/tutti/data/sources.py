@@ -192,11 +192,11 @@ def like_training(
     known = options_of(Path(str(local_copy(data))).expanduser())
     if target is not None and "target" in known:
         found.setdefault("target", target)
-    if table is not None and PREPARE in known:
+    if table is not None and "prepare" in known:
         found.pop("columns", None)
         return {**found, LIKE: table.columns}
-    if PREPARE in known:
-        found[PREPARE] = "off"
+    if "prepare" in known:
+        found["prepare"] = "off"
     if columns and "columns" in known and not all(name.isdecimal() for name in columns):
         found.setdefault("columns", list(columns))
     return found

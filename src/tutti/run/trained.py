@@ -344,5 +344,5 @@ def _in_order(frame: Any, data: TrainedOn, missing: str) -> object:
     names = [*data.columns]
     if not data.dtype.startswith("float"):  # of arrays that had names
         return frame.select(names) if hasattr(frame, "select") else frame[names]
-    found = read_frame(frame, {"columns": names, "missing": missing, PREPARE: "off"}, labelled=False)
+    found = read_frame(frame, {"columns": names, "missing": missing, "prepare": "off"}, labelled=False)
     return found.parts["train"][0]
