@@ -30,7 +30,7 @@ from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
-from tutti.data.tables import LIKE, PREPARE
+from tutti.data.tables import LIKE
 from tutti.data.targets import CLASSES, KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.free_memory import free_bytes

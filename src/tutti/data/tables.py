@@ -19,9 +19,6 @@ _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
 _SHOWN = 20
 
-PREPARE: Final = "prepare"
-"""The option that says whether columns are prepared."""
-
 LIKE: Final = "like"
 """The option with the columns of another table, as a tuple of `TableColumn`, that these data are to have; no
 user gives it."""

@@ -27,7 +27,7 @@ from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.preparation import matched
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
-from tutti.data.tables import LIKE, PREPARE
+from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of
