@@ -198,7 +198,7 @@ class PlainModel(nn.Module):
 class PlainNetwork(PlainModel):
     """A trained network in plain operations. Attribute `network`: takes scaled inputs."""
 
-    def __init__(self, model: nn.Module, data: TrainedOn, table: Table | None, double: bool) -> None:
+    def __init__(self, model: nn.Module, data: TrainedOn, double: bool, table: Table | None = None) -> None:
         super().__init__(data, table, double)
         self.network, self._arithmetic = model, Arithmetic("fp64" if double else "fp32")
         self._prepared = None if table is None else scale_seen(data, table)
@@ -293,7 +293,7 @@ class TrainedModel(Predictor):
                 "one; export its weights by --to safetensors or --to dcp"
             )
         double = self.precision == "fp64"
-        return PlainNetwork(self.model, self.data, self.table, double).eval()
+        return PlainNetwork(self.model, self.data, double, self.table).eval()
 
 
 def load(
