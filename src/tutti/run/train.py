@@ -287,9 +287,9 @@ class FittedRun:
     @property
     def trained_on(self) -> TrainedOn:
         """What other data need to be seen as those of this run."""
-        data, loss = self.parts.task.dataset, self.parts.task.objective.loss
+        loss = self.parts.task.objective.loss
         of_classes = weights_in(loss) if self._config.class_weights == BALANCED else None
-        return trained_on(data, of_classes, None if loss.units is None else data.units)
+        return trained_on(self.parts.task.dataset, of_classes, loss.units is not None)
 
     @property
     def _speaks(self) -> bool:
