@@ -8,6 +8,7 @@ model's     age  since  year │ age is missing │ city is Oslo  city is Rome  
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
@@ -173,18 +174,24 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
     both = [*flags, *categories]
     return _Plan(
         torch.from_numpy(fill),
-        *(torch.tensor(some, dtype=torch.int64) for some in (dates, numbers)),
+        _int64(dates),
+        _int64(numbers),
         torch.tensor([mean for _, column in amounts for mean in column.mean], dtype=torch.float64),
         torch.tensor([std for _, column in amounts for std in column.std], dtype=torch.float64),
-        *(torch.tensor(some, dtype=torch.int64) for some in (gaps, [number for number, _ in both])),
-        torch.tensor([0, *accumulate(len(found) for _, found in both)][:-1], dtype=torch.int64) - GAP,
-        torch.from_numpy(np.concatenate([*(found for _, found in both), np.empty(0)]).astype(np.int64)),
+        _int64(gaps),
+        _int64(number for number, _ in both),
+        _int64([0, *accumulate(len(found) for _, found in both)][:-1]) - GAP,
+        _int64(place for _, found in both for place in found.tolist()),
         len(flags),
         first_flag,
         first_category,
         inputs.width,
         max(inputs.width, nothing + 1),
     )
+
+
+def _int64(numbers: Iterable[int]) -> Tensor:
+    return torch.tensor([*numbers], dtype=torch.int64)
 
 
 def _places(column: PreparedColumn, stored: TableColumn) -> Indices:
