@@ -101,7 +101,7 @@ def _describe(source: str, options: Options) -> None:
         repeated = f", {one.repeated:,} of them repeated" if one.repeated else ""
         print(f"{one.name + ':':<12}{one.samples:>12,} samples{repeated}")
     if train.counts:
-        names = contents.labels or [str(number) for number in range(len(train.counts))]
+        names = [str(one) for one in contents.labels or range(len(train.counts))]
         rows = [[name, *(f"{one.counts[at]:,}" for one in parts)] for at, name in enumerate(names)]
         _table(["class", *(one.name for one in parts)], rows)
     rows = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -28,6 +29,7 @@ from tutti.records.preparation import (
     FLAG,
     MONTHS,
     NUMBER,
+    TEXT,
     WEEKDAYS,
     Preparation,
     PreparedColumn,
@@ -83,7 +85,7 @@ class PreparedTable(Scale):
         filled = torch.where(missing, plan.fill.to(stored), stored)
         if len(plan.dates):
             filled = torch.cat([filled, *date_parts(filled.index_select(1, plan.dates))], 1)
-        made = stored.new_zeros(len(stored), plan.width)
+        made = stored.new_zeros(stored.shape[0], plan.width)  # `len` would tie a program to it
         if len(plan.codes):
             codes = filled.index_select(1, plan.codes).long().add_(plan.starts)
             found = plan.lookup.index_select(0, codes.view(-1)).view(codes.shape)
@@ -110,17 +112,77 @@ def prepared(preparation: Preparation, table: Table) -> PreparedTable:
     Raises:
         BadData: the table lacks a column, or has another kind of values in it.
     """
-    there = {column.name: column for column in table.columns}
-    for column in preparation.columns:
-        kind = there[column.name].kind if column.name in there else "column"
-        if kind == "column":
-            raise BadData(f"there is no column '{column.name}', on which the model was trained; add it")
+    _check(preparation.columns, table)
+    return PreparedTable(fitted=preparation, table=table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchedTable(Scale):
+    """The map from the rows of a table to those of another, in which columns and texts have other numbers.
+
+    Attributes:
+        wanted: the columns of the other table. Texts that it has not become the last one.
+        table: the columns of the rows.
+    """
+
+    wanted: Table
+    table: Table
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return where the columns are, which of them are texts, and their lookups, one after the other."""
+        at = {column.name: number for number, column in enumerate(self.table.columns)}
+        texts = [number for number, column in enumerate(self.wanted.columns) if column.kind == TEXT]
+        lookup, starts = [0], []
+        for column in (self.wanted.columns[number] for number in texts):
+            numbers = {text: number for number, text in enumerate(column.texts)}
+            starts.append(len(lookup))
+            here = self.table.columns[at[column.name]].texts
+            lookup += [numbers.get(text, len(numbers) - 1) for text in here]
+        order = [at[column.name] for column in self.wanted.columns]
+        of_columns, of_texts = torch.tensor(order), torch.tensor(texts, dtype=torch.int64)
+        return of_columns, of_texts, torch.tensor(starts, dtype=torch.int64), torch.tensor(lookup)
+
+    @override
+    def apply(self, stored: Tensor) -> Tensor:
+        order, texts, starts, lookup = self._places
+        found = stored.index_select(1, order)
+        if len(texts):
+            codes = found.index_select(1, texts)
+            missing = codes.isnan()
+            numbers = lookup[torch.where(missing, 0, codes.long() + starts)].to(stored.dtype)
+            found[:, texts] = numbers.masked_fill_(missing, torch.nan)
+        return found
+
+    @override
+    def on(self, device: str) -> MatchedTable:
+        moved = MatchedTable(wanted=self.wanted, table=self.table)
+        vars(moved)["_places"] = tuple(one.to(device) for one in self._places)
+        return moved
+
+
+def matched(wanted: Table, table: Table) -> MatchedTable:
+    """Return the map from the rows of a table to those that a trained model takes; see `prepared`."""
+    _check(wanted.columns, table)
+    return MatchedTable(wanted=wanted, table=table)
+
+
+def _check(wanted: Iterable[PreparedColumn | TableColumn], table: Table) -> None:
+    """Raise BadData if a table lacks a column, or has another kind of values in it."""
+    there = {column.name: column.kind for column in table.columns}
+    for column in wanted:
+        kind = there.get(column.name)
+        if kind is None:
+            near = get_close_matches(column.name, there, n=1, cutoff=0.5)
+            meant = f"did you mean '{near[0]}'? " if near else ""
+            raise BadData(
+                f"there is no column '{column.name}', on which the model was trained; {meant}add it"
+            )
         if kind not in (column.kind, EMPTY) and (kind, column.kind) != (FLAG, NUMBER):
             raise BadData(
                 f"the column '{column.name}' holds values of the kind {kind}, and the model was trained on "
                 f"those of the kind {column.kind}; give these"
             )
-    return PreparedTable(fitted=preparation, table=table)
 
 
 class _Plan(NamedTuple):

@@ -1,4 +1,7 @@
-"""The scale of inputs, from the training samples: exact for 8-bit ones, in any order of the samples."""
+"""The scale of inputs, and the units of targets, from the training samples.
+
+That of 8-bit inputs is exact, in any order of the samples.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from tutti.data.arrays import samples_per_chunk
 from tutti.data.columns import Columns
 from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.rows import Array, Indices
+from tutti.errors import BadData
+from tutti.records.preparation import TargetUnits
 
 _UNEVEN: Final = 100
 """Columns of floats whose deviations differ by more than this factor train badly."""
@@ -83,6 +88,29 @@ def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
         sums += np.nansum(chunk, axis=0, dtype=np.float64)
         known += (~np.isnan(chunk)).sum(axis=0)
     return Scale(fill=tuple((sums / np.maximum(known, 1)).reshape(-1).tolist()))
+
+
+def units_of(targets: Array) -> TargetUnits | None:
+    """Return mean and deviation of the amounts of some samples; None of class numbers, and labels of 0 or 1.
+
+    Args:
+        targets: of shape (samples, ...).
+
+    Raises:
+        BadData: an amount is the same in all samples.
+    """
+    if targets.dtype.kind != "f" or np.isin(targets, (0, 1)).all():
+        return None
+    amounts = targets.reshape(len(targets), -1).astype(np.float64)
+    constant = (amounts == amounts[0]).all(0)
+    if constant.any():
+        at = int(constant.argmax())
+        which = f"number {at} of the target" if amounts.shape[1] > 1 else "the target"
+        raise BadData(
+            f"{which} is {amounts[0, at]:g} in all {len(amounts):,} training samples, so there is nothing to "
+            "learn; choose another by --data.target"
+        )
+    return TargetUnits(tuple(amounts.mean(0).tolist()), tuple(amounts.std(0).tolist()))
 
 
 def uneven(part: Part) -> str | None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from tutti import models
+from tutti.data.contents import with_weights
 from tutti.data.items import Unloaded
 from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
@@ -27,7 +28,7 @@ from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import Options, TrainConfig, with_defaults
 from tutti.run.jobs import Recipe
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
@@ -76,6 +77,7 @@ class TrainOptions(TypedDict, total=False):
     data_options: Options
     target: str | int | Sequence[str | int] | None
     validation: float
+    test: float
     split: str | None
     predictions: bool
     validate: str
@@ -106,6 +108,7 @@ class TrainOptions(TypedDict, total=False):
     class_weights: str | Sequence[float] | None
     clip_norm: float | None
     clip_value: float | None
+    batch_norm: str
     precision: str
     layout: str
     device: str
@@ -132,6 +135,7 @@ def train(
     loss: str | Callable[..., torch.Tensor] = "auto",
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
     sampling: object = None,
+    sample_weight: object = None,
     augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     callbacks: str | Callback | Sequence[str | Callback] = (),
     quiet: bool = False,
@@ -167,6 +171,8 @@ def train(
             sample, or a number for all of them; or as scikit-learn's, (y_true, y_pred) -> a number.
         sampling: draws the samples of an epoch with replacement: "balanced", each class equally often, or a
             weight for each training sample, as an array or the path of an NPY file.
+        sample_weight: with arrays, the weight of each training sample in losses and metrics: of a batch
+            sum(weight * loss) / sum(weight). Of a table it is a column: `data_options={"weight": "column"}`.
         augment: names with commas, a function, or a list of both: random changes of the training samples, by
             functions (inputs, targets, random) -> (inputs, targets) of whole batches.
         callbacks: objects that look on, and may end the run: `tutti.Callback`, or names of such. Each rank
@@ -204,6 +210,8 @@ def train(
     watchers = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     given["callbacks"] = watchers or None
     given["data"] = without_loaders(data, options, quiet)
+    if sample_weight is not None:
+        given["data"] = with_weights(given["data"], sample_weight)
     job, outcome = _job(given, options, quiet, None if resume is None else str(resume))
     if outcome is None:
         with lasting_output():
@@ -233,7 +241,7 @@ def _job(
         chosen["workers"] = str(given["workers"])
     spell(options)
     chosen |= options
-    config = TrainConfig.from_json(chosen)
+    config = TrainConfig.from_json(with_defaults(chosen))
     found = None if resume is None else Resume.find(resume, config.out)
     outcome = None
     if found is not None:

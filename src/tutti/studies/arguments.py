@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, Any, cast
 
+import numpy as np
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -17,12 +18,13 @@ from tutti.data.columns import Stored
 from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
+from tutti.data.targets import meant_by
 from tutti.errors import BadOption, UnknownName
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
 from tutti.run.api import TrainOptions, refuse_built, spell, weights_of, without_loaders
 from tutti.run.build import seeded
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import Options, TrainConfig, with_defaults
 from tutti.run.pickled import Pickled
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
@@ -79,18 +81,18 @@ class Arguments:
             raise BadOption("resume=True needs out: the folder of the farm to go on with")
         given = {
             "strategy": left.pop("strategy", None) or "auto",
-            "optimizer": left.pop("optimizer", None) or "adam",
+            **({"optimizer": one} if (one := left.pop("optimizer", None)) else {}),
             "loss": left.pop("loss", "auto"),
             "metrics": left.pop("metrics", "auto"),
             "sampling": weights_of(left.pop("sampling", None)),
             "augment": left.pop("augment", None),
             **given,
         }
-        refuse_built(given["optimizer"])
+        refuse_built(given.get("optimizer"))
         data = without_loaders(data, cast("TrainOptions", left), quiet)
         spell(cast("TrainOptions", left))
         values, objects = by_name(given)
-        config, contents = _opened(data, TrainConfig.from_json({**values, **left}))
+        config, contents = _opened(data, TrainConfig.from_json(with_defaults({**values, **left})))
         return cls(
             config, contents, objects, Blocks.of(block, blocks, threads, timeout, limit), out, resume, quiet
         )
@@ -100,8 +102,11 @@ class Arguments:
         """The data as the arrays of an NPZ file; None: their name is enough."""
         if self.contents is None:
             return None
-        found = to_keys(replace(self.contents, classes=None, columns=()))
-        return {key: rows[:] for key, rows in found.items()}
+        found = to_keys(replace(self.contents, columns=()))
+        kept = {key: rows[:] if rows.ndim else np.asarray(rows) for key, rows in found.items()}
+        if self.contents.groups is not None:
+            kept["groups"] = np.unique(self.contents.groups, return_inverse=True)[1]
+        return kept
 
     @contextmanager
     def stream(self) -> Iterator[IO[str]]:
@@ -118,8 +123,10 @@ def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[St
         options = config.data_options
         if callable(data) and not isinstance(data, Dataset):
             data, options = call_with_options(data, options, "data set", "data"), {}
-        contents = read_source(data, options)
-    kept: Options = {"classes": contents.classes} if contents.classes is not None else {}
+        contents = read_source(data, options, meant_by(config.loss))
+    kept: Options = {"classes": contents.classes or "none"}
     if contents.filled:
         kept["missing"] = "mean"
+    if contents.groups is not None:
+        kept["group"] = "groups"
     return replace(config, data=DATA, data_options=kept), contents

@@ -151,7 +151,8 @@ def read_files(
             np.concatenate([_rows(one)[:] for one in targets]) if labelled else None,
         )
     groups = [one.groups for one in every if one.groups is not None]
-    return replace(first, parts=parts, groups=np.concatenate(groups) if groups else None)
+    weights = {part: np.concatenate([_rows(one.weights[part])[:] for one in every]) for part in first.weights}
+    return replace(first, parts=parts, groups=np.concatenate(groups) if groups else None, weights=weights)
 
 
 def one_by_one(
@@ -185,8 +186,9 @@ def _traits(path: Path, contents: Contents[object]) -> list[str]:
         if goals is not None:
             kind = "texts" if goals.dtype.kind in "US" else "numbers"
             found.append(f"{part} targets of shape {goals.shape[1:]}, which are {kind}")
-    columns, names = (listed(some) or "none" for some in (contents.columns, contents.labels))
-    return [f"the columns {columns}", f"the class names {names}", *found]
+    each = contents.columns, [*map(str, contents.labels)], tuple(contents.weights)
+    columns, names, weighted = (listed(some) or "none" for some in each)
+    return [f"the columns {columns}", f"the class names {names}", f"weights of parts {weighted}", *found]
 
 
 def _together(inputs: Sequence[Any]) -> object:

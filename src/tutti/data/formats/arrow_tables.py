@@ -23,9 +23,9 @@ from tutti.errors import BadData
 from tutti.records.npz import damaged
 from tutti.records.texts import printable
 
-TABLE_OPTIONS: Final = ("target", "columns", "group", *CHOICES)
-"""The column to be predicted, or several; those to predict it from, all others by default; the column by
-which samples are grouped, which is no input; whether columns are prepared; and what becomes of texts."""
+TABLE_OPTIONS: Final = ("target", "columns", "group", "weight", *CHOICES)
+"""The column to be predicted, or several; those to predict it from, all others by default; the columns of the
+group and the weight of a sample, no inputs; whether columns are prepared; and what becomes of texts."""
 
 _MOST_NAMED: Final = 12
 """The most columns that an error lists for the user to paste."""
@@ -111,7 +111,7 @@ def read_table(
     """
     choice = choose(schema.names, options, str(path), labelled)
     inputs = [*choice.inputs]
-    used = [*inputs, *choice.targets, *([] if choice.group is None else [choice.group])]
+    used = [*inputs, *choice.targets, *(one for one in (choice.group, choice.weight) if one is not None)]
     arrow = arrow_package()
     try:
         table = read(used)
@@ -141,11 +141,7 @@ def read_table(
         each = {name: _values(path, table.column(name), name) for name in inputs}
         values = each if len(each) > 1 else each[inputs[0]]
     targets = _targets(path, table, choice.targets) if labelled else None
-    groups = None if choice.group is None else _target(path, table.column(choice.group), choice.group)
-    if groups is not None and groups.ndim > 1:
-        raise BadData(
-            f"{path} has lists in '{choice.group}'; give each sample a number or a text as its group"
-        )
+    groups, weights = _of_samples(path, table, choice)
     columns = tuple(inputs) if plain else ()
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
     parts = {"train": (values, targets)}
@@ -156,7 +152,22 @@ def read_table(
         columns=columns,
         groups=groups,
         table=stored if prepares else None,
+        targets=choice.targets,
+        weights=weights,
     )
+
+
+def _of_samples(path: Path, table: Any, choice: ChosenColumns) -> tuple[Array | None, dict[str, Array]]:
+    """Return the groups and the weights of the samples, from columns that are no inputs."""
+    groups, weights = (
+        None if name is None else _target(path, table.column(name), name)
+        for name in (choice.group, choice.weight)
+    )
+    if groups is not None and groups.ndim > 1:
+        raise BadData(
+            f"{path} has lists in '{choice.group}'; give each sample a number or a text as its group"
+        )
+    return groups, {} if weights is None else {"train": weights}
 
 
 def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: str) -> Indices:
@@ -210,8 +221,10 @@ def _target(path: Path, values: Any, name: str) -> Array:
     types, kind = arrow_package().types, values.type
     if types.is_dictionary(kind):
         return _target(path, values.cast(kind.value_type), name)
-    if types.is_string(kind) or types.is_large_string(kind):
-        return np.array(values.to_pylist(), dtype=str)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_temporal(kind):
+        return np.array(values.cast(arrow_package().string()).to_pylist(), dtype=str)
+    if types.is_decimal(kind):
+        values, kind = values.cast(arrow_package().float64()), arrow_package().float64()
     found = _lists(path, values, name) if _is_list(kind) else None
     if isinstance(found, np.ndarray):
         return found

@@ -97,7 +97,8 @@ class PartFiles(Format):
                 )
         refuse_other_names({name: one.labels for name, one in found.items()}, str(path))
         parts = {name: one.parts["train"] for name, one in found.items()}
-        return replace(train, name=path.resolve().name, parts=parts)
+        weights = {name: one.weights["train"] for name, one in found.items() if one.weights}
+        return replace(train, name=path.resolve().name, parts=parts, weights=weights)
 
 
 def _by_part(folder: Path) -> dict[str, list[Path]]:
