@@ -132,8 +132,8 @@ def test_numbers_and_texts_become_what_scikit_learn_makes_of_them() -> None:
 )
 def test_columns_that_tell_nothing_are_left_out(name: str, values: list[object], reason: str | None) -> None:
     frame = pandas.DataFrame({name: values, "a": [0.5, 1.5, 2.5] * 20, "y": [0, 1] * 30})
-    left_out = fitted(frame).left_out
-    assert left_out == ({} if reason is None else {name: reason})
+    for embeds in (False, True):
+        assert fitted(frame, embeds).left_out == ({} if reason is None else {name: reason})
     chosen = fitted(frame, columns=[name, "a"])
     assert chosen.left_out == ({name: reason} if reason in (CONSTANT, MISSING) else {})
 

@@ -87,12 +87,10 @@ def fit(
             left_out[column.name] = MISSING
         elif not gaps and known.min() == known.max():
             left_out[column.name] = CONSTANT
+        elif column.kind == TEXT and not table.chosen and _is_key(known):
+            left_out[column.name] = KEY
         elif column.kind in (TEXT, FLAG):
-            made = _of_codes(column, known, gaps, embeds)
-            if len(made.categories) and not table.chosen and _is_key(known):
-                left_out[column.name] = KEY
-            else:
-                columns.append(made)
+            columns.append(_of_codes(column, known, gaps, embeds))
         elif not table.chosen and column.kind == NUMBER and not gaps and _counts_rows(known, samples):
             left_out[column.name] = ROW_NUMBERS
             numbered.append(_of_numbers(column, known, gaps, by_mean))
