@@ -236,14 +236,14 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
     both = [*flags, *categories]
     return _Plan(
         torch.from_numpy(fill),
-        _int64(dates),
-        _int64(numbers),
+        _whole(dates),
+        _whole(numbers),
         torch.tensor([mean for _, column in amounts for mean in column.mean], dtype=torch.float64),
         torch.tensor([std for _, column in amounts for std in column.std], dtype=torch.float64),
-        _int64(gaps),
-        _int64(number for number, _ in both),
-        _int64([0, *accumulate(len(found) for _, found in both)][:-1]) - GAP,
-        _int64(place for _, found in both for place in found.tolist()),
+        _whole(gaps),
+        _whole([number for number, _ in both]),
+        _whole([0, *accumulate(len(found) for _, found in both)][:-1]) - GAP,
+        torch.from_numpy(np.concatenate([*(found for _, found in both), np.empty(0)]).astype(np.int64)),
         len(flags),
         first_flag,
         first_category,
@@ -252,8 +252,8 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
     )
 
 
-def _int64(numbers: Iterable[int]) -> Tensor:
-    return torch.tensor([*numbers], dtype=torch.int64)
+def _whole(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _places(column: PreparedColumn, stored: TableColumn) -> Indices:
