@@ -317,5 +317,6 @@ def test_a_batch_of_any_size_has_the_same_bits(opened: Callable[..., DataSet]) -
     for size in (1, 7, 128):
         pieces = [data.train.take(some)[0] for some in torch.arange(200).split(size)]
         assert torch.equal(torch.cat(pieces), whole)
-    moved = data.on("cpu").train.take(torch.arange(200))[0]
-    assert torch.equal(moved, whole)
+    assert torch.equal(data.on("cpu").train.take(torch.arange(200))[0], whole)
+    elsewhere = data.on("meta").train.take(torch.arange(200))[0]
+    assert (elsewhere.device.type, elsewhere.shape) == ("meta", whole.shape)
