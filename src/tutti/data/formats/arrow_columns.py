@@ -39,7 +39,7 @@ _NUMBER: Final = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 _DAY_US: Final = 86_400e6
 
-_BLOCK: Final = 1 << 16
+_BLOCK: Final = 1 << 13
 """Rows that are copied at once, so that they stay in the cache while all columns are written."""
 
 
