@@ -19,6 +19,7 @@ import numpy as np
 
 from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite
 from tutti.data.contents import ReadData
+from tutti.data.formats import listed
 from tutti.data.rows import Array
 from tutti.errors import BadData
 
@@ -37,8 +38,6 @@ _MEANT: Final = {"auto": CLASSES, "cross_entropy": CLASSES, "nll": CLASSES, "mse
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _WHOLE: Final = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0*)?")  # 007 is a code, and another than 7
 _DATE: Final = re.compile(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})([ T].*)?")
-
-_MOST_NAMED: Final = 10
 
 
 def meant_by(loss: str) -> str:
@@ -264,10 +263,9 @@ def _places(contents: ReadData, here: Sequence[str], names: Sequence[str], known
     alike = {_plain(name): number for number, name in enumerate(names)}
     found = [exact.get(text, alike.get(_plain(text)) if len(alike) == len(names) else None) for text in here]
     if None in found:
-        trained = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
         raise BadData(
             f"{contents.name} has the class '{here[found.index(None)]}', but the model was trained on "
-            f"{trained if known.count else 'amounts'}; give data of the same classes"
+            f"{listed(names) if known.count else 'amounts'}; give data of the same classes"
         )
     return np.array(found, np.int64)
 
@@ -313,14 +311,11 @@ def _has_fractions(values: Array) -> bool:
 
 
 def _whole(part: str, values: Array) -> Array:
-    if values.dtype.kind == "f":
-        broken = values != np.floor(values)
-        if broken.any():
-            raise BadData(
-                f"the {part} targets are no class numbers: {_first(values, broken)}, and "
-                f"{int(broken.sum()):,} of {values.size:,} are not whole; if they are amounts, leave "
-                "--data.classes out"
-            )
+    if _has_fractions(values):
+        raise BadData(
+            f"the {part} targets are no class numbers: {_first(values, values != np.floor(values))}; leave "
+            "--data.classes out if they are amounts"
+        )
     return values.astype(np.int64)
 
 
