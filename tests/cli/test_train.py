@@ -110,6 +110,25 @@ def test_a_data_set_without_that_part_is_refused(tutti: Run, tmp_path: Path) -> 
     assert "has no test part; it has: train, validation" in err
 
 
+def test_weights_are_a_column_in_training_and_evaluation(tutti: Run, tmp_path: Path) -> None:
+    rows = [f"{a},{a % 3 - 1},{a * 5 % 7 / 2},{'yes' if a * 5 % 11 > 4 else 'no'}" for a in range(60)]
+    (tmp_path / "data").mkdir()
+    for part, some in (("train", rows[:40]), ("test", rows[40:])):
+        (tmp_path / "data" / f"{part}.csv").write_text("\n".join(["a,b,heavy,label", *some]))
+    run, table = str(tmp_path / "run"), str(tmp_path / "data")
+    options = ("--data.weight", "heavy", "--data.prepare", "off", "--epochs", "1")
+    code, shown, _ = tutti("train", "mlp", "--data", table, *options, "--out", run)
+    (line,) = [line for line in shown.splitlines() if line.startswith("test:")]
+    assert code == 0
+    assert "cross_entropy by weights of samples" in shown
+    assert line in tutti("evaluate", run)[1].replace("test part of data:", "test:")
+    test = f"{table}/test.csv"
+    assert line in tutti("evaluate", run, "--data", test, "--data.weight", "heavy")[1]
+    assert line not in tutti("evaluate", run, "--data", test)[1]
+    assert tutti("predict", run, "--data", test, "--out", str(tmp_path / "out.csv"))[0] == 0
+    assert (tmp_path / "out.csv").read_text().splitlines()[0] == '"row","class","p(no)","p(yes)"'
+
+
 def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> None:
     inputs = np.random.default_rng(0).random((200, 3), np.float32)
     np.savez(

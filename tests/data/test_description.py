@@ -44,7 +44,6 @@ def test_a_table_is_described_with_its_preparation(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "table: 1 number, 1 text (one-hot: 3 columns), 1 date; gaps in 1 column become the median" in shown
     assert "left out: id (row numbers)" in shown
-    assert "2024-09-01" in shown
     assert "nothing seems wrong" in shown
 
 

@@ -19,21 +19,24 @@ from typing import cast
 
 import numpy as np
 
-from tutti.data.arrays import MISSING, part_columns, stored_dtype, values_of
+from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
 from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
+from tutti.data.formats.arrow_columns import PREPARE
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, is_frame, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
+from tutti.data.tables import LIKE
 from tutti.data.targets import CLASSES, KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.free_memory import free_bytes
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
+from tutti.records.preparation import Table
 from tutti.records.texts import printable
 
 
@@ -81,7 +84,8 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
         )
     name = contents.name if only else f"{wanted} part of {contents.name}"
     inputs, _ = contents.parts[wanted]
-    return _checked(replace(contents, name=name, parts={"train": (inputs, None)}), missing, "given")
+    given = replace(contents, name=name, parts={"train": (inputs, None)}, weights={})
+    return _checked(given, missing, "given")
 
 
 def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
@@ -112,6 +116,13 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
         columns=tuple(map(printable, contents.columns)),
         filled=missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train),
         groups=groups,
+        weights={
+            part: as_weights(contents.weights[part], len(cast("Sized", y)), f"the {part} weights")[
+                read[part][2]
+            ]
+            for part, (_, y) in contents.parts.items()
+            if part in contents.weights
+        },
     )
 
 
@@ -159,18 +170,36 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
 
 
-def with_columns(data: object, options: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
-    """Return the options by which other data have the columns that a model was trained on, in their order.
+def like_training(
+    data: object,
+    options: Mapping[str, object],
+    columns: Sequence[str],
+    table: Table | None,
+    target: object = None,
+) -> dict[str, object]:
+    """Return the options by which other data are read as those were that a model was trained on.
 
-    Columns that the options choose are taken as they are; numbers are no names.
+    Args:
+        data: as for `read_source`; of built-in ones and of factories the options stay as they are.
+        options: of the user. Columns that they choose are taken as they are, unless there is a `table`.
+        columns: the names of those of the training; numbers are no names.
+        table: what the model takes, if that is a table; None: it takes numbers as they are.
+        target: the option of the training, where the user has named another file and no target.
     """
     found = dict(options)
-    named = columns and not all(name.isdecimal() for name in columns)
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
-    if not named or "columns" in found or made or not isinstance(data, str | Path):
+    if made or not isinstance(data, str | Path):
         return found
-    if "columns" in options_of(Path(str(local_copy(data))).expanduser()):
-        found["columns"] = list(columns)
+    known = options_of(Path(str(local_copy(data))).expanduser())
+    if target is not None and "target" in known:
+        found.setdefault("target", target)
+    if table is not None and PREPARE in known:
+        found.pop("columns", None)
+        return {**found, LIKE: table.columns}
+    if PREPARE in known:
+        found[PREPARE] = "off"
+    if columns and "columns" in known and not all(name.isdecimal() for name in columns):
+        found.setdefault("columns", list(columns))
     return found
 
 

@@ -163,7 +163,7 @@ def _staleness(counts: dict[int, int]) -> str:
 def _matrix(result: Evaluation, names: list[str]) -> list[str]:
     """Rows are the classes, columns what the model took them for; empty cells are dots."""
     assert result.confusion is not None
-    cells = [[str(count) if count else "." for count in row] for row in result.confusion]
+    cells = [[f"{round(count, 1):.10g}" if count else "." for count in row] for row in result.confusion]
     width = max(len(text) for text in [*names, *(cell for row in cells for cell in row)]) + 1
     left = max(len("class"), *map(len, names))
     lines = [f"{'class':<{left}} {'taken for':<{width * len(names)}}  {_OF_EACH_CLASS}"]

@@ -43,7 +43,7 @@ def check_fit(
     with evaluating(module), torch.no_grad():
         with _naming("the model", inputs, arithmetic.layout), _unwritten(module, together):
             whole = arithmetic.call(module, inputs)
-        outputs = arithmetic.output(whole)
+        outputs = loss.in_units(arithmetic.output(whole))
         if outputs.dim() == 0 or len(outputs) != len(targets):
             raise BadModel(
                 f"the model's outputs have shape {tuple(outputs.shape)} for {len(targets)} samples; they "
@@ -60,20 +60,21 @@ def check_fit(
             )
         with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
-            given = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
-            found = loss.called(*given)
+            first, second = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
+            ones = torch.ones(len(targets), dtype=torch.float64) if objective.weighted else None
+            found = loss.called(first, second) if ones is None else loss.measure(first, second, ones)
         if not isinstance(found[0] if isinstance(found, tuple) else found, Tensor):
             raise BadOption(
                 f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "
                 "samples, one value for each, or (the sum of the losses, the weight to divide it by)"
             )
-        seen, its = labelled(outputs, targets, loss.ignored)
+        seen, its = labelled(loss.ignored, outputs, targets)
         evenly = part.targets[:: max(1, len(part) * seen[:1].numel() // MOST)]
-        every = labelled(evenly.unsqueeze(1), evenly, loss.ignored)[1]
+        every = labelled(loss.ignored, evenly.unsqueeze(1), evenly)[1]
         metrics = []
         for metric in objective.metrics:
             with _naming(f"metric '{metric.name}'", outputs):
-                metrics.append(fitted(metric, seen, its, every))
+                metrics.append(fitted(metric, seen, its, every, objective.weighted))
     one_hot = several and (loss.flags or loss.amounts)
     loss = replace(loss, weighed=isinstance(found, tuple), one_hot=one_hot)
     return replace(objective, loss=loss, metrics=tuple(metrics))
@@ -87,7 +88,7 @@ def try_gradient(module: nn.Module, part: Part, objective: Objective) -> None:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     modules = [module, function] if isinstance(function, nn.Module) else [module]
     with undone(modules), _naming("the model's training step", inputs, arithmetic.layout):
-        loss = objective.compute(module, inputs, targets)[1]
+        loss = objective.compute(module, inputs, targets).loss
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
 

@@ -134,10 +134,16 @@ def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor
     return (outputs > 0).reshape(targets.shape).to(torch.int64)
 
 
-def labelled(outputs: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
-    """Return the rows of outputs (n, classes, *rest) and targets (n, *rest) whose label is not `ignored`."""
+def spread(targets: Tensor, *weights: Tensor) -> list[Tensor]:
+    """Return weights of samples, of shape (n,), as those of targets (n, *rest), on their device."""
+    shape = -1, *[1] * (targets.dim() - 1)
+    return [one.to(targets.device).reshape(shape).expand_as(targets) for one in weights]
+
+
+def labelled(ignored: int | None, outputs: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Return the rows of outputs (n, classes, *rest), targets (n, *rest) and weights whose label counts."""
     if ignored is None:
-        return outputs, targets
+        return outputs, targets, *weights
     rows = outputs.movedim(1, -1).flatten(0, -2) if outputs.dim() > targets.dim() else outputs.flatten()
     kept = targets.flatten() != ignored
-    return rows[kept], targets.flatten()[kept]
+    return rows[kept], *(one.flatten()[kept] for one in (targets, *spread(targets, *weights)))
