@@ -77,6 +77,7 @@ class TrainOptions(TypedDict, total=False):
     data_options: Options
     target: str | int | Sequence[str | int] | None
     validation: float
+    test: float
     split: str | None
     predictions: bool
     validate: str
@@ -107,6 +108,7 @@ class TrainOptions(TypedDict, total=False):
     class_weights: str | Sequence[float] | None
     clip_norm: float | None
     clip_value: float | None
+    batch_norm: str
     precision: str
     layout: str
     device: str

@@ -103,7 +103,10 @@ class Arguments:
         if self.contents is None:
             return None
         found = to_keys(replace(self.contents, columns=()))
-        return {key: rows[:] if rows.ndim else np.asarray(rows) for key, rows in found.items()}
+        kept = {key: rows[:] if rows.ndim else np.asarray(rows) for key, rows in found.items()}
+        if self.contents.groups is not None:
+            kept["groups"] = np.unique(self.contents.groups, return_inverse=True)[1]
+        return kept
 
     @contextmanager
     def stream(self) -> Iterator[IO[str]]:
@@ -124,4 +127,6 @@ def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[St
     kept: Options = {"classes": contents.classes or "none"}
     if contents.filled:
         kept["missing"] = "mean"
+    if contents.groups is not None:
+        kept["group"] = "groups"
     return replace(config, data=DATA, data_options=kept), contents

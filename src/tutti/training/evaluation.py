@@ -144,7 +144,11 @@ class Tally:
 
         The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
-        found = self.sums_here()
+        mine = copy(self)
+        if glance:
+            mine._gathers = False
+            mine._rows = []
+        found = mine.sums()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
 
     def sums_here(self) -> Sums:
@@ -293,6 +297,7 @@ def evaluate(
     # No collective inside: virtual ranks share the gradient mode and autocast of their thread.
     with evaluating(module), torch.no_grad():
         for start in range(mine.start, mine.start + longest.stop, batch_size):
+            comm.note_progress()
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)
