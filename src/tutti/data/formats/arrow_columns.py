@@ -23,7 +23,9 @@ from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption
 from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, TEXT, Table, TableColumn
 
-CHOICES: Final = {"prepare": ("auto", "off"), "text": ("auto", "drop")}
+PREPARE: Final = "prepare"
+
+CHOICES: Final = {PREPARE: ("auto", "off"), "text": ("auto", "drop")}
 """The options of tables that are read here, each with its values, the default first."""
 
 MOST_TEXTS: Final = 100_000
@@ -51,7 +53,7 @@ def is_prepared(options: Mapping[str, Any]) -> bool:
     for name, choices in CHOICES.items():
         if options.get(name, choices[0]) not in choices:
             raise BadOption(f"--data.{name} is {options[name]!r}; give one of {', '.join(choices)}")
-    return bool(options.get("prepare", "auto") == "auto")
+    return bool(options.get(PREPARE, "auto") == "auto")
 
 
 def stored_table(
