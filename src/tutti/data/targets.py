@@ -150,7 +150,7 @@ def _refuse_no_classes(contents: ReadData, joined: Array, names: Array) -> None:
         other = next(name for name in names if not _NUMBER.fullmatch(name))
         problem = f"mixes numbers and texts, such as '{numbers[0]}' and '{other}'; mend it"
     elif count > FEW and 2 * count > samples:
-        problem = f"has {count:,} different texts in {samples:,} samples, {found}; choose no identifier"
+        problem = f"has {count:,} different texts in {samples:,} samples, {found}; choose another target"
     else:
         return
     raise BadData(
