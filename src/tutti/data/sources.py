@@ -24,7 +24,6 @@ from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
 from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
-from tutti.data.formats.arrow_columns import PREPARE
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, is_frame, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
@@ -186,11 +185,11 @@ def like_training(
     known = options_of(Path(str(local_copy(data))).expanduser())
     if target is not None and "target" in known:
         found.setdefault("target", target)
-    if table is not None and PREPARE in known:
+    if table is not None and "prepare" in known:
         found.pop("columns", None)
         return {**found, LIKE: table.columns}
-    if PREPARE in known:
-        found[PREPARE] = "off"
+    if "prepare" in known:
+        found["prepare"] = "off"
     if columns and "columns" in known and not all(name.isdecimal() for name in columns):
         found.setdefault("columns", list(columns))
     return found

@@ -371,6 +371,18 @@ class TrainConfig:
         return config
 
 
+def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a user, and for the others what a built-in model has in its file as `DEFAULTS`.
+
+    Its learning rate is for its own optimizer, and its epochs are no default beside steps.
+    """
+    model = given.get("model", TrainConfig.model)
+    of_model = MODELS.literal(model, "DEFAULTS") or {} if model in MODELS else {}
+    beside = {"optimizer": ("lr", "optimizer_options"), "steps": ("epochs",)}
+    chosen = {*given, *(other for name in given for other in beside.get(name, ()))}
+    return {**{name: one for name, one in of_model.items() if name not in chosen}, **given}
+
+
 OF_LONG_RUNS: Final = (
     *("weights", "monitor", "patience", "goal", "restore_best", "time_limit", "checkpoint", "keep"),
     *("predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
