@@ -159,6 +159,15 @@ class Parser(argparse.ArgumentParser):
                 made = group.add_argument(name, dest=dest, metavar="VALUE", default=argparse.SUPPRESS)
                 self._unwritten[made] = partial(_help, f)
 
+    def group_option(self, where: str) -> None:
+        """Add the option that names the group of each sample, which `Command.parse` makes one of the data."""
+        self.option(
+            "--group-by",
+            f"keep samples of one group in one {where}: the name of a column of the data's table, which is "
+            "no input then, or of an array of their HDF5 or NPZ file",
+            "NAME",
+        )
+
     def trust_option(self) -> None:
         """Add the option by which the code that a configuration file names may run."""
         self.option("--trust", "let the code run that a configuration file names")

@@ -2,7 +2,7 @@
 
     memory      │ train: inputs │ targets │ validation: inputs │ targets │ test: inputs │ targets │
     run           rows 0 1 3 4 5 6 8                trained on, nothing is copied
-                  rows 2 7                          kept aside for validation
+                  rows 2 7                          kept aside for validation, others for a test
 
 The samples lie in their stored order. A run, a fold and a prediction are rows of them.
 """
@@ -31,9 +31,9 @@ from tutti.data.preparation import prepared
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale, units_of
 from tutti.data.sources import read_inputs, read_source
-from tutti.data.splits import Indices, split
+from tutti.data.splits import Indices, divide
 from tutti.data.streaming import Source, StreamedPart
-from tutti.data.targets import KnownClasses
+from tutti.data.targets import CLASSES, KnownClasses
 from tutti.errors import BadData, BadOption, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.preparation import Preparation, Table
@@ -55,9 +55,11 @@ class SamplePool:
 
     Attributes:
         dataset: with the parts of the source, not scaled.
+        groups: the number of each training sample's group, int64; None: there are none.
     """
 
     dataset: DataSet
+    groups: Tensor | None = None
 
     @classmethod
     def outline(cls, contents: ReadData) -> SamplePool:
@@ -74,6 +76,9 @@ class SamplePool:
                 )
             else:
                 parts[name] = Part(x, _meta(y, y.dtype))
+            if name in contents.weights:
+                weights = torch.empty(len(y), dtype=torch.float64, device="meta")
+                parts[name] = replace(parts[name], stored_weights=weights)
         dataset = DataSet(
             contents.name,
             parts["train"],
@@ -86,11 +91,12 @@ class SamplePool:
             _fingerprint(*contents.parts["train"]),
             contents.table,
         )
-        return cls(dataset)
+        return cls(dataset, None if contents.groups is None else _meta(contents.groups, np.dtype(np.int64)))
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors, each once."""
-        every = (tensor for part in self.dataset.parts for tensor in part.tensors())
+        every = [tensor for part in self.dataset.parts for tensor in part.tensors()]
+        every += [] if self.groups is None else [self.groups]
         yield from {id(tensor): tensor for tensor in every}.values()
 
     @property
@@ -115,19 +121,23 @@ class SamplePool:
             places[id(one)] = memory[start : start + one.nbytes].view(one.dtype).view(one.shape)
             start += _room(one)
         dataset = self.dataset.with_parts(lambda part: part.changed(lambda one: places[id(one)]))
-        return replace(self, dataset=dataset)
+        return replace(self, dataset=dataset, groups=None if self.groups is None else places[id(self.groups)])
 
     def fill(self, contents: ReadData) -> None:
         """Write a data set into the memory; one process does."""
         for name, (inputs, targets) in contents.parts.items():
             part = cast("Part", getattr(self.dataset, name))
             part.stored_targets.numpy()[:] = targets
+            if part.stored_weights is not None:
+                part.stored_weights.numpy()[:] = cast("Array", contents.weights[name])
             if isinstance(part, StreamedPart):
                 continue
             for read, column in zip(columns_of(inputs), columns_of(part.stored_inputs), strict=True):
                 _write(column.rows, read.rows)
                 if name == "train" and column.values is not None and read.values is not None:
                     _write(column.values, read.values)  # those of all parts
+        if self.groups is not None:
+            self.groups.numpy()[:] = np.unique(cast("Array", contents.groups), return_inverse=True)[1]
 
     def divided(
         self,
@@ -137,6 +147,7 @@ class SamplePool:
         place: tuple[str, int] | None = None,
         embeds: bool = False,
         trained: TrainedOn | None = None,
+        test: float = 0.0,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
 
@@ -148,6 +159,7 @@ class SamplePool:
                 in place of any other, and there is no test part: that is left for when all is decided.
             embeds: the model takes category numbers for columns of many texts.
             trained: the data of a model, whose preparation of a table is applied in place of another.
+            test: the share that is kept aside as the test part, before the validation part.
         """
         before = None
         if trained is not None and self.dataset.table is not None:
@@ -157,57 +169,68 @@ class SamplePool:
                     "the model was trained on numbers as they are, which would be prepared here; give "
                     "--data.prepare off"
                 )
-        train, aside, fitted = agreed(
+        train, aside, tested, fitted = agreed(
             comm,
-            lambda: self._division(validation, seed, place, embeds, before),
+            lambda: self._division(test, validation, seed, place, embeds, before),
             "splits",
-            lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
+            lambda found: [zlib.crc32(rows.data) for rows in found[:3]],
         )
         whole = self.dataset
-        scale = fitted
-        if isinstance(fitted, Preparation):
-            assert whole.table is not None, "it was fitted"
-            scale = prepared(fitted, whole.table)
+        scale = fitted if isinstance(fitted, Scale) else prepared(fitted, cast("Table", whole.table))
         rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
-        validation_part, test = whole.validation, whole.test
+        validation_part, test_part = whole.validation, whole.test
         if len(aside):
             validation_part = whole.train.with_rows(torch.from_numpy(aside), scale)
         elif validation_part is not None:
             validation_part = validation_part.with_rows(None, scale)
-        if test is not None:
-            test = None if place else test.with_rows(None, scale)
+        if len(tested):
+            test_part = whole.train.with_rows(torch.from_numpy(tested), scale)
+        elif test_part is not None:
+            test_part = None if place else test_part.with_rows(None, scale)
         first = whole.train.with_rows(rows, scale)
         units = trained.units if trained is not None else None
         if whole.table is not None and before is None:
             units = units_of(first.targets.numpy())
-        return replace(whole, train=first, validation=validation_part, test=test, units=units)
+        return replace(whole, train=first, validation=validation_part, test=test_part, units=units)
+
+    def rows(
+        self, targets: Array, groups: Array | None, test: float, validation: float, seed: int
+    ) -> tuple[Indices, Indices, Indices]:
+        """Return the rows to train on, those of the validation and of the test part, also of an outline."""
+        whole = self.dataset
+        if test and whole.test is not None:
+            raise BadOption(f"--test is {test}, but {whole.name} has a test part; leave --test out")
+        share = 0 if whole.validation is not None else validation
+        if isinstance(whole.train, StreamedPart):
+            return whole.train.divide(test, share, seed)
+        return divide(targets, test, share, seed, whole.classes, groups)
 
     def _division(
         self,
+        test: float,
         validation: float,
         seed: int,
         place: tuple[str, int] | None,
         embeds: bool,
         before: Preparation | None,
-    ) -> tuple[Indices, Indices, Scale | Preparation]:
-        """Return the rows to train on and those kept aside, and the scale or what a table's follows from."""
-        part, classes, filled = self.dataset.train, self.dataset.classes, self.dataset.filled
-        share = 0 if self.dataset.validation is not None else validation
+    ) -> tuple[Indices, Indices, Indices, Scale | Preparation]:
+        """Return the rows of the training, validation and test part, and the scale or what makes it."""
+        part, filled = self.dataset.train, self.dataset.filled
         if place is not None:
             file, number = place
             found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
-            train, aside = found.train, found.test
-        elif isinstance(part, StreamedPart):
-            train, aside = part.split(share, seed)
+            train, aside, tested = found.train, found.test, np.arange(0)
         else:
-            train, aside = split(part.stored_targets.numpy(), share, seed, classes)
+            groups = None if self.groups is None else self.groups.numpy()
+            targets = part.stored_targets.numpy()
+            train, aside, tested = self.rows(targets, groups, test, validation, seed)
         if before is not None:
-            return train, aside, before
+            return train, aside, tested, before
         if self.dataset.table is not None:
-            return train, aside, _fit(part, self.dataset.table, train, filled, embeds)
+            return train, aside, tested, _fit(part, self.dataset.table, train, filled, embeds)
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, filled) for column in columns]
-        return train, aside, scale_of_columns(part.stored_inputs, scales)
+        return train, aside, tested, scale_of_columns(part.stored_inputs, scales)
 
 
 def open_data(
@@ -216,7 +239,7 @@ def open_data(
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> DataSet:
     """Open a data set (collective): it is read once per host, into memory that the host's ranks share.
 
@@ -233,7 +256,7 @@ def open_data(
         options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
             `stream` (True, False or "auto") and `buffer` (MB) are for folders of NPY files: their inputs are
             read window by window, where memory does not hold them.
-        known: the classes of a model that the data are for.
+        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
 
     Returns:
         The data set; its arrays are views of shared memory.
@@ -251,7 +274,7 @@ def open_pool(
     data: object,
     comm: Communicator,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> SamplePool:
     """Read a data set into a pool (collective); see `open_data`.
 

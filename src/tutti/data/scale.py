@@ -6,11 +6,12 @@ That of 8-bit inputs is exact, in any order of the samples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tutti.data.arrays import samples_per_chunk
 from tutti.data.columns import Columns
@@ -115,11 +116,12 @@ def units_of(targets: Array) -> TargetUnits | None:
 def uneven(part: Part) -> str | None:
     """Return the advice to scale columns of floats that a model gets as they are; None: they are alike."""
     stored = part.stored_inputs
-    told = isinstance(stored, Columns) or part.scale.preparation is not None
-    if told or stored.ndim != 2 or not stored.is_floating_point():
+    if isinstance(stored, Columns) or part.scale.preparation is not None:
+        return None
+    if stored.ndim != 2 or not stored.is_floating_point():
         return None
     rows = torch.arange(0, len(part), max(1, len(part) // _LOOKED_AT))
-    some = part.take(rows)[0].double().cpu().numpy()
+    some = cast("Tensor", part.take(rows)[0]).double().cpu().numpy()
     stds = np.nanstd(some, axis=0)
     stds = stds[(stds > 0) & ~np.isin(some, (0, 1)).all(axis=0)]  # flags may be rare
     if not stds.size or stds.max() <= _UNEVEN * stds.min():

@@ -82,7 +82,8 @@ class ShardedPortion(TeamPortion):
         if not count:
             inputs, targets = self._workload.batch(1)
         began = perf_counter()
-        found = self._objective.compute(self.module, inputs, targets)
+        weights = batch.weights if count else None
+        found = self._objective.compute(self.module, inputs, targets, weights)
         seconds = {"forward": perf_counter() - began}
         # FSDP makes the mean of a team's gradients; what is wanted is their sum.
         torch.autograd.backward(found.loss, found.loss.new_tensor(batch.share * self.ranks.team.size))

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
@@ -105,7 +105,7 @@ class TrainedOn(Record):
     Attributes:
         name: of the data set.
         classes: the number of classes that the model tells apart; None: none.
-        labels: their names; empty when unknown.
+        labels: their names: texts, whole numbers or booleans; empty when unknown.
         shape: of one input.
         mean: of the inputs' scale, see `tutti.data.Scale`.
         std: likewise.
@@ -124,7 +124,7 @@ class TrainedOn(Record):
 
     name: str
     classes: int | None
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]

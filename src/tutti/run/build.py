@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from tutti.data.parts import column_shape
 from tutti.data.sampling import BALANCED, chances_of
 from tutti.data.sources import like_training
 from tutti.data.streaming import StreamedPart, decided
-from tutti.data.targets import KnownClasses
+from tutti.data.targets import KnownClasses, meant_by
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
@@ -47,10 +47,11 @@ from tutti.run.optimization import build_optimizer, build_schedule, load_optimiz
 from tutti.run.train_job import PARTS, TrainJob
 from tutti.state import Saved
 from tutti.strategies import STRATEGIES, Clip, Strategy
-from tutti.strategies.base import Pace
+from tutti.strategies.base import Pace, Worker
 from tutti.training.agenda import Agenda
 from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
+from tutti.training.batch_norm import BatchStatistics, batch_norms
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import ForwardPass, Objective, evaluate
@@ -60,6 +61,7 @@ from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending, Monitor
+from tutti.training.targets import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
 
@@ -116,7 +118,8 @@ def open_config_data(
     config = recipe.config
     begun = trained is None and (config.weights is not None or _resumed(recipe) is not None)
     if begun:
-        trained = comm.broadcast_object(_weights_data(recipe) if comm.rank == 0 else None)
+        found = comm.broadcast_object(_weights_data(recipe) if comm.rank == 0 else None)
+        trained = cast("TrainedOn | None", found)
     if begun and trained is not None and trained.preparation is not None and _resumed(recipe) is None:
         table = table_of([trained.preparation])
         options = like_training(config.data, config.data_options, trained.columns, table)
@@ -128,10 +131,11 @@ def open_config_data(
         own: Options = {}
         if leads:
             given, own = given_data(recipe)
-        pool = pool or open_pool(given, comm, own if options is None else options, known)
+        options = own if options is None else options
+        pool = pool or open_pool(given, comm, options, known or meant_by(config.loss))
     place = None if config.split is None else split_of(config.split)
     embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
-    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained)
+    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained, config.test)
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found
@@ -322,12 +326,17 @@ class Task:
         data, of = self.dataset, self.objective
         parts = {name: len(part) for name in PARTS if (part := getattr(data, name)) is not None}
         sizes = summary_lines.counts(self.name, self.parameters, data.name, parts, data.shape)
-        kind = (
-            f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
-        )
         table = data.train.scale.preparation
         sizes += "" if table is None else f"\n{summary_lines.table(table)}"
-        return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
+        noun = "number"
+        if data.classes:
+            noun = "class"
+        elif of.loss.flags and are_flags(data.train.targets):
+            noun = "label of 0 or 1"
+        kind = summary_lines.kind_of_task(noun, outputs_for(data), data.labels)
+        loss = f"{of.loss.name} of one-hot labels" if of.loss.one_hot else of.loss.name
+        loss += " by weights of samples" if of.weighted else ""
+        return f"{sizes}\n{summary_lines.task(kind, loss, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:
         """Describe the work to layouts of the model over ranks."""
@@ -337,7 +346,7 @@ class Task:
         """Compute the outputs of `module` for a batch, and their loss."""
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-        return self.objective.compute(module, inputs, targets)
+        return self.objective.compute(module, inputs, targets, batch.weights)
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """Evaluate the model on `part` (collective)."""
@@ -360,8 +369,9 @@ def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = N
     metrics = named_metrics(recipe.given("metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(recipe, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
-    objective = Objective(loss, metrics, dataset.classes, arithmetic)
-    objective = check_fit(module, dataset.train, objective)
+    objective = Objective(loss, metrics, dataset.classes, arithmetic, dataset.weighted)
+    by_value = any(isinstance(one, int) for one in dataset.labels)
+    objective = check_fit(module, dataset.train, objective, by_value=by_value)
     return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)
 
 
@@ -435,6 +445,9 @@ def assemble(
         skip_nonfinite=config.skip_nonfinite,
     )
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    statistics = None
+    if _normalises_together(config, portion, strategy, worker):
+        statistics = BatchStatistics(portion.peers)
     workers = Workers(
         portion.peers,
         replica,
@@ -443,10 +456,23 @@ def assemble(
         portion.compute or graph_of(config, objective, replica, batches),
         collective=portion.compute is not None,
         everyone=comm,
+        statistics=statistics,
         meets=strategy.pace is not Pace.FREE and portion.compute is None,
     )
     task = replace(task, module=module)
     return Assembly(config, task, strategy, portion, workers, schedule, ending, callbacks, saved)
+
+
+def _normalises_together(config: TrainConfig, portion: Portion, strategy: Strategy, worker: Worker) -> bool:
+    """Return whether BatchNorm has the statistics of the whole batch, though ranks have parts of it."""
+    together = strategy.pace is Pace.TOGETHER and worker.waits and config.parallel is None
+    return (
+        config.batch_norm == "sync"
+        and together
+        and portion.peers.size > 1
+        and portion.peers.in_backward
+        and bool(batch_norms(portion.module))
+    )
 
 
 def resolved(

@@ -77,7 +77,7 @@ def open_seen(
         options = like_training(config.data, config.data_options, columns, table, target)
     if as_before:
         return seen_as(open_config_data(recipe, comm, options=options, trained=trained), trained)
-    known = KnownClasses(trained.classes, trained.labels)
+    known = KnownClasses(trained.classes, tuple(map(str, trained.labels)))
     found = open_config_data(recipe, comm, known=known, options=options, trained=trained)
     return seen_as(found, trained, "columns" in config.data_options)
 

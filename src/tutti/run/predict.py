@@ -107,7 +107,7 @@ class Meaning:
 
     kind: Kind
     classes: int | None
-    labels: tuple[str, ...]  # names of the classes, or empty
+    labels: tuple[Any, ...]  # names of the classes, or empty
 
     def columns(self, rows: Array, values: Array) -> dict[str, Array]:
         """Return the columns of a table: the numbers of the samples, their classes, and the values."""

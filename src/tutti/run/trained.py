@@ -22,7 +22,6 @@ from tutti import models
 from tutti.batch_last import BATCH_LAST
 from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
 from tutti.data.columns import Columns, Inputs, each_of, mapped
-from tutti.data.formats.arrow_columns import PREPARE
 from tutti.data.formats.arrow_tables import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.preparation import matched
@@ -63,7 +62,7 @@ class Predictor(nn.Module, ABC):
         self.data, self.kind, self.table = data, kind, table
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[Any, ...]:
         """The names of the classes; empty when they have none."""
         return self.data.labels
 
@@ -353,7 +352,7 @@ def _in_order(frame: Any, data: TrainedOn, missing: str) -> object:
     names = [*data.columns]
     if not data.dtype.startswith("float"):  # of arrays that had names
         return frame.select(names) if hasattr(frame, "select") else frame[names]
-    found = read_frame(frame, {"columns": names, "missing": missing, PREPARE: "off"}, labelled=False)
+    found = read_frame(frame, {"columns": names, "missing": missing, "prepare": "off"}, labelled=False)
     return found.parts["train"][0]
 
 

@@ -22,7 +22,7 @@ from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss, LossBatch
 from tutti.training.metrics import Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
-from tutti.training.targets import labelled, predicted
+from tutti.training.targets import labelled, predicted, spread
 
 PIECE: Final = 1 << 22
 """The numbers that go into one message."""
@@ -48,8 +48,11 @@ class Objective:
     metrics: Sequence[Metric] = ()
     classes: int | None = None  # of the confusion matrix; None: no matrix
     arithmetic: Arithmetic = FP32  # which has prepared the model
+    weighted: bool = False  # samples of some part have weights
 
-    def compute(self, module: Callable[..., object], inputs: Inputs, targets: Tensor) -> ForwardPass:
+    def compute(
+        self, module: Callable[..., object], inputs: Inputs, targets: Tensor, weights: Tensor | None = None
+    ) -> ForwardPass:
         """Compute a model's outputs and loss for a batch.
 
         A model that returns "members" beside its outputs is an ensemble: each member has a loss of its own,
@@ -58,29 +61,29 @@ class Objective:
         found = self.arithmetic.call(module, inputs)
         outputs = self.arithmetic.output(found)
         if self.loss.whole:
-            loss, weight = self.loss.measure(found, LossBatch(inputs, targets))
+            loss, weight = self.loss.measure(found, LossBatch(inputs, targets), weights)
             return ForwardPass(outputs, loss, weight, loss)
         if not (isinstance(found, Mapping) and "members" in found):
-            return self.measure(outputs, targets)
-        each = [self.measure(self.arithmetic.output(one), targets) for one in found["members"]]
+            return self.measure(outputs, targets, weights)
+        each = [self.measure(self.arithmetic.output(one), targets, weights) for one in found["members"]]
         loss = torch.stack([one.loss for one in each]).mean()
         reported = torch.stack([one.reported for one in each]).mean()
         return ForwardPass(self.loss.in_units(outputs), loss, each[0].weight, reported)
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> ForwardPass:
+    def measure(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> ForwardPass:
         """Compute the loss of a network's own outputs."""
-        loss, weight = self.loss.measure(outputs, targets)
+        loss, weight = self.loss.measure(outputs, targets, weights)
         outputs = self.loss.in_units(outputs)
-        return ForwardPass(outputs, loss, weight, self.loss.reported(loss, outputs, targets))
+        return ForwardPass(outputs, loss, weight, self.loss.reported(loss, outputs, targets, weights))
 
 
 @dataclass(frozen=True)
 class Sums:
     """The contents of a tally."""
 
-    counts: Tensor  # int64: samples, labels, and the cells of the confusion matrix
+    counts: Tensor  # samples, labels, and the cells of the confusion matrix: int64, or float64 of weights
     sums: Tensor  # float64: the weight, the sum of the losses, and the sums of each metric
-    rows: tuple[Tensor, ...] = ()  # outputs and targets, if a metric gathers them
+    rows: tuple[Tensor, ...] = ()  # outputs, targets and weights, if a metric gathers them
 
 
 class Tally:
@@ -90,7 +93,7 @@ class Tally:
     on a GPU are summed there, without waiting. Outputs and targets for a metric that gathers go to the CPU.
 
     Samples without a label count in neither metrics nor matrix. Predictions outside the classes of the
-    matrix, and NaN, are counted in one more column; metrics are NaN then.
+    matrix, and NaN, are counted in one more column; metrics are NaN then. Samples count by their weights.
 
     Attributes:
         samples: the number counted.
@@ -105,17 +108,22 @@ class Tally:
         self.samples, classes = 0, self._classes or 0
         self.loss: float | Tensor = 0.0
         self.weight = 0.0
-        self._labelled = 0
+        self._labelled = 0.0
         self._gathers = any(metric.gathers for metric in self._metrics)
         self._sums = [torch.zeros(metric.width, dtype=torch.float64) for metric in self._metrics]
         self._rows: list[tuple[Tensor, ...]] = []
-        self._confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
-        self._outputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
+        dtype = torch.float64 if objective.weighted else torch.int64
+        self._confusion = torch.zeros(classes, classes + 1, dtype=dtype)
+        self._kept: list[tuple[Tensor, ...]] = []  # outputs, targets and weights that are not counted yet
         self._pending = 0
 
     def add(
-        self, loss: float | Tensor, outputs: Tensor, targets: Tensor, weight: float | None = None
+        self,
+        loss: float | Tensor,
+        outputs: Tensor,
+        targets: Tensor,
+        weight: float | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         """Count a batch.
 
@@ -124,6 +132,7 @@ class Tally:
             outputs: of the model, of shape (n, ...), without gradient.
             targets: of shape (n, ...).
             weight: the denominator of its losses; None: its samples.
+            weights: of its samples, of shape (n,); None: they have none.
         """
         count = len(targets)
         self.samples += count
@@ -135,8 +144,7 @@ class Tally:
         else:
             self.loss += loss * count
         if self._metrics or self._classes is not None:
-            self._outputs.append(outputs)
-            self._targets.append(targets)
+            self._kept.append((outputs, targets) if weights is None else (outputs, targets, weights))
             self._pending += outputs.numel()
             if self._pending >= PENDING_NUMBERS:
                 self._count()
@@ -146,7 +154,11 @@ class Tally:
 
         The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
-        found = self.sums_here()
+        mine = copy(self)
+        if glance:
+            mine._gathers = False
+            mine._rows = []
+        found = mine.sums()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
 
     def sums_here(self) -> Sums:
@@ -179,7 +191,7 @@ class Tally:
     def state(self) -> Values:
         """Return the sums, and the outputs that are not counted yet."""
         found = self._counted()
-        kept = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
+        kept = [*map(torch.cat, zip(*self._kept, strict=True))]
         return {"counts": found.counts, "sums": found.sums, "rows": list(found.rows), "kept": kept}
 
     def total_state(self, comm: Communicator) -> Values:
@@ -193,17 +205,17 @@ class Tally:
     def load_state(self, values: Values) -> None:
         """Count on from the state of an earlier tally."""
         counts = values["counts"]
-        self.samples, self._labelled = (int(count) for count in counts[:2])
+        self.samples, self._labelled = int(counts[0]), float(counts[1])
         self._confusion = counts[2:].view_as(self._confusion)
         self.weight, self.loss = values["sums"][:2].tolist()
         self._sums = self._split(values["sums"])
         self._rows = [tuple(values["rows"])] if values["rows"] else []
         if values["kept"]:
-            outputs, targets = values["kept"]
-            self._outputs, self._targets, self._pending = [outputs], [targets], outputs.numel()
+            self._kept, self._pending = [tuple(values["kept"])], values["kept"][0].numel()
 
     def _counted(self) -> Sums:
-        counts = torch.cat([torch.tensor([self.samples, self._labelled]), self._confusion.flatten()])
+        cells = self._confusion.flatten()
+        counts = torch.cat([torch.tensor([self.samples, self._labelled], dtype=cells.dtype), cells])
         first = torch.tensor([float(self.weight), float(self.loss)], dtype=torch.float64)
         sums = torch.cat([first, *(one.cpu() for one in self._sums)])
         rows = tuple(map(torch.cat, zip(*self._rows, strict=True)))
@@ -215,34 +227,36 @@ class Tally:
 
     def _count(self) -> None:
         """Count the pending outputs."""
-        if not self._outputs:
+        if not self._kept:
             return
-        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self._ignored)
-        self._outputs, self._targets, self._pending = [], [], 0
-        self._labelled += len(targets)
+        rows = labelled(self._ignored, *map(torch.cat, zip(*self._kept, strict=True)))
+        outputs, targets, *weights = rows
+        self._kept, self._pending = [], 0
+        self._labelled += float(weights[0].sum()) if weights else len(targets)
         if not len(targets):
             return
         # Not in place: `here` counts on a shallow copy.
         self._sums = [
             (old if new.is_cpu else old.to(new.device)) + new
-            for old, new in zip(self._sums, self._of(outputs, targets), strict=True)
+            for old, new in zip(self._sums, self._of(*rows), strict=True)
         ]
         if self._gathers:
-            self._rows = [*self._rows, (outputs.cpu(), targets.cpu())]
+            self._rows = [*self._rows, tuple(one.cpu() for one in rows)]
         if self._classes is not None:
             classes = predicted(outputs, targets, self._amounts).clamp(max=self._classes)
             lost = outputs.isnan()
             lost = lost.any(1) if outputs.dim() > targets.dim() else lost.reshape(targets.shape)
             classes = classes.masked_fill(lost, self._classes)
             cells = (targets * (self._classes + 1) + classes).flatten().cpu()
-            counted = torch.bincount(cells, minlength=self._confusion.numel())
+            each = spread(targets, *weights)[0].flatten().cpu() if weights else None
+            counted = torch.bincount(cells, each, minlength=self._confusion.numel())
             self._confusion = self._confusion + counted.view_as(self._confusion)
 
-    def _of(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+    def _of(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Iterator[Tensor]:
         """Yield the sums of each metric, of shape (width,); NaN where an output is."""
         lacking = outputs.isnan().any()
         for metric in self._metrics:
-            yield metric.sum(outputs, targets).reshape(metric.width).masked_fill(lacking, math.nan)
+            yield metric.sum(outputs, targets, *weights).reshape(metric.width).masked_fill(lacking, math.nan)
 
     def _of_all(self, rows: tuple[Tensor, ...]) -> list[float]:
         """Compute the metrics that gather, in their order."""
@@ -261,9 +275,9 @@ class Tally:
                 value = metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
             if value is not None:
                 metrics[metric.name] = value
-        return Evaluation(samples, loss / weight if weight else math.nan, metrics, self._matrix(cells))
+        return Evaluation(int(samples), loss / weight if weight else math.nan, metrics, self._matrix(cells))
 
-    def _matrix(self, cells: list[int]) -> list[list[int]] | None:
+    def _matrix(self, cells: list[float]) -> list[list[float]] | None:
         if self._classes is None:
             return None
         width = self._classes + 1
@@ -293,14 +307,17 @@ def evaluate(
     # No collective inside: virtual ranks share the gradient mode and autocast of their thread.
     with evaluating(module), torch.no_grad():
         for start in range(mine.start, mine.start + longest.stop, batch_size):
+            comm.note_progress()
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)
-            inputs, targets = part.take(torch.arange(*positions, device=part.device))
+            some = torch.arange(*positions, device=part.device)
+            (inputs, targets), weights = part.take(some), part.weights_of(some)
             targets = arithmetic.targets(targets)
-            found = objective.compute(module, arithmetic.inputs(inputs), targets)
+            found = objective.compute(module, arithmetic.inputs(inputs), targets, weights)
             if counts:
-                tally.add(arithmetic.number(found.reported), found.outputs, targets, found.weight)
+                reported = arithmetic.number(found.reported)
+                tally.add(reported, found.outputs, targets, found.weight, weights)
     return tally
 
 

@@ -162,8 +162,13 @@ def _read(path: Path, separator: str, names: list[str], named: bool, convert: Ma
 
 
 def _as_numbers(column: Any, decimal_point: str) -> Any:
-    """Return a column of texts as whole numbers, if all are such, else as numbers, else as it is."""
+    """Return a column of texts as whole numbers, if all are such, else as numbers, else as it is.
+
+    Codes such as 007 are texts: they are others than 7.
+    """
     arrow = arrow_package()
+    if arrow.compute.any(arrow.compute.match_substring_regex(column, r"^[+-]?0\d")).as_py():
+        return column
     numbers = column if decimal_point == "." else arrow.compute.replace_substring(column, ",", ".")
     for kind in (arrow.int64(), arrow.float64()):
         with suppress(arrow.ArrowInvalid):

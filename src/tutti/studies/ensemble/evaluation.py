@@ -35,7 +35,8 @@ def work(comm: Communicator, payload: bytes) -> None:
     part = part_named(dataset, name)
     loss = named_loss(config.loss, dataset, config.loss_options, class_weights_of(config, trained))
     metrics = named_metrics(config.metrics, loss, dataset)
-    objective = Objective(loss, metrics, dataset.classes, Arithmetic(device=config.device))
+    arithmetic = Arithmetic(device=config.device)
+    objective = Objective(loss, metrics, dataset.classes, arithmetic, dataset.weighted)
     result = evaluate(ensemble, part, comm, check_fit(ensemble, dataset.train, objective)).total(comm)
     if comm.rank == 0:
         print(summary_lines.evaluation(f"{name} part of {dataset.name}", result, dataset.labels), flush=True)

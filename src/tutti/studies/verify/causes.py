@@ -20,7 +20,9 @@ MICROBATCH: Final = "microbatch"
 """The part of a batch that goes through a pipeline at once."""
 
 
-def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int, part: str) -> Iterator[str]:
+def by_design(
+    objective: Objective, module: nn.Module, batch: Batch, parts: int, part: str, normalised: bool = False
+) -> Iterator[str]:
     """Name the modules of the model that make parts of a batch differ from the whole by design.
 
     Args:
@@ -29,6 +31,7 @@ def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int,
         batch: the first one.
         parts: how many parts are tried.
         part: what a part is, in words.
+        normalised: BatchNorm has the statistics of the whole batch.
     """
     # A model may keep some of its layers in evaluation mode.
     layers = dict(copy.deepcopy(module).train().named_modules())
@@ -42,7 +45,7 @@ def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int,
         for name, one in layers.items()
         if isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 and one.training
     ]
-    if norms:
+    if norms and not normalised:
         yield (
             f"BatchNorm ('{norms[0]}') normalises with the statistics of each {part}; GroupNorm or "
             f"LayerNorm would not"
@@ -74,14 +77,15 @@ def cut_batch(batch: Batch, parts: int) -> Iterator[Batch]:
     for here in torch.arange(len(batch.targets)).chunk(parts):
         inputs = mapped(batch.inputs, methodcaller("__getitem__", here))
         share = batch.share * len(here) / len(batch.targets)
-        yield Batch(inputs, batch.targets[here], share, batch.samples[here])
+        weights = None if batch.weights is None else batch.weights[here]
+        yield Batch(inputs, batch.targets[here], share, batch.samples[here], weights)
 
 
 def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: int) -> str | None:
     """Why the loss of a batch cannot be put together from its parts; None if it can."""
     arithmetic = objective.arithmetic
     inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-    if objective.loss.whole:
+    if objective.loss.whole or batch.weights is not None:
         # What it needs of the outputs is not known, so these are computed for each part.
         whole = _mean_computed(objective, module, [batch])
         together = _mean_computed(objective, module, cut_batch(batch, parts))
@@ -125,7 +129,7 @@ def _mean_computed(objective: Objective, module: nn.Module, batches: Iterable[Ba
     with evaluating(module), torch.no_grad():
         for batch in batches:
             inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-            found = objective.compute(module, inputs, targets)
+            found = objective.compute(module, inputs, targets, batch.weights)
             total, whole = total + found.loss.item() * len(targets), whole + found.weight
     return total / whole if whole else 0.0
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -15,7 +17,7 @@ from tutti.errors import BadModel
 from tutti.registry import part
 from tutti.training.losses import align
 from tutti.training.metrics import Metric, made, mean
-from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted, spread
 
 LABELS: Final = (CLASSES, FLAGS)
 
@@ -71,27 +73,29 @@ def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
     `undefined` replaces a score of 0 / 0; NaN leaves the class out.
     """
 
-    def figure(sums: Tensor, labels: int) -> float:
+    def figure(sums: Tensor, labels: float) -> float:
         counts = sums.view(3, -1)
         counts = counts[:, counts[1:].sum(0) > 0]
         return float(score(*counts).nan_to_num(nan=undefined).nanmean())
 
     def read(reading: Reading) -> Metric:
         function = partial(_counts, reading)
-        return Metric(name=name, function=function, width=3 * reading.columns, figure=figure)
+        return Metric(name=name, function=function, width=3 * reading.columns, figure=figure, weighs=True)
 
     return _of_labels(name, read)
 
 
-def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the hits, predictions and labels of each class, of shape (1, 3 * classes)."""
+def _counts(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+    """Return the hits, predictions and labels of each class, or their weights, of shape (1, 3 * classes)."""
     found, wanted = reading.decisions(outputs, targets)
     if found.dim() > 1:
-        return torch.cat([(found & wanted).sum(0), found.sum(0), wanted.sum(0)])[None]
+        marks = torch.cat([found & wanted, found, wanted], 1).double()
+        return weights[0].to(marks)[None] @ marks if weights else marks.sum(0, keepdim=True)
+    each = spread(targets, *weights)[0].flatten() if weights else None
     # Predictions outside the known classes are left out.
     count = reading.columns
-    kinds = [wanted[found == wanted], found.clamp(max=count), wanted]
-    return torch.cat([torch.bincount(one, minlength=count)[:count] for one in kinds])[None]
+    kinds = [wanted.where(found == wanted, count), found.clamp(max=count), wanted]
+    return torch.cat([torch.bincount(one, each, minlength=count)[:count] for one in kinds])[None]
 
 
 @part("f1")
@@ -122,43 +126,70 @@ def balanced_accuracy() -> Metric:
     return _of_counts("balanced_accuracy", lambda hits, predictions, labels: hits / labels, torch.nan)
 
 
-def _of_each_class(name: str, score: str) -> Metric:
-    """Make the mean of a score of scikit-learn of each class against all others, where there are both."""
+Ranking = Callable[[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64] | None], float]
+"""(which labels are of a class, the scores of all for it, their weights) -> a figure of their order."""
 
-    def function(reading: Reading, outputs: Tensor, targets: Tensor) -> float:
-        from sklearn import metrics  # It takes half a second to import.
 
+def _of_each_class(name: str, figure: Ranking) -> Metric:
+    """Make the mean of a figure of each class against all others, where there are both."""
+
+    def function(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor) -> float:
         probabilities, wanted = reading.probabilities(outputs, targets)
+        sample_weight = None
+        if weights:
+            each = spread(targets, *weights)[0].reshape(len(wanted), -1)[:, 0]
+            kept = each > 0  # A class whose samples all have the weight 0 is not there.
+            probabilities, wanted, sample_weight = probabilities[kept], wanted[kept], each[kept].numpy()
         if wanted.dim() == 1:
             wanted = one_hot(wanted, max(probabilities.shape[1], int(wanted.max()) + 1))
         columns = zip(wanted.bool().T, probabilities.T, strict=False)
         if not probabilities.isfinite().all():
             return float("nan")
         found = [
-            getattr(metrics, score)(there.numpy(), scores.numpy())
+            figure(there.numpy(), scores.numpy(), sample_weight)
             for there, scores in columns
             if there.any() and not there.all()
         ]
         return sum(found) / len(found) if found else float("nan")
 
-    return replace(
-        _of_labels(name, lambda reading: Metric(name=name, function=partial(function, reading), width=0)),
-        width=0,
-    )
+    def read(reading: Reading) -> Metric:
+        return Metric(name=name, function=partial(function, reading), width=0, weighs=True)
+
+    return replace(_of_labels(name, read), width=0)
+
+
+def _area(
+    there: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> float:
+    """Return the share of pairs of a label of the class and another in their right order; ties are halves."""
+    each = np.ones(len(scores)) if weights is None else weights
+    order = np.argsort(scores[~there], kind="stable")
+    others, own = scores[~there][order], each[there]
+    before = np.concatenate([[0.0], each[~there][order].cumsum()])
+    below, up_to = (before[np.searchsorted(others, scores[there], side)] for side in ("left", "right"))
+    return float((own * (below + up_to)).sum() / (2 * own.sum() * before[-1]))
 
 
 @part("auc")
 @made
 def auc() -> Metric:
     """Area under the ROC curve of each class against all others, the mean over the classes."""
-    return _of_each_class("auc", "roc_auc_score")
+    return _of_each_class("auc", _area)
+
+
+def _precision_of_ranks(
+    there: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> float:
+    from sklearn.metrics import average_precision_score  # It takes a second to import.
+
+    return float(average_precision_score(there, scores, sample_weight=weights))
 
 
 @part("average_precision")
 @made
 def average_precision() -> Metric:
     """Average precision of each class against all others, the mean over the classes."""
-    return _of_each_class("average_precision", "average_precision_score")
+    return _of_each_class("average_precision", _precision_of_ranks)
 
 
 def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -211,7 +242,7 @@ def _deviations(centre: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([deviations, deviations.square(), errors.square()], 1)
 
 
-def _determination(sums: Tensor, labels: int) -> float:
+def _determination(sums: Tensor, labels: float) -> float:
     """As in scikit-learn, where all targets are equal: 1 if the outputs are too, else 0."""
     total, squares, errors = sums.view(3, -1)
     spread = squares - total.square() / labels
