@@ -115,13 +115,11 @@ def open_config_data(
         trained: the data of a model, whose preparation of a table is applied in place of another; None: of
             that whose weights the run begins with.
     """
-    config, resumed = recipe.config, isinstance(recipe, TrainJob) and recipe.resume is not None
-    if trained is None and (config.weights is not None or resumed):
-        found = comm.broadcast_object(_weights_data(recipe) if comm.rank == 0 else None)
-        trained = cast("TrainedOn | None", found)
-        if not resumed and trained is not None and trained.preparation is not None:
-            table = table_of([trained.preparation])
-            options = like_training(config.data, config.data_options, trained.columns, table)
+    config = recipe.config
+    if trained is None and (config.weights is not None or _resumed(recipe) is not None):
+        data = comm.broadcast_object(weights_data(recipe) if comm.rank == 0 else None)
+        trained = cast("TrainedOn | None", data)
+        options = options or options_of_weights(recipe, trained)
     given: object = None
     leads = pool is None and comm.node.rank == 0
     # A data set may draw numbers for each sample.
@@ -146,10 +144,25 @@ def open_config_data(
     return dataset
 
 
-def _weights_data(recipe: Recipe) -> TrainedOn | None:
-    """Return what the weights were trained on that a run begins with; None: their place does not say."""
+def _resumed(recipe: Recipe) -> Path | None:
+    """Return the folder of the run that is gone on with."""
     resume = recipe.resume if isinstance(recipe, TrainJob) else None
-    place = Path(recipe.config.weights or "").absolute() if resume is None else resume.folder
+    return None if resume is None else resume.folder
+
+
+def options_of_weights(recipe: Recipe, trained: TrainedOn | None) -> Options | None:
+    """Return the options by which data are read for weights that a run begins with; None: its own."""
+    config = recipe.config
+    begins = config.weights is not None and _resumed(recipe) is None
+    if not begins or trained is None or trained.preparation is None:
+        return None
+    table = table_of([trained.preparation])
+    return like_training(config.data, config.data_options, trained.columns, table)
+
+
+def weights_data(recipe: Recipe) -> TrainedOn | None:
+    """Return what the weights were trained on that a run begins with; None: their place does not say."""
+    place = _resumed(recipe) or Path(recipe.config.weights or "").absolute()
     if place.name == WEIGHTS:
         place = place.parent
     elif place.parent.name == CHECKPOINTS:

@@ -23,7 +23,8 @@ from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption
 from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, OTHER, TEXT, Table, TableColumn
 
-CHOICES: Final = {"prepare": ("auto", "off"), "text": ("auto", "drop")}
+PREPARE: Final = "prepare"
+CHOICES: Final = {PREPARE: ("auto", "off"), "text": ("auto", "drop")}
 """The options of tables that are read here, each with its values, the default first."""
 
 MOST_TEXTS: Final = 100_000
@@ -38,7 +39,7 @@ _NUMBER: Final = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 _DAY_US: Final = 86_400e6
 
-_BLOCK: Final = 1 << 16
+_BLOCK: Final = 1 << 13
 """Rows that are copied at once, so that they stay in the cache while all columns are written."""
 
 
@@ -51,7 +52,7 @@ def is_prepared(options: Mapping[str, Any]) -> bool:
     for name, choices in CHOICES.items():
         if options.get(name, choices[0]) not in choices:
             raise BadOption(f"--data.{name} is {options[name]!r}; give one of {', '.join(choices)}")
-    return bool(options.get("prepare", "auto") == "auto")
+    return bool(options.get(PREPARE, "auto") == "auto")
 
 
 def stored_table(
