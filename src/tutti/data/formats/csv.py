@@ -29,7 +29,8 @@ PACKED: Final = ("", ".gz", ".zst")
 _SEPARATORS: Final = ",;\t"
 
 _LOOKED_AT: Final = 1000
-"""Lines that are looked at before a file is read."""
+_CELLS: Final = 100_000
+"""The most lines and cells that are looked at before a file is read."""
 
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
 _POINT: Final = re.compile(r"\s*[+-]?\d+\.\d+\s*")
@@ -61,7 +62,9 @@ class Csv(Format):
                 "predicted by its number, --data.target 0 for the first, -1 for the last"
             )
         choice = choose(names, options, str(path), labelled)
-        arrow, decimal_point = arrow_package(), _decimal_point(path, rows, separator)
+        used = [names.index(name) for name in (*choice.inputs, *choice.targets)]
+        cells = [row[at] for row in rows for at in used if at < len(row)]
+        arrow, decimal_point = arrow_package(), _decimal_point(path, cells[:_CELLS], separator)
         # Not as Arrow guesses them: names of classes may look like dates, and 1 is not 1.0.
         texts = [name for name in (*choice.targets, choice.group) if name is not None]
         known = [one.name for one in options.get(LIKE, ()) if one.kind == TEXT or one.form]
@@ -107,9 +110,8 @@ def _encoding(path: Path) -> str:
     )
 
 
-def _decimal_point(path: Path, rows: list[list[str]], separator: str) -> str:
+def _decimal_point(path: Path, cells: list[str], separator: str) -> str:
     """Return the decimal point of a file: a comma, if some numbers have one, and none a point."""
-    cells = [cell for row in rows for cell in row]
     commas = next((cell for cell in cells if _COMMA.fullmatch(cell)), None)
     if commas is None:
         return "."
