@@ -51,7 +51,7 @@ def build(
             raise BadOption(
                 f"option '{key}' of optimizer '{name}' is not given like this; use --lr for the rate"
             )
-    kind = _named(name)
+    kind = optimizer_class(name)
     given |= {} if lr is None else {"lr": lr}
     try:
         optimizer = call_with_options(kind, given, "optimizer", name, {"params": parameters})
@@ -62,8 +62,8 @@ def build(
     return optimizer
 
 
-def _named(name: str) -> type[Optimizer]:
-    """Return the class that a name stands for."""
+def optimizer_class(name: str) -> type[Optimizer]:
+    """Return the class that a name stands for; for the errors see `build`."""
     if names_object(name):
         kind = load_object(name, "optimizer")
     elif name.lower() in OPTIMIZERS:
