@@ -8,8 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tutti.data.items import TARGET_WORDS
 from tutti.errors import BadData, BadOption
+
+TARGETS: Final = ("y", "targets", "labels", "target")
+"""Words for targets in keys."""
+
+TARGET_WORDS: Final = frozenset({*TARGETS, "label", "class", "cls"})
+"""Names of a column, or of an entry of an item, that is to be predicted."""
 
 ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that stand for a missing value, in lower case."""

@@ -13,14 +13,15 @@ from tutti.data import DataSet
 from tutti.data.columns import Stored
 from tutti.data.contents import Contents
 from tutti.data.opening import SamplePool
+from tutti.data.progress import reading_shown
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.errors import UserError
 from tutti.farm.jobs import FarmJob
 from tutti.run.build import given_data, outputs_for, seeded
 from tutti.run.checks import check_recipe
+from tutti.run.names import check_files
 from tutti.run.pickled import Pickled
-from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
 
 
@@ -49,7 +50,7 @@ def look_at(
     for run in runs:
         check_recipe(run, block)
     if contents is None:
-        with seeded(runs[0].config.seed):
+        with seeded(runs[0].config.seed), reading_shown(runs[0].config.data):
             given, options = given_data(runs[0])
             contents = read_source(given, options)
     pool = SamplePool.outline(contents)

@@ -6,8 +6,6 @@ their names, and a folder by what it holds.
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +15,12 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from tutti import parts
 from tutti.data.arrays import as_array
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
 from tutti.data.rows import Rows, StoredRows, joined
+from tutti.data.schemas import listed, nearest
 from tutti.data.structure import sequence_column
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.records.npz import open_data_file
@@ -77,7 +77,7 @@ class Format:
 OF_ALL: Final = ("classes", "missing")
 """The options that go with every kind of data."""
 
-FORMATS: Final[Registry[type[Format]]] = Registry("tutti.data.formats", "data file format")
+FORMATS: Final[Registry[type[Format]]] = parts.FORMATS
 """The formats by name."""
 
 
@@ -236,20 +236,3 @@ def format_of(path: Path) -> type[Format]:
         f"{path} is of no known kind: it begins with the bytes {start[:4].hex(' ')}; give one of: {known}; "
         "or write a function that reads it and returns (inputs, targets), and give --data mine.py:read"
     )
-
-
-def nearest(path: Path) -> str:
-    """Say which file a missing one may be, or which there are."""
-    folder = path.parent
-    while not os.path.isdir(folder):
-        path, folder = folder, folder.parent
-    names = sorted(p.name for p in folder.iterdir())
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.4)
-    if near:
-        return f"did you mean {folder / near[0]}?"
-    return f"{folder.resolve()} has: {listed(names) or 'nothing'}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """List the first ten of some names."""
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tutti import parts
 from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption
 from tutti.records.texts import TOP, better_by_name
@@ -157,12 +158,7 @@ Spec = str | Callable[..., object]
 """A metric's name, or a function that computes it."""
 
 
-METRICS: Registry[Metric] = Registry(
-    "tutti.training.metrics",
-    "metric",
-    "Of the K largest scores there is topK. Or give package.module:function, such as "
-    "sklearn.metrics:matthews_corrcoef, or file.py:function.",
-)
+METRICS: Registry[Metric] = parts.METRICS
 """The built-in metrics."""
 
 
@@ -210,27 +206,9 @@ def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor
     return metric
 
 
-def check_metrics(spec: str) -> None:
-    """Raise UnknownName or BadOption for a name that is no metric, before there is any data."""
-    for name in _words(spec):
-        if name not in ("auto", "none") and not TOP.fullmatch(name):
-            METRICS.load(name)
-
-
 def better_of(metrics: Sequence[Metric]) -> dict[str, str | None]:
     """Return whether "lower" or "higher" values of the loss and each metric are better; None: unknown."""
     return {metric.name: metric.better for metric in metrics} | {LOSS: "lower"}
-
-
-def better_of_names(spec: str) -> dict[str, str | None] | None:
-    """Return the same for the metrics that a configuration names, before there is any data.
-
-    "auto" gives all metrics. None: an object of the user's is among them, whose name is not known yet.
-    """
-    names = list(METRICS) if spec.strip() == "auto" else [name for name in _words(spec) if name != "none"]
-    if not all(name in METRICS or TOP.fullmatch(name) for name in names):
-        return None
-    return {name: better_by_name(name) for name in [*names, LOSS]}
 
 
 def _words(spec: str) -> list[str]:
