@@ -38,7 +38,7 @@ def read(tmp_path):
 def test_an_unknown_option_is_told_with_all_that_there_are(tmp_path):
     (tmp_path / "a.csv").write_text("a,y\n1,0\n2,1\n")
     with pytest.raises(
-        UnknownName, match=r"did you mean 'classes'\? Known: classes, columns, group, missing, target"
+        UnknownName, match=r"did you mean 'classes'\? Known: classes, columns, group, missing, prepare, target, text"
     ):
         read_source(tmp_path / "a.csv", {"clases": 3})
 
@@ -55,7 +55,7 @@ def test_a_column_of_texts_is_refused_with_the_names_of_those_that_hold_numbers(
     with pytest.raises(
         BadData, match=r"row 1, column 'city' has 'Rome'; mend it, or .* --data\.columns age,income$"
     ):
-        read("age,city,income,bought\n31,Rome,2.5,yes\n42,Oslo,3,no\n", target="bought")
+        read("age,city,income,bought\n31,Rome,2.5,yes\n42,Oslo,3,no\n", target="bought", prepare="off")
 
 
 def test_texts_behind_a_space_are_missing_or_numbers_as_without_it(read):
@@ -133,9 +133,12 @@ def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("a,b,y\n1,2,0\n3,x4,1\n", {}, r"row 2, column 'b' has 'x4'"),
+        ("a,b,y\n1,2,0\n3,x4,1\n", {"prepare": "off"}, r"row 2, column 'b' has 'x4'"),
+        ("a,b,y\n" + "1,2.5,0\n" * 20 + "3,x4,1\n", {}, r"column 'b'.* in row 21 'x4'.*--data.columns"),
+        ("a,b,y\ncm,kg,0\n" + "1,2.5,0\n3,4,1\n" * 20, {}, "in row 1 .*second line of names"),
+        ("a;y\n1,5;0\n2.5;1\n", {}, r"numbers such as '1,5', and others such as '2\.5'"),
         ("a,y\n1,0\n1,2,3\n", {}, "Expected 2 columns, got 3"),
-        ("a,b,y\n1,,0\n3,4,1\n", {}, r"row 1, column 'b'.*in 1 of 2 rows.*--data.missing drop"),
+        ("a,b,y\n1,,0\n3,4,1\n", {"missing": "error"}, r"row 1, column 'b'.*in 1 of 2 rows.*--data.missing drop"),
         ("a,y\n1,0\n3,?\n", {}, r"no value in row 2 of the target 'y'"),
         ("a,y\n1,0\n3,?\n4,?\n", {}, "targets are missing in 2 rows"),
         ("a,y\n1,0\n3,\n", {"missing": "mean"}, r"no value in row 2 of the target 'y'"),
@@ -159,14 +162,17 @@ def test_options_that_cannot_be_used_are_refused(read):
         read(TABLE, target="species", columns=["weight", "weight"])
     with pytest.raises(UnknownName, match="did you mean 'columns'"):
         read(TABLE, target="species", column="weight")
-    with pytest.raises(BadOption, match="give one of error, drop, mean"):
+    with pytest.raises(BadOption, match="give one of auto, error, drop, mean"):
         read(TABLE, target="species", missing="median")
+    with pytest.raises(BadOption, match="--data.prepare is 'no'; give one of auto, off"):
+        read(TABLE, target="species", prepare="no")
 
 
 def test_text_in_another_encoding_and_bytes_are_refused(tmp_path):
-    (tmp_path / "a.csv").write_bytes("größe,y\n1,2\n".encode("latin-1"))
-    with pytest.raises(BadData, match="in UTF-8"):
-        read_source(str(tmp_path / "a.csv"), {})
+    for text in ("größe,y\n1,2\n", "x,y\ngroß,2\n", "x,y\n" + "1,ja\n" * 5000 + "1,nö\n"):
+        (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
+        with pytest.raises(BadData, match="is not in UTF-8; .* iconv -f latin1"):
+            read_source(str(tmp_path / "a.csv"), {})
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,y\n1,2\n" * 100)[:-10])
     with pytest.raises(BadData, match="truncated or damaged"):
         read_source(str(tmp_path / "b.csv.gz"), {})
@@ -182,7 +188,7 @@ def test_rows_with_missing_values_are_left_out_and_counted(read, capsys):
 def test_the_mean_of_the_training_samples_stands_for_a_missing_value(tmp_path, opened):
     (tmp_path / "train.csv").write_text("a,b,y\n1,10,0\n,20,1\n5,,0\n")
     (tmp_path / "test.csv").write_text("a,b,y\n,100,1\n")
-    data = opened(str(tmp_path), validation=0, options={"missing": "mean"})
+    data = opened(str(tmp_path), validation=0, options={"missing": "mean", "prepare": "off"})
     assert data.name == tmp_path.name
     assert data.train.take(torch.arange(3))[0].tolist() == [[1, 10], [3, 20], [5, 15]]
     assert data.test.take(torch.arange(1))[0].tolist() == [[3, 100]]
@@ -190,7 +196,7 @@ def test_the_mean_of_the_training_samples_stands_for_a_missing_value(tmp_path, o
 
 def test_each_fold_has_the_means_of_its_own_training_samples(tmp_path):
     (tmp_path / "a.csv").write_text("a,y\n1,0\n3,1\n,0\n8,1\n")
-    data, options = str(tmp_path / "a.csv"), {"missing": "mean"}
+    data, options = str(tmp_path / "a.csv"), {"missing": "mean", "prepare": "off"}
 
     def work(comm):
         pool = open_pool(data, comm, options)
@@ -225,7 +231,7 @@ def test_listed_files_are_one_data_set(tmp_path):
         check_named(str(tmp_path / "d*.csv"))
     (tmp_path / "b" / "c.csv").write_text("z,y\n2,horse\n")
     listed.write_text("a.csv\nb/c.csv\n")
-    with pytest.raises(BadData, match=r"c\.csv has the columns z, but .*a\.csv has the columns x"):
+    with pytest.raises(BadData, match=r"c\.csv has no column 'x'"):
         read_source(str(listed), {"target": "y"})
     listed.write_text("all.txt")
     with pytest.raises(BadData, match="is a list itself"):

@@ -101,7 +101,7 @@ def test_a_frame_is_a_table():
     with pytest.raises(BadData, match=r"the DataFrame has no column 'c' \(--data.target\)"):
         read_source(frame, {"target": "c"})
     with pytest.raises(BadData, match=r"the DataFrame has values of type .*string where .* 'kind'"):
-        read_source(frame, {"target": "a"})
+        read_source(frame, {"target": "a", "prepare": "off"})
     with pytest.raises(BadData, match="the DataFrame is no table that Arrow can hold"):
         read_source(pandas.DataFrame({"a": [1, "x"], "y": [0, 1]}), {})
     with pytest.raises(UnknownName, match="unknown option 'size'"):

@@ -36,8 +36,8 @@ with h5py.File("whole.h5", "w") as file:
 Path("list.txt").write_text("part-0.h5\\npart-40.h5\\n")
 hdf5 = {"features": "x", "labels": "y"}
 FORMS = {
-    "table.csv": {}, "packed.csv.gz": {}, "table.jsonl": {}, "table.parquet": {}, "table.arrow": {},
-    "arrays.npz": {}, "files": {}, "whole.h5": hdf5, "list.txt": hdf5,
+    **{f"table.{end}": {"prepare": "off"} for end in ("csv", "jsonl", "parquet", "arrow")},
+    "packed.csv.gz": {"prepare": "off"}, "arrays.npz": {}, "files": {}, "whole.h5": hdf5, "list.txt": hdf5,
 }
 FIXED = dict(steps=9, batch_size=20, lr=0.01, validation=0.2, precision="fp64", quiet=True)
 """

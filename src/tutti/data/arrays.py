@@ -19,8 +19,8 @@ from tutti.data.columns import Column
 from tutti.data.rows import Array, Indices, Rows, StoredRows, chosen, joined
 from tutti.errors import BadData, NotFinite
 
-MISSING: Final = ("error", "drop", "mean")
-"""Consequence of a missing value, which is NaN."""
+MISSING: Final = ("auto", "error", "drop", "mean")
+"""Consequence of a missing value, which is NaN: "auto" prepares tables for it; for others it is an error."""
 
 CHUNK = 1 << 22
 """Whole arrays are read in pieces of about this many values, which stay in the processor's cache."""

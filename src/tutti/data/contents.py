@@ -17,6 +17,8 @@ from tutti.data.rows import Array, Rows, StoredRows
 from tutti.data.structure import sequence_column, values_and_lengths
 from tutti.data.tables import TARGETS
 from tutti.errors import BadData
+from tutti.records.json_lines import parse_record, to_json
+from tutti.records.preparation import Table
 
 PARTS = {
     "train": "train",
@@ -46,8 +48,9 @@ _LENGTHS: Final = f".{LENGTHS}"
 _CLASSES: Final = "classes"
 _COLUMNS: Final = "column_names"
 _INPUT_NAMES: Final = "input_names"
-EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES})
-"""Keys beside those of inputs and targets: the number of classes, and names."""
+_TABLE: Final = "table"
+EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES, _TABLE})
+"""Keys beside those of inputs and targets: the number of classes, names, and a `Table` as JSON."""
 
 _DATA_SETS = Dataset, DataLoader
 """Objects to be read item by item; loaders are refused."""
@@ -76,6 +79,7 @@ class Contents(Generic[T, Y]):
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
         groups: of the training samples, of shape (samples,), where a column for them was chosen.
         buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
+        table: the columns of the inputs, where these are a table that is to be prepared.
     """
 
     name: str
@@ -86,6 +90,7 @@ class Contents(Generic[T, Y]):
     filled: bool = False
     groups: Array | None = None
     buffer_bytes: int = 0
+    table: Table | None = None
 
 
 ReadData: TypeAlias = Contents[Stored[Rows], Array]
@@ -163,7 +168,17 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
                 f"{shape}; give a name for each column, or none"
             )
-    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns)
+    table = _table(values.get(_TABLE), what)
+    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns, table=table)
+
+
+def _table(value: object, what: str) -> Table | None:
+    if value is None:
+        return None
+    try:
+        return parse_record(str(value), Table)
+    except ValueError as error:
+        raise BadData(f"'{_TABLE}' of {what} is not what tutti wrote ({error}); leave it out") from error
 
 
 def _several_together(values: Mapping[str, object], what: str) -> dict[str, object]:
@@ -226,6 +241,8 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
         found[_NAMES[0]] = np.array(contents.labels)
     if contents.columns:
         found[_COLUMNS] = np.array(contents.columns)
+    if contents.table is not None:
+        found[_TABLE] = np.array(to_json(contents.table))
     return found
 
 

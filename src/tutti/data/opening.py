@@ -24,8 +24,10 @@ from tutti.comm.base import Communicator
 from tutti.data.arrays import chunks_of, stored_dtype
 from tutti.data.columns import Column, Columns, Stored, columns_of, in_place_of
 from tutti.data.contents import ReadData
+from tutti.data.fitting import fit
 from tutti.data.formats.npy import Mapped
 from tutti.data.parts import DataSet, Part, Scale, once, scale_of_columns
+from tutti.data.preparation import prepared
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale
 from tutti.data.sources import read_inputs, read_source
@@ -34,6 +36,7 @@ from tutti.data.streaming import Source, StreamedPart
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData, UserError
 from tutti.free_memory import free_bytes
+from tutti.records.preparation import Preparation, Table
 from tutti.records.splits import read_split
 
 T = TypeVar("T")
@@ -80,6 +83,7 @@ class SamplePool:
             contents.filled,
             contents.columns,
             _fingerprint(*contents.parts["train"]),
+            contents.table,
         )
         return cls(dataset)
 
@@ -125,7 +129,12 @@ class SamplePool:
                     _write(column.values, read.values)  # those of all parts
 
     def divided(
-        self, comm: Communicator, validation: float, seed: int, place: tuple[str, int] | None = None
+        self,
+        comm: Communicator,
+        validation: float,
+        seed: int,
+        place: tuple[str, int] | None = None,
+        embeds: bool = False,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
 
@@ -135,14 +144,19 @@ class SamplePool:
             seed: decides which.
             place: a file of splits and the number of one; its held-out samples are the validation part then,
                 in place of any other, and there is no test part: that is left for when all is decided.
+            embeds: the model takes category numbers for columns of many texts.
         """
-        train, aside, scale = agreed(
+        train, aside, fitted = agreed(
             comm,
-            lambda: self._division(validation, seed, place),
+            lambda: self._division(validation, seed, place, embeds),
             "splits",
             lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
         )
         whole = self.dataset
+        scale = fitted
+        if isinstance(fitted, Preparation):
+            assert whole.table is not None, "it was fitted"
+            scale = prepared(fitted, whole.table)
         rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
         validation_part, test = whole.validation, whole.test
         if len(aside):
@@ -155,10 +169,10 @@ class SamplePool:
         return replace(whole, train=first, validation=validation_part, test=test)
 
     def _division(
-        self, validation: float, seed: int, place: tuple[str, int] | None
-    ) -> tuple[Indices, Indices, Scale]:
-        """Return the rows to train on and those kept aside, and the scale."""
-        part, classes = self.dataset.train, self.dataset.classes
+        self, validation: float, seed: int, place: tuple[str, int] | None, embeds: bool
+    ) -> tuple[Indices, Indices, Scale | Preparation]:
+        """Return the rows to train on and those kept aside, and the scale or what a table's follows from."""
+        part, classes, filled = self.dataset.train, self.dataset.classes, self.dataset.filled
         share = 0 if self.dataset.validation is not None else validation
         if place is not None:
             file, number = place
@@ -168,8 +182,10 @@ class SamplePool:
             train, aside = part.split(share, seed)
         else:
             train, aside = split(part.stored_targets.numpy(), share, seed, classes)
+        if self.dataset.table is not None:
+            return train, aside, _fit(part, self.dataset.table, train, filled, embeds)
         columns = columns_of(part.stored_inputs)
-        scales = [_scale_of(part, column, train, self.dataset.filled) for column in columns]
+        scales = [_scale_of(part, column, train, filled) for column in columns]
         return train, aside, scale_of_columns(part.stored_inputs, scales)
 
 
@@ -292,6 +308,14 @@ def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) 
     if filled and column.values is None and column.rows.is_floating_point():
         return mean_scale(column.rows.numpy(), train)
     return Scale()
+
+
+def _fit(part: Part, table: Table, train: Indices, filled: bool, embeds: bool) -> Preparation:
+    """Return the preparation of a table from some training samples."""
+    if isinstance(part, StreamedPart):
+        return fit(part.source.files.__getitem__, part.thinned(train), table, len(part), filled, embeds)
+    stored = cast("Tensor", part.stored_inputs).numpy()
+    return fit(stored.__getitem__, train, table, len(part), filled, embeds)
 
 
 def _write(memory: Tensor, rows: Rows) -> None:

@@ -27,6 +27,7 @@ from tutti.data.columns import (
     names_beside,
     padded,
 )
+from tutti.records.preparation import Preparation, Table, TableInputs
 from tutti.records.texts import Shape
 
 T = TypeVar("T")
@@ -76,6 +77,15 @@ class Scale:
             return torch.add(offset, seen, alpha=first, out=seen)
         per_channel = (1, -1) + (1,) * (stored.dim() - 2)
         return seen.mul_(factor.view(per_channel)).add_(offset.view(per_channel))
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """The preparation of a table; None: the inputs are none."""
+        return None
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one of the model's inputs, from that of a stored one."""
+        return stored
 
     def apply_to_all(self, stored: Inputs) -> Inputs:
         """Return the model's inputs, one or several; lengths of sequences stay as they are."""
@@ -182,7 +192,8 @@ class Part:
 
         The first size of a sequence is the length of the longest of the data set.
         """
-        return shape_of(self.stored_inputs)
+        found = shape_of(self.stored_inputs)
+        return self.scale.shape(found) if isinstance(self.stored_inputs, Tensor) else found
 
     @property
     def device(self) -> torch.device:
@@ -260,6 +271,7 @@ class DataSet:
         labels: the classes' names; empty when unknown.
         filled: means of the training samples stand for inputs that are NaN.
         columns: the names of the inputs, where each is a column of a table.
+        table: these columns, where they are to be prepared.
         fingerprint: tells the training samples of the source from others; the same for any type of floats.
     """
 
@@ -272,11 +284,18 @@ class DataSet:
     filled: bool = False
     columns: tuple[str, ...] = ()
     fingerprint: str = ""
+    table: Table | None = None
 
     @property
     def shape(self) -> Shape:
         """The shape of one input as the model sees it, such as (1, 28, 28); see `Part.shape`."""
         return self.train.shape
+
+    @property
+    def table_inputs(self) -> TableInputs | None:
+        """The inputs as the model sees them, where they are a prepared table."""
+        preparation = self.train.scale.preparation
+        return None if preparation is None else preparation.inputs
 
     @property
     def parts(self) -> list[Part]:

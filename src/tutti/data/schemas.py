@@ -9,7 +9,8 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from dataclasses import dataclass
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,9 @@ JSON: Final = tuple(f".{form}{packed}" for form in ("jsonl", "ndjson", "json") f
 """The endings of text files."""
 
 _SEPARATORS: Final = ",;\t"
+
+_LOOKED_AT: Final = 1000
+"""Lines of a CSV file that are looked at before it is read."""
 
 _PICTURES: Final = (".png", ".jpg", ".jpeg")
 
@@ -83,7 +87,7 @@ def _columns(path: Path, options: Mapping[str, Any]) -> list[str]:
     """Return the names of a table's columns; none, if it is no table, or is broken."""
     name = path.name.lower()
     if name.endswith(CSV):
-        return csv_header(path, options)[0]
+        return csv_start(path, options).names
     try:
         with _opened(path) as file:
             start = file.read(6)
@@ -115,17 +119,27 @@ def _json_keys(path: Path) -> list[str]:
 
 def _opened(path: Path) -> Any:
     """Open a file to be read, unpacked by its ending."""
-    if path.suffix.lower() not in _PACKED:
+    if path.suffix.lower() not in _PACKED[1:]:
         return open(path, "rb")
     import pyarrow
 
     return pyarrow.input_stream(str(path))
 
 
-def csv_header(path: Path, options: Mapping[str, Any], labelled: bool = True) -> tuple[list[str], bool, str]:
-    """Return the names of a CSV file's columns, whether its first row has them, and what separates cells."""
-    cells, separator = _first_row(path)
-    target = options.get("target")
+@dataclass(frozen=True)
+class CsvStart:
+    """The first rows of a CSV file, and what they tell."""
+
+    rows: list[list[str]]
+    names: list[str]  # of the columns
+    named: bool  # whether the first row has these names
+    separator: str
+
+
+def csv_start(path: Path, options: Mapping[str, Any], labelled: bool = True) -> CsvStart:
+    """Look at the first rows of a CSV file."""
+    rows, separator = _first_rows(path)
+    cells, target = rows[0], options.get("target")
     named = _are_names(cells, target if isinstance(target, list | tuple) else [target])
     if not named and target is None and labelled:
         raise BadData(
@@ -133,25 +147,35 @@ def csv_header(path: Path, options: Mapping[str, Any], labelled: bool = True) ->
             "predicted by its number, --data.target 0 for the first, -1 for the last"
         )
     names = [name.strip() for name in cells] if named else [str(at) for at in range(len(cells))]
-    return names, named, separator
+    return CsvStart(rows, names, named, separator)
 
 
-def _first_row(path: Path) -> tuple[list[str], str]:
-    """Return the cells of a file's first row, and what separates them."""
+def _first_rows(path: Path) -> tuple[list[list[str]], str]:
+    """Return the cells of a file's first rows, and what separates them."""
     try:
         with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as file:
-            line = next((line for line in file if line.strip()), "")
-            separator = max(_SEPARATORS, key=line.count)
-            cells = next(csv.reader([line], delimiter=separator), [])
-    except (csv.Error, UnicodeDecodeError) as error:
+            lines = list(islice(dropwhile(lambda line: not line.strip(), file), _LOOKED_AT))
+            separator = max(_SEPARATORS, key=lines[0].count) if lines else ""
+            rows = [row for row in csv.reader(lines, delimiter=separator or ",") if row]
+    except UnicodeDecodeError as error:
+        raise BadData(not_in_utf8(path)) from error
+    except csv.Error as error:
         raise BadData(f"{path} is broken: {error}; save it as a table in UTF-8") from error
     except OSError as error:
         from tutti.records.npz import damaged  # It imports NumPy.
 
         raise damaged(path, error) from error
-    if not cells:
+    if not rows:
         raise BadData(f"{path} has no rows; give a table with a row for each sample")
-    return cells, separator
+    return rows, separator
+
+
+def not_in_utf8(path: Path) -> str:
+    """Return the message about a text file in another encoding."""
+    return (
+        f"{path} is not in UTF-8; write it so, as from Latin-1 by: iconv -f latin1 -t utf-8 {path.name} > "
+        "NEW.csv"
+    )
 
 
 def _are_names(cells: list[str], targets: list[Any] | tuple[Any, ...]) -> bool:

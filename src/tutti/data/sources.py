@@ -44,7 +44,8 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
         data: what the module's docstring lists.
         options: the arguments of a factory, or of the reader of a file. With every kind of data go `classes`
             (how many there are) and `missing`, what NaN among the inputs leads to: "error", "drop" (the
-            sample is left out) or "mean" (the mean of that input over the training samples stands for it).
+            sample is left out), "mean" (the mean of that input over the training samples stands for it) or
+            "auto" (the median in tables that are prepared, else an error).
         known: the classes of a model that the data are for.
 
     Raises:
@@ -85,6 +86,8 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
 
 def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
     """Bring inputs into the form in which they are kept."""
+    if missing == "auto":
+        missing = "error" if contents.table is None else "prepare"
     structure = taken_apart({part: x for part, (x, _) in contents.parts.items()})
     streamed = contents.buffer_bytes > 0
     read = {}
@@ -176,7 +179,7 @@ def _contents(
     """Return the contents of `data`, and what the options say about classes and missing values."""
     factory = load_object(data, "data set") if isinstance(data, str) and names_object(data) else None
     classes = None if takes_option(factory, "classes") else _classes(options.pop("classes", None))
-    missing = "error" if takes_option(factory, "missing") else _missing(options.pop("missing", "error"))
+    missing = "error" if takes_option(factory, "missing") else _missing(options.pop("missing", "auto"))
     if factory is not None:
         spec = str(data)
         made = call_with_options(factory, options, "data set", spec, beside=OF_ALL)
@@ -208,7 +211,7 @@ def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, 
     inputs = [x for x, _ in contents.parts.values()]
     if wanted is False:
         return False
-    if missing != "error" or not all(isinstance(one, Mapped) for one in inputs):
+    if missing not in ("auto", "error") or not all(isinstance(one, Mapped) for one in inputs):
         if wanted:
             made = any(path.glob("*.npy"))
             remedy = (

@@ -24,6 +24,10 @@ _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
 _SHOWN = 20
 
+LIKE: Final = "like"
+"""The option with the columns of another table, as a tuple of `TableColumn`, that these data are to have; no
+user gives it."""
+
 
 @dataclass(frozen=True)
 class ChosenColumns:
@@ -45,7 +49,7 @@ def choose(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadData(f"{what} has two columns called '{twice}'; give them different names")
-    target, columns, group = (options.get(name) for name in ("target", "columns", "group"))
+    target, columns, group, like = (options.get(name) for name in ("target", "columns", "group", LIKE))
     if target is None:
         targets = tuple(name for name in names if name.strip().lower() in TARGET_WORDS)
         if len(targets) != 1 and labelled:
@@ -58,7 +62,9 @@ def choose(
         targets = _named(names, target, "--data.target", what)
     if group is not None and (labelled or str(group) in names):  # what is to be predicted may lack it
         (group,) = _named(names, str(group), "--group-by", what)
-    if columns is None:
+    if columns is None and like is not None:
+        inputs = _named(names, [column.name for column in like], "needed", what)
+    elif columns is None:
         inputs = tuple(name for name in names if name not in (*targets, group) and not _counts_rows(name))
     else:
         inputs = _named(names, columns, "--data.columns", what)

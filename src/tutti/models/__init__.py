@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from tutti.errors import BadModel, BadOption
 from tutti.load_object import call_with_options, find_file, names_object, takes_option
+from tutti.records.preparation import TableInputs
 from tutti.records.texts import Shape, described, several
 from tutti.registry import Registry
 
@@ -72,7 +73,7 @@ MODELS: Final = Models(
     ),
 )
 
-__all__ = ["FILES", "MODELS", "build", "names_file"]
+__all__ = ["FILES", "MODELS", "build", "names_file", "takes_table"]
 
 
 def build(
@@ -80,17 +81,19 @@ def build(
     shape: Shape,
     outputs: int,
     options: Mapping[str, Any] | None = None,
+    table: TableInputs | None = None,
 ) -> nn.Module:
     """Build the model that `spec` names, for inputs of `shape`.
 
     Args:
         spec: a name in `MODELS`, `package.module:factory`, `file.py:factory`, a factory itself, or a module,
-            which is taken as it is. A factory is called with the options, and with `shape=` and `outputs=`
-            where it has parameters of these names.
+            which is taken as it is. A factory is called with the options, and with `shape=`, `outputs=` and
+            `table=` where it has parameters of these names.
         shape: of one input, without the batch, such as (1, 28, 28); of several inputs the shape of each, by
             name or by position.
         outputs: the numbers that the model gives for one input: the number of classes, or of targets.
         options: of the model, by name.
+        table: the inputs of a prepared table; None: the data are none.
 
     Raises:
         UnknownName: there is no such model, or it has no such option.
@@ -118,7 +121,7 @@ def build(
                 "leave them out, or name a function that builds it"
             )
         return factory
-    module = _made(factory, spec, options, shape, outputs)
+    module = _made(factory, spec, options, shape, outputs, table)
     _refuse_other_keras(module)
     if not isinstance(module, nn.Module):
         found = "nothing" if module is None else f"an object of type '{type(module).__name__}'"
@@ -131,9 +134,22 @@ def build(
     return module
 
 
-def _made(factory: object, spec: str, options: Mapping[str, Any], shape: Shape, outputs: int) -> object:
-    """Call a factory with the options, and with the shape and the outputs where it takes them."""
-    given = {"shape": shape if isinstance(shape, dict) else tuple(shape), "outputs": outputs}
+def takes_table(spec: object) -> bool:
+    """Return whether a model, as `build` takes it, is told of the inputs of a table."""
+    return takes_option(MODELS.load(spec) if isinstance(spec, str) else spec, "table")
+
+
+def _made(
+    factory: object,
+    spec: str,
+    options: Mapping[str, Any],
+    shape: Shape,
+    outputs: int,
+    table: TableInputs | None,
+) -> object:
+    """Call a factory with the options, and with what follows from the data where it takes that."""
+    shape = shape if isinstance(shape, dict) else tuple(shape)
+    given = {"shape": shape, "outputs": outputs, "table": table}
     for name in given.keys() & options.keys():
         raise BadOption(f"option '{name}' of model '{spec}' follows from the data; leave it out")
     if "keras.src.utils.naming" in sys.modules:

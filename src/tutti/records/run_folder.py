@@ -62,6 +62,7 @@ from tutti.records.json_lines import (
     to_json_lines,
 )
 from tutti.records.pipeline import PipelineRecord
+from tutti.records.preparation import Preparation, TableInputs
 from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.texts import Shape
 from tutti.records.trace import Lane, chrome_trace
@@ -115,6 +116,8 @@ class TrainedOn(Record):
         inputs: each of them, where there are several, or sequences; shape and scale are empty then.
         class_weights: the weights of classes in the loss, or of labels of 0 and of 1, that were balanced by
             the counts of these data, a line for each; empty: there were none.
+        preparation: how the columns of a table became the inputs, whose number is `shape`; None: they are no
+            such table.
     """
 
     name: str
@@ -129,6 +132,7 @@ class TrainedOn(Record):
     columns: tuple[str, ...] = ()
     inputs: tuple[SeenInput, ...] = ()
     class_weights: tuple[tuple[float, ...], ...] = ()
+    preparation: Preparation | None = None
 
     @property
     def of_inputs(self) -> Shape:
@@ -139,6 +143,11 @@ class TrainedOn(Record):
             return {one.name: one.shape for one in self.inputs}
         shapes = tuple(one.shape for one in self.inputs)
         return shapes if len(shapes) > 1 else shapes[0]
+
+    @property
+    def table(self) -> TableInputs | None:
+        """The inputs of a prepared table; None: there is none."""
+        return None if self.preparation is None else self.preparation.inputs
 
 
 RECORDS: Final[dict[type[Record], str]] = {

@@ -334,7 +334,13 @@ def _trained_model(model: object, recipe: Recipe, outcome: RunOutcome) -> nn.Mod
         built = model
     else:
         with ONE_AT_A_TIME, seeded(config.seed):
-            built = models.build(recipe.given("model"), outcome.shape, outcome.outputs, config.model_options)
+            built = models.build(
+                recipe.given("model"),
+                outcome.shape,
+                outcome.outputs,
+                config.model_options,
+                outcome.table,
+            )
         if outcome.config.precision == "fp64":
             built = Arithmetic("fp64").prepare(built)
     assert outcome.weights is not None

@@ -110,7 +110,8 @@ def open_config_data(
             given, options = given_data(recipe)
         pool = pool or open_pool(given, comm, options, known)
     place = None if config.split is None else split_of(config.split)
-    found = pool.divided(comm, config.validation, config.seed, place)
+    embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
+    found = pool.divided(comm, config.validation, config.seed, place, embeds)
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found
@@ -156,7 +157,7 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
         dataset.name,
         dataset.classes,
         dataset.labels,
-        () if isinstance(stored, Columns) else tuple(stored.shape[1:]),
+        () if isinstance(stored, Columns) else scale.shape(tuple(stored.shape[1:])),
         scale.mean,
         scale.std,
         outputs_for(dataset),
@@ -165,6 +166,7 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
         dataset.columns,
         tuple(inputs),
         () if balanced is None else tuple(map(tuple, balanced.reshape(len(balanced), -1).tolist())),
+        scale.preparation,
     )
 
 
@@ -174,7 +176,8 @@ def build_model(recipe: Recipe, dataset: DataSet) -> nn.Module:
     if isinstance(given, str):
         models.MODELS.load(given)  # A file may draw numbers when it is imported.
     reseed(config.seed, 0)
-    return models.build(given, dataset.shape, outputs_for(dataset), config.model_options)
+    outputs = outputs_for(dataset)
+    return models.build(given, dataset.shape, outputs, config.model_options, dataset.table_inputs)
 
 
 def build_strategy(recipe: Recipe, workers: int, hosts: int = 1, servers: int = 0) -> Strategy:
@@ -277,6 +280,8 @@ class Task:
         kind = (
             f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
         )
+        table = data.train.scale.preparation
+        sizes += "" if table is None else f"\n{summary_lines.table(table)}"
         return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
+from tutti.records.preparation import DATE, FLAG, NUMBER, TEXT, Preparation
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
-from tutti.records.texts import Shape, described, figures, metric_text, ranks_text
+from tutti.records.texts import Shape, described, figures, metric_text, printable, ranks_text
 from tutti.run.config import TrainConfig
 
 WIDEST_MATRIX = 20
@@ -25,6 +26,30 @@ def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape:
 def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
     """Describe the task in a line."""
     return f"task: {kind}; loss {loss}, {'metrics ' + ', '.join(metrics) if metrics else 'no metrics'}"
+
+
+def table(preparation: Preparation) -> str:
+    """Describe how a table is prepared, in a line."""
+    columns, kinds = preparation.columns, []
+    for kind in (NUMBER, FLAG, TEXT, DATE):
+        some = [column for column in columns if column.kind == kind]
+        flags = sum(column.inputs.flags for column in some)
+        how = f"one-hot: {plural(flags, 'column')}" if flags and kind == TEXT else ""
+        embedded = sum(column.embedded for column in some)
+        how += f"{', ' if how else ''}{embedded:,} as category numbers" if embedded else ""
+        if some:
+            kinds.append(plural(len(some), kind) + (f" ({how})" if how else ""))
+    gaps = [column for column in columns if column.gaps and column.mean]
+    stands = "mean" if preparation.by_mean else "median"
+    line = f"table: {', '.join(kinds)}"
+    line += f"; gaps in {plural(len(gaps), 'column')} become the {stands}" if gaps else ""
+    left_out = [f"{printable(name)} ({why})" for name, why in preparation.left_out.items()]
+    more = f", ... ({len(left_out):,} in all)" if len(left_out) > _LEFT_OUT else ""
+    return line + (f"; left out: {', '.join(left_out[:_LEFT_OUT])}{more}" if left_out else "")
+
+
+_LEFT_OUT = 8
+"""The columns that are left out and named."""
 
 
 def training(config: TrainConfig, together: bool) -> str:

@@ -258,6 +258,7 @@ class FittedRun:
                 None if folder is None else str(folder.path),
                 data.shape,
                 outputs_for(data),
+                data.table_inputs,
                 None,
             )
             if trainer.course.stopped is not None:

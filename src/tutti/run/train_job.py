@@ -13,6 +13,7 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
+from tutti.records.preparation import TableInputs
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.texts import Shape
@@ -96,6 +97,7 @@ class RunOutcome:
     folder: str | None
     shape: Shape  # of one input of the model
     outputs: int
+    table: TableInputs | None  # where the data are a prepared table
     weights: dict[str, Any] | None  # the model's state by name, if it was asked for
     stopped: str | None = None  # why
     callbacks: tuple[bytes | None, ...] = ()  # pickled attributes of rank 0's copies; None: they cannot be
@@ -163,5 +165,6 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         folder=str(folder.path),
         shape=data.of_inputs,
         outputs=data.classes or data.outputs,
+        table=data.table,
         weights=None,
     )

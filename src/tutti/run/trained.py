@@ -202,7 +202,7 @@ class TrainedModel(Predictor):
         with seeded(config.seed):
             found = Recipe(config).given("model") if model is None else model
             options = {} if isinstance(model, nn.Module) else config.model_options
-            built = models.build(found, data.of_inputs, data.outputs, options)
+            built = models.build(found, data.of_inputs, data.outputs, options, data.table)
         self.model = self._arithmetic.prepare(built)
         if any(map(is_lazy, chain(built.parameters(), built.buffers()))) and not data.inputs:
             # Lazy modules have their shapes, which weights must have, after a first input.

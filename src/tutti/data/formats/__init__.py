@@ -19,9 +19,11 @@ from tutti import parts
 from tutti.data.arrays import as_array
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
+from tutti.data.dictionaries import like, with_one_table
 from tutti.data.rows import Rows, StoredRows, joined
 from tutti.data.schemas import listed, nearest
 from tutti.data.structure import sequence_column
+from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
@@ -88,7 +90,7 @@ def check_options(options: Iterable[str], known: Collection[str], what: str) -> 
         UnknownName: the message names the nearest.
     """
     for name in options:
-        if name not in {*known, *OF_ALL}:
+        if name not in {*known, *OF_ALL, LIKE}:
             raise UnknownName("option", name, {*known, *OF_ALL}, of=what)
 
 
@@ -130,9 +132,12 @@ def read_files(
         BadData: a file is missing or broken, or has other parts, columns, class names, shapes or types than
             the first.
     """
-    first, *others = every = [read_path(path, options, labelled) for path in paths]
-    if not others:
+    first = read_path(paths[0], options, labelled)
+    if len(paths) == 1:
         return first
+    options = like(options, first)
+    others = [read_path(path, options, labelled) for path in paths[1:]]
+    first, *others = every = with_one_table([first, *others])
     wanted = _traits(paths[0], first)
     for path, one in zip(paths[1:], others, strict=True):
         for here, there in zip_longest(_traits(path, one), wanted, fillvalue="nothing more"):

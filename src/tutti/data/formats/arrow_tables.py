@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tutti.data.arrays import as_floats, float_dtype
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
+from tutti.data.formats.arrow_columns import PREPARE, TEXTS, can_be_prepared, is_prepared, stored_table
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
@@ -22,9 +23,9 @@ from tutti.errors import BadData
 from tutti.records.npz import damaged
 from tutti.records.texts import printable
 
-TABLE_OPTIONS: Final = ("target", "columns", "group")
-"""The column to be predicted, or several; those to predict it from, all others by default; and the column by
-which samples are grouped, which is no input."""
+TABLE_OPTIONS: Final = ("target", "columns", "group", PREPARE, TEXTS)
+"""The column to be predicted, or several; those to predict it from, all others by default; the column by
+which samples are grouped, which is no input; whether columns are prepared; and what becomes of texts."""
 
 _MOST_NAMED: Final = 12
 """The most columns that an error lists for the user to paste."""
@@ -109,7 +110,7 @@ def read_table(
         BadData: the file is damaged, or has something else than is needed in a column.
     """
     choice = choose(schema.names, options, str(path), labelled)
-    inputs = choice.inputs
+    inputs = [*choice.inputs]
     used = [*inputs, *choice.targets, *([] if choice.group is None else [choice.group])]
     arrow = arrow_package()
     try:
@@ -120,7 +121,8 @@ def read_table(
         raise BadData(f"{path} has no rows")
     kinds = {name: schema.field(name).type for name in inputs}
     shows = len(inputs) == 1 and _holds_pictures(kinds[inputs[0]])
-    for name in [] if shows else inputs:
+    prepares = is_prepared(options) and not shows and all(map(can_be_prepared, kinds.values()))
+    for name in [] if shows or prepares else inputs:
         _refuse_other_kinds(path, table.column(name), name, kinds)
     values: object = None
     rows = np.arange(table.num_rows)
@@ -130,7 +132,11 @@ def read_table(
         pictures = pictures or _pictures(path, table.column(inputs[0]), inputs[0])
         values = chosen(decoded(pictures, options.get("size")), rows)
     table = table if len(rows) == table.num_rows else table.take(rows)
-    if not shows:
+    prepared = None
+    if prepares:
+        values, prepared = stored_table(path, table, inputs, options)
+        inputs = [column.name for column in prepared.columns]
+    elif not shows:
         values = _inputs(path, table, inputs)
     targets = _targets(path, table, choice.targets) if labelled else None
     groups = None if choice.group is None else _target(path, table.column(choice.group), choice.group)
@@ -141,7 +147,14 @@ def read_table(
     columns = tuple(inputs) if not shows and not any(map(_is_list, kinds.values())) else ()
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
     parts = {"train": (values, targets)}
-    return Contents(stem, parts, labels=_class_names(schema, choice.targets), columns=columns, groups=groups)
+    return Contents(
+        stem,
+        parts,
+        labels=_class_names(schema, choice.targets),
+        columns=columns,
+        groups=groups,
+        table=prepared,
+    )
 
 
 def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:

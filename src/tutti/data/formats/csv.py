@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +13,14 @@ from typing_extensions import override
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
 from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table
-from tutti.data.schemas import CSV, csv_header
-from tutti.data.tables import ABSENT, choose
+from tutti.data.schemas import CSV, CsvStart, csv_start, not_in_utf8
+from tutti.data.tables import ABSENT, LIKE, choose
 from tutti.errors import BadData
+from tutti.records.preparation import TEXT
 from tutti.registry import part
+
+_COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
+_POINT: Final = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 
 _NULLS: Final = [
     space + text
@@ -34,44 +39,66 @@ class Csv(Format):
     @staticmethod
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        names, named, separator = csv_header(path, options, labelled)
+        start = csv_start(path, options, labelled)
+        names = start.names
         choice = choose(names, options, str(path), labelled)
+        arrow, decimal_point = arrow_package(), _decimal_point(path, start.rows, start.separator)
         # Not as Arrow guesses them: names of classes may look like dates, and 1 is not 1.0.
         texts = [name for name in (*choice.targets, choice.group) if name is not None]
-        table = _read(path, separator, names, named, texts)
+        known = [one.name for one in options.get(LIKE, ()) if one.kind == TEXT or one.form]
+        convert = {
+            "null_values": _NULLS,
+            "strings_can_be_null": True,
+            "column_types": dict.fromkeys([*texts, *known], arrow.string()),
+            "decimal_point": decimal_point,
+        }
+        table = _read(path, start, convert)
+        for name in texts:
+            column = arrow.compute.utf8_trim_whitespace(table.column(name))
+            table = table.set_column(names.index(name), name, _as_numbers(column, decimal_point))
+        if any(arrow.types.is_binary(table.schema.field(name).type) for name in choice.inputs):
+            raise BadData(not_in_utf8(path))
         return read_table(path, table.schema, table.select, options, labelled)
 
 
-def _read(path: Path, separator: str, names: list[str], named: bool, texts: list[str]) -> Any:
+def _decimal_point(path: Path, rows: list[list[str]], separator: str) -> str:
+    """Return the decimal point of a file: a comma, if some numbers have one, and none a point."""
+    cells = [cell for row in rows for cell in row]
+    commas = next((cell for cell in cells if _COMMA.fullmatch(cell)), None)
+    if commas is None:
+        return "."
+    points = next((cell for cell in cells if _POINT.fullmatch(cell)), None)
+    if separator == "," or points is not None:
+        other = "" if points is None else f", and others such as '{points}'"
+        raise BadData(
+            f"{path} has numbers such as '{commas}'{other}: it is not plain whether the comma is a decimal "
+            "point; write numbers as 1234.5"
+        )
+    return ","
+
+
+def _read(path: Path, start: CsvStart, convert: Mapping[str, Any]) -> Any:
     """Return the rows of a file as a table of Arrow."""
-    from pyarrow import compute
     from pyarrow import csv as arrow_csv
 
-    arrow = arrow_package()
     try:
-        found = arrow_csv.read_csv(
+        return arrow_csv.read_csv(
             path,
-            arrow_csv.ReadOptions(column_names=names, skip_rows_after_names=int(named)),
-            arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                null_values=_NULLS,
-                strings_can_be_null=True,
-                column_types=dict.fromkeys(texts, arrow.string()),
-            ),
+            arrow_csv.ReadOptions(column_names=start.names, skip_rows_after_names=int(start.named)),
+            arrow_csv.ParseOptions(delimiter=start.separator, newlines_in_values=True),
+            arrow_csv.ConvertOptions(**convert),
         )
-    except (arrow.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (arrow_package().ArrowException, UnicodeDecodeError, OSError) as error:
+        if "UTF8" in str(error):
+            raise BadData(not_in_utf8(path)) from error
         raise BadData(f"{path} is broken: {str(error)[:200]}; mend it") from error
-    for at, field in enumerate(found.schema):
-        if field.name in texts:
-            column = _as_numbers(compute.utf8_trim_whitespace(found.column(at)))
-            found = found.set_column(at, field.name, column)
-    return found
 
 
-def _as_numbers(column: Any) -> Any:
+def _as_numbers(column: Any, decimal_point: str) -> Any:
     """Return a column of texts as whole numbers, if all are such, else as numbers, else as it is."""
     arrow = arrow_package()
+    numbers = column if decimal_point == "." else arrow.compute.replace_substring(column, ",", ".")
     for kind in (arrow.int64(), arrow.float64()):
         with suppress(arrow.ArrowInvalid):
-            return column.cast(kind)
+            return numbers.cast(kind)
     return column

@@ -13,6 +13,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from tutti.data.contents import PARTS, Contents, refuse_other_names
+from tutti.data.dictionaries import like, with_one_table
 from tutti.data.formats import Format, in_order, read_files
 from tutti.data.schemas import nearest
 from tutti.errors import BadData
@@ -83,7 +84,11 @@ class PartFiles(Format):
     @staticmethod
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        found = {name: read_files(files, options, labelled) for name, files in _by_part(path).items()}
+        by_part = _by_part(path)
+        train = read_files(by_part.pop("train"), options, labelled)
+        options = like(options, train)
+        others = [read_files(files, options, labelled) for files in by_part.values()]
+        found = dict(zip(["train", *by_part], with_one_table([train, *others]), strict=True))
         train = found["train"]
         for name, one in found.items():
             if set(one.parts) != {"train"}:

@@ -1,0 +1,142 @@
+"""Tables as they are stored, and how their columns become the inputs of a model. Needs no torch.
+
+stored        age │ city (number of a text) │ since (days since 1970)      `Table`, of all rows
+fitted on     the training rows: means, deviations, medians, categories    `Preparation`
+model's       numbers: age, days since, year │ flags: city is Oslo, ... │ category numbers   `TableInputs`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tutti.records.json_lines import Record
+
+NUMBER: Final = "number"
+FLAG: Final = "flag"
+TEXT: Final = "text"
+DATE: Final = "date"
+EMPTY: Final = "empty"
+"""The kinds of columns: numbers; true and false; texts; dates and times; and those without any value."""
+
+MONTHS: Final = 12
+WEEKDAYS: Final = 7
+
+
+class TableInputs(NamedTuple):
+    """The inputs of a prepared table: columns of numbers, then of flags, then of category numbers.
+
+    Attributes:
+        numbers: how many have mean 0 and deviation 1.
+        flags: how many are 0 or 1.
+        categories: for each column of category numbers how many there are; 0 stands for all others.
+    """
+
+    numbers: int
+    flags: int
+    categories: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """The number of inputs."""
+        return self.numbers + self.flags + len(self.categories)
+
+
+@dataclass(frozen=True)
+class TableColumn(Record):
+    """A column of a table as it is stored: one float for each row, NaN where there is no value.
+
+    Attributes:
+        name: of the column.
+        kind: `NUMBER`, `FLAG`, `TEXT`, `DATE` or `EMPTY`.
+        texts: those that are stored as 0, 1, 2, ..., sorted.
+        form: of dates that are written as texts, for `strptime`; empty: another type, or ISO 8601.
+    """
+
+    name: str
+    kind: str
+    texts: tuple[str, ...] = ()
+    form: str = ""
+
+
+@dataclass(frozen=True)
+class Table(Record):
+    """The input columns of a table.
+
+    Attributes:
+        columns: as they are stored, in order.
+        left_out: columns that are not stored, each with the reason.
+        chosen: the user has named the columns, so that none is left out as it looks like a key.
+    """
+
+    columns: tuple[TableColumn, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class PreparedColumn(Record):
+    """How a column becomes inputs.
+
+    Attributes:
+        name: of the column.
+        kind: as in `TableColumn`.
+        fill: what stands for a missing number or date.
+        mean: of the numbers; of dates three: days since 1970, year, hour (two if there are no hours).
+        std: their deviations; 1 where they never vary.
+        gaps: training rows lack values, so that there is a flag or a category for it.
+        categories: the texts in the order of their inputs.
+        others: all other texts have a flag, too; else all flags are 0 for them.
+        embedded: a text is a category number, not flags: 0 for others, then `categories`, then gaps.
+        form: of dates, as in `TableColumn`.
+    """
+
+    name: str
+    kind: str
+    fill: float = 0.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    gaps: bool = False
+    categories: tuple[str, ...] = ()
+    others: bool = False
+    embedded: bool = False
+    form: str = ""
+
+    @property
+    def inputs(self) -> TableInputs:
+        """The inputs that are made of it."""
+        if self.embedded:
+            return TableInputs(0, 0, (1 + len(self.categories) + self.gaps,))
+        flags = len(self.categories) + self.others + self.gaps
+        flags += MONTHS + WEEKDAYS if self.kind == DATE else self.kind == FLAG
+        return TableInputs(len(self.mean), flags)
+
+
+@dataclass(frozen=True)
+class Preparation(Record):
+    """How the columns of a table become a model's inputs, fitted on training rows.
+
+    Attributes:
+        columns: in the order of the table; those that are left out are not among them.
+        left_out: the others, each with the reason.
+        by_mean: `fill` is the mean of the column, not its median.
+    """
+
+    columns: tuple[PreparedColumn, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+    by_mean: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns that other data need."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def inputs(self) -> TableInputs:
+        """The model's inputs."""
+        each = [column.inputs for column in self.columns]
+        return TableInputs(
+            sum(one.numbers for one in each),
+            sum(one.flags for one in each),
+            tuple(count for one in each for count in one.categories),
+        )
