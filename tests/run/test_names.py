@@ -70,6 +70,7 @@ ROWS = {
         for file in ("t.csv", "t.csv.gz", "t.parquet", "t.arrow", "t.jsonl", "t.json", ".")
     },
     "train --data t.csv --data.target churn --data.columns b": "no column 'b'",
+    "train --data t.csv --data.tagret churn": "did you mean 'target'",
     "train --data t.csv --data.target chrun --dry-run": "did you mean 'churn'",
     "evaluate nowhere": "nowhere",
     "compare --strategies solo,synk": "did you mean 'sync'",

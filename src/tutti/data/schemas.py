@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.data.remote import check_address, is_remote
-from tutti.data.tables import TARGET_WORDS, choose
+from tutti.data.tables import TABLE_OPTIONS, TARGET_WORDS, check_options, choose
 from tutti.errors import BadData
 from tutti.load_object import require_packages
 from tutti.parts import DATA_SETS
@@ -24,6 +24,9 @@ _PACKED: Final = ("", ".gz", ".zst")
 CSV: Final = tuple(f".{form}{packed}" for form in ("csv", "tsv") for packed in _PACKED)
 JSON: Final = tuple(f".{form}{packed}" for form in ("jsonl", "ndjson", "json") for packed in _PACKED)
 """The endings of text files."""
+
+_OF_FILES: Final = ("size", "stream", "buffer")
+"""The options that some tables have, or that are looked at before."""
 
 _SEPARATORS: Final = ",;\t"
 
@@ -80,6 +83,7 @@ def _check_table(path: Path, options: Mapping[str, Any], reads: bool) -> None:
                 require_packages("HDF5 files need", ["h5py"], "data")
         names = _columns(path, options)
         if reads and names:
+            check_options(options, (*TABLE_OPTIONS, *_OF_FILES), f"the table '{path}'")
             choose(names, options, str(path))
 
 

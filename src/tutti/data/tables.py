@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadData, BadOption, UnknownName
 
 TARGETS: Final = ("y", "targets", "labels", "target")
 """Words for targets in keys."""
@@ -24,9 +24,21 @@ _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
 _SHOWN = 20
 
+PREPARE: Final = "prepare"
+TEXTS: Final = "text"
+"""The options of tables that are read here: whether they are prepared, and what becomes of texts."""
+
+TABLE_OPTIONS: Final = ("target", "columns", "group", PREPARE, TEXTS)
+"""The column to be predicted, or several; those to predict it from, all others by default; the column by
+which samples are grouped, which is no input; whether columns are prepared; and what becomes of texts."""
+
 LIKE: Final = "like"
 """The option with the columns of another table, as a tuple of `TableColumn`, that these data are to have; no
 user gives it."""
+
+
+OF_ALL: Final = ("classes", "missing")
+"""The options that go with every kind of data."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,17 @@ class ChosenColumns:
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     group: str | None = None
+
+
+def check_options(options: Iterable[str], known: Collection[str], what: str) -> None:
+    """Refuse options that some data do not have.
+
+    Raises:
+        UnknownName: the message names the nearest.
+    """
+    for name in options:
+        if name not in {*known, *OF_ALL, LIKE}:
+            raise UnknownName("option", name, {*known, *OF_ALL}, of=what)
 
 
 def choose(

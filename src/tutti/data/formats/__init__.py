@@ -7,7 +7,7 @@ their names, and a folder by what it holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -23,8 +23,8 @@ from tutti.data.dictionaries import like, with_one_table
 from tutti.data.rows import Rows, StoredRows, joined
 from tutti.data.schemas import listed, nearest
 from tutti.data.structure import sequence_column
-from tutti.data.tables import LIKE
-from tutti.errors import BadData, BadOption, UnknownName
+from tutti.data.tables import check_options
+from tutti.errors import BadData, BadOption
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
 
@@ -76,22 +76,8 @@ class Format:
         return replace(read_files(cls.files(path), options, labelled), name=path.stem)
 
 
-OF_ALL: Final = ("classes", "missing")
-"""The options that go with every kind of data."""
-
 FORMATS: Final[Registry[type[Format]]] = parts.FORMATS
 """The formats by name."""
-
-
-def check_options(options: Iterable[str], known: Collection[str], what: str) -> None:
-    """Refuse options that some data do not have.
-
-    Raises:
-        UnknownName: the message names the nearest.
-    """
-    for name in options:
-        if name not in {*known, *OF_ALL, LIKE}:
-            raise UnknownName("option", name, {*known, *OF_ALL}, of=what)
 
 
 def options_of(path: Path) -> tuple[str, ...]:

@@ -18,13 +18,9 @@ import numpy as np
 
 from tutti.data.arrays import as_floats, float_dtype
 from tutti.data.rows import Array
-from tutti.data.tables import LIKE
+from tutti.data.tables import LIKE, PREPARE, TEXTS
 from tutti.errors import BadData, BadOption
 from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, TEXT, Table, TableColumn
-
-PREPARE: Final = "prepare"
-TEXTS: Final = "text"
-"""The options of tables that are read here: whether they are prepared, and what becomes of texts."""
 
 _CHOICES: Final = {PREPARE: ("auto", "off"), TEXTS: ("auto", "drop")}
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tutti.data.arrays import as_floats, float_dtype
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
-from tutti.data.formats.arrow_columns import PREPARE, TEXTS, can_be_prepared, is_prepared, stored_table
+from tutti.data.formats.arrow_columns import can_be_prepared, is_prepared, stored_table
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
@@ -22,10 +22,6 @@ from tutti.data.tables import ChosenColumns, choose, is_number
 from tutti.errors import BadData
 from tutti.records.npz import damaged
 from tutti.records.texts import printable
-
-TABLE_OPTIONS: Final = ("target", "columns", "group", PREPARE, TEXTS)
-"""The column to be predicted, or several; those to predict it from, all others by default; the column by
-which samples are grouped, which is no input; whether columns are prepared; and what becomes of texts."""
 
 _MOST_NAMED: Final = 12
 """The most columns that an error lists for the user to paste."""

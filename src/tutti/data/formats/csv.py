@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table
+from tutti.data.formats.arrow_tables import arrow_package, read_table
 from tutti.data.schemas import CSV, CsvStart, csv_start, not_in_utf8
-from tutti.data.tables import ABSENT, LIKE, choose
+from tutti.data.tables import ABSENT, LIKE, TABLE_OPTIONS, choose
 from tutti.errors import BadData
 from tutti.records.preparation import TEXT
 from tutti.registry import part

@@ -14,8 +14,9 @@ from typing_extensions import override
 
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table, table_of
+from tutti.data.formats.arrow_tables import arrow_package, read_table, table_of
 from tutti.data.schemas import JSON
+from tutti.data.tables import TABLE_OPTIONS
 from tutti.errors import BadData
 from tutti.records.texts import printable
 from tutti.registry import part
