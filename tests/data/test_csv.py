@@ -38,7 +38,8 @@ def read(tmp_path):
 def test_an_unknown_option_is_told_with_all_that_there_are(tmp_path):
     (tmp_path / "a.csv").write_text("a,y\n1,0\n2,1\n")
     with pytest.raises(
-        UnknownName, match=r"did you mean 'classes'\? Known: classes, columns, group, missing, prepare, target, text"
+        UnknownName,
+        match=r"did you mean 'classes'\? Known: classes, columns, group, missing, prepare, target, text",
     ):
         read_source(tmp_path / "a.csv", {"clases": 3})
 
@@ -138,7 +139,11 @@ def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
         ("a,b,y\ncm,kg,0\n" + "1,2.5,0\n3,4,1\n" * 20, {}, "in row 1 .*second line of names"),
         ("a;y\n1,5;0\n2.5;1\n", {}, r"numbers such as '1,5', and others such as '2\.5'"),
         ("a,y\n1,0\n1,2,3\n", {}, "Expected 2 columns, got 3"),
-        ("a,b,y\n1,,0\n3,4,1\n", {"missing": "error"}, r"row 1, column 'b'.*in 1 of 2 rows.*--data.missing drop"),
+        (
+            "a,b,y\n1,,0\n3,4,1\n",
+            {"missing": "error"},
+            r"row 1, column 'b'.*in 1 of 2 rows.*--data.missing drop",
+        ),
         ("a,y\n1,0\n3,?\n", {}, r"no value in row 2 of the target 'y'"),
         ("a,y\n1,0\n3,?\n4,?\n", {}, "targets are missing in 2 rows"),
         ("a,y\n1,0\n3,\n", {"missing": "mean"}, r"no value in row 2 of the target 'y'"),
