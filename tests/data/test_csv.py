@@ -169,14 +169,14 @@ def test_options_that_cannot_be_used_are_refused(read):
         read(TABLE, target="species", column="weight")
     with pytest.raises(BadOption, match="give one of auto, error, drop, mean"):
         read(TABLE, target="species", missing="median")
-    with pytest.raises(BadOption, match="--data.prepare is 'no'; give one of auto, off"):
+    with pytest.raises(BadOption, match=r"--data.prepare is 'no'; give one of auto, off"):
         read(TABLE, target="species", prepare="no")
 
 
 def test_text_in_another_encoding_and_bytes_are_refused(tmp_path):
     for text in ("größe,y\n1,2\n", "x,y\ngroß,2\n", "x,y\n" + "1,ja\n" * 5000 + "1,nö\n"):
         (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
-        with pytest.raises(BadData, match="is not in UTF-8; .* iconv -f latin1"):
+        with pytest.raises(BadData, match=r"is not in UTF-8; .* iconv -f latin1"):
             read_source(str(tmp_path / "a.csv"), {})
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,y\n1,2\n" * 100)[:-10])
     with pytest.raises(BadData, match="truncated or damaged"):

@@ -19,7 +19,7 @@ def described(data, **options):
 def test_a_table_is_described_by_its_columns(tmp_path, capsys):
     (tmp_path / "train.csv").write_text("a,b,y\n1,500,u\n,700,v\n3,500,u\n1,500,v\n")
     (tmp_path / "test.csv").write_text("a,b,y\n3,500,u\n4,600,v\n")
-    (train, test), said = described(str(tmp_path))
+    (train, test), said = described(str(tmp_path), prepare="off")
     a, b = train.inputs
     assert (a.name, a.mean, a.least, a.most, a.missing) == ("a", 5 / 3, 1, 3, 1)
     assert a.deviation == pytest.approx(np.std([1, 3, 1]), rel=1e-12)
@@ -31,10 +31,21 @@ def test_a_table_is_described_by_its_columns(tmp_path, capsys):
         "1 training samples are there more than once",
         "b has the mean 550 and the deviation 86.6",
     ]
-    assert run(["data", str(tmp_path)]) == 0
+    assert run(["data", str(tmp_path), "--data.prepare", "off"]) == 0
     shown = capsys.readouterr().out
     assert "train:                 4 samples, 1 of them repeated" in shown
     assert "--data.missing drop" in shown
+
+
+def test_a_table_is_described_with_its_preparation(tmp_path, capsys):
+    rows = [f"{n},{'' if n == 3 else n * 7 % 5},{n % 3}x,2024-0{n % 9 + 1}-01,{n % 2}\n" for n in range(40)]
+    (tmp_path / "a.csv").write_text("id,a,b,day,y\n" + "".join(rows))
+    assert run(["data", str(tmp_path / "a.csv")]) == 0
+    shown = capsys.readouterr().out
+    assert "table: 1 number, 1 text (one-hot: 3 columns), 1 date; gaps in 1 column become the median" in shown
+    assert "left out: id (row numbers)" in shown
+    assert "2024-09-01" in shown
+    assert "nothing seems wrong" in shown
 
 
 def test_pictures_and_values_are_described():

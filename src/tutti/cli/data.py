@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,16 +15,21 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
+from tutti.records.preparation import DATE, TEXT, TableColumn
 from tutti.records.texts import printable
 from tutti.registry import part
 from tutti.run.config import Options
+from tutti.run.summary_lines import plural, table
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 if TYPE_CHECKING:
     from tutti.data.columns import Stored
     from tutti.data.contents import Contents
+    from tutti.data.description import Values
     from tutti.data.rows import Array, Rows
+
+_1970: Final = date(1970, 1, 1).toordinal()
 
 _MOST: Final = 20
 """Lines of one table."""
@@ -83,13 +91,16 @@ def _convert(source: str, to: Path, options: Options) -> None:
 
 def _describe(source: str, options: Options) -> None:
     # It imports torch.
-    from tutti.data.description import describe, problems
+    from tutti.data.description import describe, preparation_of, problems
 
     contents = _read(source, options)
     parts = describe(contents)
     train = parts[0]
     kind = "values to approach" if contents.classes is None else f"{contents.classes} classes"
     print(f"{contents.name}: inputs {', '.join(train.forms)}; {kind}")
+    preparation = preparation_of(contents, options.get("missing") == "mean")
+    if preparation is not None:
+        print(table(preparation))
     for one in parts:
         repeated = f", {one.repeated:,} of them repeated" if one.repeated else ""
         print(f"{one.name + ':':<12}{one.samples:>12,} samples{repeated}")
@@ -97,13 +108,10 @@ def _describe(source: str, options: Options) -> None:
         names = contents.labels or [str(number) for number in range(len(train.counts))]
         rows = [[name, *(f"{one.counts[at]:,}" for one in parts)] for at, name in enumerate(names)]
         _table(["class", *(one.name for one in parts)], rows)
+    columns = () if contents.table is None else contents.table.columns
     rows = [
-        [
-            one.name,
-            *(f"{x:.4g}" for x in (one.mean, one.deviation, one.least, one.most)),
-            f"{one.missing:,}",
-        ]
-        for one in (*train.inputs, *train.targets)
+        [one.name, *_figures(one, column), f"{one.missing:,}"]
+        for one, column in zip_longest((*train.inputs, *train.targets), columns)
     ]
     _table(["training part", "mean", "deviation", "least", "most", "missing"], rows)
     found = problems(contents, parts)
@@ -111,6 +119,16 @@ def _describe(source: str, options: Options) -> None:
     print("nothing seems wrong" if not found else "what would go wrong in training:")
     for sentence in found[:_MOST]:
         print(f"- {printable(sentence)}")
+
+
+def _figures(values: Values, column: TableColumn | None) -> list[str]:
+    """Return mean, deviation, least and most of an input, or what there is of a column of another kind."""
+    if column is not None and column.kind == TEXT:
+        return ["", "", "", plural(len(column.texts), "text")]
+    if column is not None and column.kind == DATE and values.least <= values.most:
+        ends = [date.fromordinal(_1970 + math.floor(days)) for days in (values.least, values.most)]
+        return ["", "", *map(str, ends)]
+    return [f"{x:.4g}" for x in (values.mean, values.deviation, values.least, values.most)]
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> None:

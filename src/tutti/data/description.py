@@ -12,7 +12,9 @@ import numpy as np
 from tutti.data.arrays import samples_per_chunk, stored_dtype, values_of
 from tutti.data.columns import Column, Columns, Stored, columns_of
 from tutti.data.contents import Contents
+from tutti.data.fitting import fit
 from tutti.data.rows import Array, Rows
+from tutti.records.preparation import Preparation
 
 _RARE: Final = 0.1
 """A class is rare if it has less than this share of the samples of the largest one."""
@@ -170,7 +172,7 @@ def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescriptio
         f"{part.incomplete:,} of {part.samples:,} {part.name} samples have missing values: leave them out by "
         "--data.missing drop, or let means stand for them by --data.missing mean"
         for part in parts
-        if part.incomplete
+        if part.incomplete and contents.table is None
     ]
     said += [
         f"{part.trained:,} of {part.samples:,} {part.name} samples are in the training part, too: its "
@@ -192,6 +194,8 @@ def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescriptio
                 f"class {name} has {count:,} training samples and the largest {max(train.counts):,}: "
                 "accuracy hides what the model does with it"
             )
+    if contents.table is not None:
+        return said  # columns are scaled, and constant ones left out
     constant = [one.name for one in train.inputs if one.deviation == 0]
     if constant:
         said.append(f"{_first(constant)} never changes: it takes time and tells nothing")
@@ -204,6 +208,15 @@ def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescriptio
                 "and deviation 1"
             )
     return said
+
+
+def preparation_of(contents: Contents[Stored[Rows], Array], by_mean: bool) -> Preparation | None:
+    """Return how a table would be prepared if all its training samples were trained on; None: it is none."""
+    rows, targets = contents.parts["train"]
+    if contents.table is None or isinstance(rows, Columns):
+        return None
+    whole = rows[:]
+    return fit(whole.__getitem__, np.arange(len(targets)), contents.table, len(targets), by_mean)
 
 
 def _first(names: list[str]) -> str:

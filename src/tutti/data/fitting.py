@@ -40,10 +40,10 @@ _LEAST_ROWS: Final = 30
 _RARE: Final = 2
 """A text with fewer rows has no category number of its own."""
 
-_MEDIAN_ROWS: Final = 1 << 20
+_MEDIAN_ROWS: Final = 1 << 18
 """Medians are those of evenly spaced rows, at most about as many as these."""
 
-_CHUNK: Final = 1 << 20
+_CHUNK: Final = 1 << 18
 """Values that are looked at at once."""
 
 CONSTANT: Final = "constant"
@@ -158,17 +158,18 @@ def _counts_rows(
     """Return whether a column of numbers has other whole numbers in all rows, up to the number of samples."""
     if number not in found.plain or not _LEAST_ROWS <= len(rows) <= samples <= 2 * len(rows):
         return False
-    place = found.places(number)[0]
-    if not (found.whole[place] and found.least[place] >= 0 and found.most[place] <= samples):
+    (place,) = found.places(number)
+    outside = found.least[place] < 0 or found.most[place] > samples
+    if outside or found.known[place] < len(rows):
         return False
-    if found.known[place] < len(rows):
-        return False
-    times = np.zeros(samples + 1, np.int64)
+    seen = np.zeros(samples + 1, np.bool_)
     for start in range(0, len(rows), _CHUNK):
-        times += np.bincount(
-            read(rows[start : start + _CHUNK])[:, number].astype(np.int64), minlength=len(times)
-        )
-    return bool(times.max() == 1)
+        some = read(rows[start : start + _CHUNK])[:, number]
+        whole = some.astype(np.int64)
+        if (whole != some).any():
+            return False
+        seen[whole] = True
+    return bool(seen.sum() == len(rows))
 
 
 class _Statistics:
@@ -184,7 +185,7 @@ class _Statistics:
         size = len(self.plain) + 3 * len(self._dates)
         self._shift, self._sums, self._squares = np.zeros((3, size))
         self.least, self.most = np.full(size, np.inf), np.full(size, -np.inf)
-        self.known, self.whole = np.zeros(size, np.int64), np.ones(size, np.bool_)
+        self.known = np.zeros(size, np.int64)
         self.counts = {
             at: np.zeros(1 + (len(column.texts) if column.kind == TEXT else 2), np.int64)
             for at, column in enumerate(table.columns)
@@ -194,9 +195,10 @@ class _Statistics:
 
     def add(self, rows: Array) -> None:
         """Add some rows, of shape (rows, columns)."""
-        for at, counts in self.counts.items():
-            codes = np.nan_to_num(rows[:, at], nan=GAP).astype(np.int64)
-            counts += np.bincount(codes - GAP, minlength=len(counts))
+        codes = np.ascontiguousarray(rows[:, [*self.counts]].T)
+        codes = np.where(np.isnan(codes), GAP, codes).astype(np.int64) - GAP
+        for counts, some in zip(self.counts.values(), codes, strict=True):
+            counts += np.bincount(some, minlength=len(counts))
         values = self._numbers(rows)
         there = ~np.isnan(values)
         known = there.sum(axis=1)
@@ -205,8 +207,9 @@ class _Statistics:
             self._shift = np.where(there, values, 0).sum(axis=1) / np.maximum(1, known)
         self.least = np.fmin(self.least, np.fmin.reduce(values, axis=1))
         self.most = np.fmax(self.most, np.fmax.reduce(values, axis=1))
-        self.whole &= (~there | (values == np.floor(values))).all(axis=1)
-        around = np.where(there, values - self._shift[:, None], 0)
+        around = values - self._shift[:, None]
+        if known.min(initial=len(rows)) < len(rows):
+            around = np.where(there, around, 0)
         self._sums += around.sum(axis=1)
         self._squares += np.einsum("cr,cr->c", around, around)
         self.known += known

@@ -72,6 +72,17 @@ class PreparedTable(Scale):
     def _plan(self) -> _Plan:
         return _plan(self.fitted, self.table)
 
+    @cached_property
+    def _of_dtype(self) -> dict[torch.dtype, tuple[Tensor, Tensor, Tensor]]:
+        return {}
+
+    def _floats(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the numbers of the plan in the type of the rows, which are converted once."""
+        if dtype not in self._of_dtype:
+            plan = self._plan
+            self._of_dtype[dtype] = plan.fill.to(dtype), plan.mean.to(dtype), plan.std.to(dtype)
+        return self._of_dtype[dtype]
+
     @override
     def apply(self, stored: Tensor) -> Tensor:
         """Return the model's inputs.
@@ -82,21 +93,22 @@ class PreparedTable(Scale):
         Returns:
             Of shape (samples, inputs), as `tutti.records.preparation.TableInputs` counts them.
         """
-        plan, samples = self._plan, len(stored)
+        plan, (fill, mean, std) = self._plan, self._floats(stored.dtype)
         missing = stored.isnan()
-        filled = torch.where(missing, plan.fill.to(stored), stored)
+        filled = torch.where(missing, fill, stored)
         if len(plan.dates):
             filled = torch.cat([filled, *date_parts(filled.index_select(1, plan.dates))], 1)
-        numbers = filled.index_select(1, plan.numbers).sub_(plan.mean.to(stored)).div_(plan.std.to(stored))
-        made = [numbers, missing.index_select(1, plan.gaps).to(stored.dtype)]
+        made = stored.new_zeros(len(stored), plan.width)
         if len(plan.codes):
             codes = filled.index_select(1, plan.codes).long().add_(plan.starts)
-            found = plan.lookup.index_select(0, codes.view(-1)).view(samples, -1)
-            # The last flag is of texts that have none.
-            flags = stored.new_zeros(samples, plan.flags + 1)
-            flags.scatter_(1, found[:, : plan.one_hot], 1)
-            made += [flags[:, :-1], found[:, plan.one_hot :].to(stored.dtype)]
-        return torch.cat(made, 1)
+            found = plan.lookup.index_select(0, codes.view(-1)).view(codes.shape)
+            made.scatter_(1, found[:, : plan.one_hot], 1)
+            made[:, plan.first_category : plan.inputs] = found[:, plan.one_hot :]
+        # These overwrite what stands for texts without a flag.
+        numbers = made[:, : len(plan.numbers)]
+        torch.sub(filled.index_select(1, plan.numbers), mean, out=numbers).div_(std)
+        made[:, len(plan.numbers) : plan.first_flag] = missing.index_select(1, plan.gaps)
+        return made if plan.width == plan.inputs else made[:, : plan.inputs].contiguous()
 
     @override
     def on(self, device: str) -> PreparedTable:
@@ -136,9 +148,12 @@ class _Plan(NamedTuple):
     gaps: Tensor  # stored columns with a flag for missing values
     codes: Tensor  # columns of codes: those that become flags, then those that become category numbers
     starts: Tensor  # where code 0 of each is in the lookup
-    lookup: Tensor  # the flags that are 1 for the codes of all columns, or their category numbers
+    lookup: Tensor  # the inputs that are 1 for the codes of all columns, or their category numbers
     one_hot: int  # how many columns of codes become flags
-    flags: int  # those of codes
+    first_flag: int  # of codes, among the inputs
+    first_category: int
+    inputs: int
+    width: int  # the inputs, or one more: codes without a flag write to a column that is not theirs
 
 
 def _plan(preparation: Preparation, table: Table) -> _Plan:
@@ -167,8 +182,12 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
                 lookups.add_flags(number, found, column.inputs.flags)
     both = [*lookups.one_hot, *lookups.categories]
     starts = [0, *accumulate(len(found) for _, found in both)][:-1]
-    nothing = lookups.flags
-    lookup = np.concatenate([np.where(found < 0, nothing, found) for _, found in both] or [np.empty(0)])
+    inputs = preparation.inputs
+    first_category = inputs.numbers + inputs.flags
+    first_flag = first_category - lookups.flags
+    nothing = 0 if numbers else first_category
+    flags = [np.where(found < 0, nothing, found + first_flag) for _, found in lookups.one_hot]
+    lookup = np.concatenate([*flags, *(found for _, found in lookups.categories), np.empty(0)])
     return _Plan(
         torch.from_numpy(fill),
         torch.tensor(dates, dtype=torch.int64),
@@ -180,7 +199,10 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
         torch.tensor(starts, dtype=torch.int64) - GAP,
         torch.from_numpy(lookup.astype(np.int64)),
         len(lookups.one_hot),
-        lookups.flags,
+        first_flag,
+        first_category,
+        inputs.width,
+        max(inputs.width, nothing + 1),
     )
 
 
@@ -216,16 +238,17 @@ def date_parts(days: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     All are of shape (samples, dates).
     """
     whole = days.floor()
-    cycle = whole.div(_CYCLE, rounding_mode="floor")
-    found = _calendar(days.device)[(whole - cycle * _CYCLE).long()].to(days.dtype)
-    year, month, weekday = found.unbind(2)
-    return year + cycle * _YEARS, (days - whole) * 24, month, weekday
+    of_cycle = whole.remainder(_CYCLE)
+    found = _calendar(days.device, days.dtype).index_select(0, of_cycle.long().view(-1))
+    year, month, weekday = found.view(*days.shape, 3).unbind(2)
+    cycles = (whole - of_cycle).div_(_CYCLE)
+    return year + cycles.mul_(_YEARS), (days - whole).mul_(24), month, weekday
 
 
 @cache
-def _calendar(device: torch.device) -> Tensor:
+def _calendar(device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return year, month and weekday of each day from 1970 on, over a whole cycle."""
     days = np.arange(_CYCLE).astype("datetime64[D]")
     months = days.astype("datetime64[M]").astype(np.int64)
     found = np.stack([1970 + months // 12, months % 12, (np.arange(_CYCLE) + 3) % 7], axis=1)
-    return torch.from_numpy(found).to(device)
+    return torch.from_numpy(found).to(device, dtype)
