@@ -8,6 +8,7 @@ import torch
 
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import open_data
+from tutti.data.scale import uneven
 from tutti.errors import BadData, TuttiError
 
 
@@ -83,3 +84,14 @@ def test_large_arrays_are_filled_piece_by_piece(opened, monkeypatch, images):
     monkeypatch.setattr("tutti.data.arrays.CHUNK", 200)
     whole = opened(images, validation=0)
     assert torch.equal(whole.train.inputs[:, 0], torch.from_numpy(images[0]))
+
+
+@pytest.mark.parametrize(
+    ("factors", "advised"), [((1, 1e4), True), ((1, 50), False), ((0, 3), False), ((1e-3, 1, 1), True)]
+)
+def test_columns_of_very_different_size_are_noticed(opened, factors, advised):
+    x = np.random.default_rng(0).normal(size=(50, len(factors))) * factors
+    data = opened((x, np.arange(50) % 2))
+    assert (uneven(data.train) is not None) is advised
+    flags = opened(((x > 1).astype(np.float32), np.arange(50) % 2))
+    assert uneven(flags.train) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import replace
 from datetime import date
 from itertools import zip_longest
 from pathlib import Path
@@ -91,14 +92,15 @@ def _convert(source: str, to: Path, options: Options) -> None:
 
 def _describe(source: str, options: Options) -> None:
     # It imports torch.
-    from tutti.data.description import describe, preparation_of, problems
+    from tutti.data.description import describe, problems
+    from tutti.data.fitting import preparation_of
 
     contents = _read(source, options)
     parts = describe(contents)
     train = parts[0]
     kind = "values to approach" if contents.classes is None else f"{contents.classes} classes"
     print(f"{contents.name}: inputs {', '.join(train.forms)}; {kind}")
-    preparation = preparation_of(contents, options.get("missing") == "mean")
+    preparation = preparation_of(replace(contents, filled=options.get("missing") == "mean"))
     if preparation is not None:
         print(table(preparation))
     for one in parts:

@@ -12,9 +12,7 @@ import numpy as np
 from tutti.data.arrays import samples_per_chunk, stored_dtype, values_of
 from tutti.data.columns import Column, Columns, Stored, columns_of
 from tutti.data.contents import Contents
-from tutti.data.fitting import fit
 from tutti.data.rows import Array, Rows
-from tutti.records.preparation import Preparation
 
 _RARE: Final = 0.1
 """A class is rare if it has less than this share of the samples of the largest one."""
@@ -208,15 +206,6 @@ def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescriptio
                 "and deviation 1"
             )
     return said
-
-
-def preparation_of(contents: Contents[Stored[Rows], Array], by_mean: bool) -> Preparation | None:
-    """Return how a table would be prepared if all its training samples were trained on; None: it is none."""
-    rows, targets = contents.parts["train"]
-    if contents.table is None or isinstance(rows, Columns):
-        return None
-    whole = rows[:]
-    return fit(whole.__getitem__, np.arange(len(targets)), contents.table, len(targets), by_mean)
 
 
 def _first(names: list[str]) -> str:

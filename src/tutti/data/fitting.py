@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tutti.data.columns import Columns
+from tutti.data.contents import ReadData
 from tutti.data.preparation import GAP, date_parts
 from tutti.data.rows import Array, Indices
 from tutti.errors import BadData
@@ -106,6 +108,15 @@ def fit(
     return Preparation(tuple(columns), left_out, by_mean)
 
 
+def preparation_of(contents: ReadData, embeds: bool = False) -> Preparation | None:
+    """Return the preparation of a table whose training samples are all trained on; None: it is no table."""
+    rows, targets = contents.parts["train"]
+    if contents.table is None or isinstance(rows, Columns):
+        return None
+    whole, count = rows[:], len(targets)
+    return fit(whole.__getitem__, np.arange(count), contents.table, count, contents.filled, embeds)
+
+
 def _of_numbers(
     column: TableColumn, found: _Statistics, number: int, some: Array, by_mean: bool
 ) -> PreparedColumn | str:
@@ -163,10 +174,11 @@ def _counts_rows(
     if outside or found.known[place] < len(rows):
         return False
     seen = np.zeros(samples + 1, np.bool_)
-    for start in range(0, len(rows), _CHUNK):
-        some = read(rows[start : start + _CHUNK])[:, number]
+    step = max(1, _CHUNK // len(found.columns))
+    for start in range(0, len(rows), step):
+        some = read(rows[start : start + step])[:, number]
         whole = some.astype(np.int64)
-        if (whole != some).any():
+        if (whole != some).any() or len(np.unique(whole)) < len(whole):
             return False
         seen[whole] = True
     return bool(seen.sum() == len(rows))

@@ -192,8 +192,8 @@ class Part:
 
         The first size of a sequence is the length of the longest of the data set.
         """
-        found = shape_of(self.stored_inputs)
-        return self.scale.shape(found) if isinstance(self.stored_inputs, Tensor) else found
+        stored = self.stored_inputs
+        return shape_of(stored) if isinstance(stored, Columns) else self.scale.shape(tuple(stored.shape[1:]))
 
     @property
     def device(self) -> torch.device:

@@ -113,8 +113,9 @@ class PreparedTable(Scale):
     @override
     def on(self, device: str) -> PreparedTable:
         moved = PreparedTable(fitted=self.fitted, table=self.table)
-        plan = [one.to(device) if isinstance(one, Tensor) else one for one in self._plan]
-        vars(moved)["_plan"] = _Plan(*plan)
+        plan = self._plan._asdict()
+        tensors = {name: one.to(device) for name, one in plan.items() if isinstance(one, Tensor)}
+        vars(moved)["_plan"] = self._plan._replace(**tensors)
         return moved
 
 

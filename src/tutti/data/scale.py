@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tutti.data.arrays import samples_per_chunk
-from tutti.data.parts import PIXEL_MAX, Scale
+from tutti.data.columns import Columns
+from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.rows import Array, Indices
+
+_UNEVEN: Final = 100
+"""Columns of floats whose deviations differ by more than this factor train badly."""
+
+_LOOKED_AT: Final = 10_000
+"""Samples that tell the deviations of columns."""
 
 
 def pixel_sums(inputs: Array) -> NDArray[np.int64]:
@@ -73,6 +82,25 @@ def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
         sums += np.nansum(chunk, axis=0, dtype=np.float64)
         known += (~np.isnan(chunk)).sum(axis=0)
     return Scale(fill=tuple((sums / np.maximum(known, 1)).reshape(-1).tolist()))
+
+
+def uneven(part: Part) -> str | None:
+    """Return the advice to scale columns of floats that a model gets as they are; None: they are alike."""
+    stored = part.stored_inputs
+    told = isinstance(stored, Columns) or part.scale.preparation is not None
+    if told or stored.ndim != 2 or not stored.is_floating_point():
+        return None
+    rows = torch.arange(0, len(part), max(1, len(part) // _LOOKED_AT))
+    some = part.take(rows)[0].double().cpu().numpy()
+    stds = np.nanstd(some, axis=0)
+    stds = stds[(stds > 0) & ~np.isin(some, (0, 1)).all(axis=0)]  # flags may be rare
+    if not stds.size or stds.max() <= _UNEVEN * stds.min():
+        return None
+    return (
+        f"the columns of the inputs have deviations from {stds.min():.2g} to {stds.max():.2g}, and the model "
+        "gets them as they are: scale them, as by scikit-learn's StandardScaler, or give a CSV or Parquet "
+        "file or a frame, whose columns are scaled"
+    )
 
 
 def _channels(inputs: Array) -> int:

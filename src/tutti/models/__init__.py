@@ -148,8 +148,8 @@ def _made(
     table: TableInputs | None,
 ) -> object:
     """Call a factory with the options, and with what follows from the data where it takes that."""
-    shape = shape if isinstance(shape, dict) else tuple(shape)
-    given = {"shape": shape, "outputs": outputs, "table": table}
+    sizes = shape if isinstance(shape, dict) else tuple(shape)
+    given = {"shape": sizes, "outputs": outputs, "table": table}
     for name in given.keys() & options.keys():
         raise BadOption(f"option '{name}' of model '{spec}' follows from the data; leave it out")
     if "keras.src.utils.naming" in sys.modules:

@@ -19,6 +19,7 @@ from tutti.checkpoint.reading import Checkpoint, kept_in
 from tutti.comm.base import Communicator, keep_servers
 from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
+from tutti.data.scale import uneven
 from tutti.data.streaming import StreamedPart
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
@@ -414,6 +415,10 @@ def _print_beginning(parts: Assembly) -> None:
             f"MB; a batch draws from {windows.window / windows.samples:.2%} of the samples",
             flush=True,
         )
+        return
+    advice = uneven(train)
+    if advice is not None:
+        warn_on_stderr(advice)
 
 
 def _print_end(

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from tutti import models
 from tutti.data import DataSet
-from tutti.data.columns import Stored
-from tutti.data.contents import Contents
+from tutti.data.contents import ReadData
+from tutti.data.fitting import preparation_of
 from tutti.data.opening import SamplePool
+from tutti.data.preparation import prepared
 from tutti.data.progress import reading_shown
-from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.errors import UserError
 from tutti.farm.jobs import FarmJob
-from tutti.run.build import given_data, outputs_for, seeded
+from tutti.run.build import build_model, given_data, seeded
 from tutti.run.checks import check_recipe
 from tutti.run.names import check_files
 from tutti.run.pickled import Pickled
@@ -36,9 +36,7 @@ class Samples:
     groups: NDArray[Any] | None = None  # of the training samples; None: no column of the data has them
 
 
-def look_at(
-    jobs: Sequence[FarmJob], block: int, contents: Contents[Stored[Rows], Array] | None = None
-) -> Samples:
+def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = None) -> Samples:
     """Check the runs of a study, and look at the targets of their data."""
     # Arrays that were read already are no file yet that could be looked for.
     known = {} if contents is None else {"data": Pickled(b"")}
@@ -55,16 +53,21 @@ def look_at(
             contents = read_source(given, options)
     pool = SamplePool.outline(contents)
     for run in runs:
-        _refuse_unfit(run, pool.dataset)
+        _refuse_unfit(run, pool.dataset, contents)
     _, targets = contents.parts["train"]
     return Samples(contents.name, targets, contents.labels, pool.dataset.fingerprint, contents.groups)
 
 
-def _refuse_unfit(job: TrainJob, dataset: DataSet) -> None:
+def _refuse_unfit(job: TrainJob, dataset: DataSet, contents: ReadData) -> None:
     """Refuse a model with options that it does not have, or that is not for such inputs."""
     with seeded(job.config.seed):
         try:
-            models.build(job.given("model"), dataset.shape, outputs_for(dataset), job.config.model_options)
+            if contents.table is not None:
+                preparation = preparation_of(contents, models.takes_table(job.given("model")))
+                assert preparation is not None, "it is of a table"
+                train = dataset.train.with_rows(None, prepared(preparation, contents.table))
+                dataset = replace(dataset, train=train)
+            build_model(job, dataset)
         except UserError:
             raise
         except Exception:

@@ -7,6 +7,7 @@ their names, and a folder by what it holds.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -106,7 +107,10 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
             "value for each sample"
         )
     check_options(options, known, f"the {form.name} data '{path}'")
-    return form.read(path, options, labelled)
+    found = form.read(path, options, labelled)
+    if "pyarrow" in sys.modules:
+        sys.modules["pyarrow"].default_memory_pool().release_unused()  # It keeps what is free now.
+    return found
 
 
 def read_files(

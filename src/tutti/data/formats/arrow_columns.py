@@ -8,11 +8,14 @@ dates, times      days since 1970, in fractions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -21,6 +24,9 @@ from tutti.data.rows import Array
 from tutti.data.tables import LIKE, PREPARE, TEXTS
 from tutti.errors import BadData, BadOption
 from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, TEXT, Table, TableColumn
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _CHOICES: Final = {PREPARE: ("auto", "off"), TEXTS: ("auto", "drop")}
 
@@ -83,10 +89,8 @@ def stored_table(
     """
     like = {column.name: column for column in options.get(LIKE, ())}
     chosen = "columns" in options
-    read: list[Array] = []
-    columns: list[TableColumn] = []
-    left_out: dict[str, str] = {}
-    for name in names:
+
+    def stored(name: str) -> tuple[TableColumn, Any] | str:
         values, wanted = table.column(name), like.get(name)
         if wanted is not None and wanted.kind != EMPTY:
             values = _as_kind(path, values, wanted)
@@ -95,21 +99,63 @@ def stored_table(
             most = 0 if options.get(TEXTS) == "drop" else MOST_TEXTS
             encoded = _Encoded(path, name, values, plain=wanted is None)
             reason = None if wanted or (chosen and most) else encoded.reason(most)
-            if reason is not None:
-                left_out[name] = reason
-                continue
-            column, floats = encoded.stored()
-        elif kind == DATE:
-            column, floats = TableColumn(name, DATE, form=wanted.form if wanted else ""), _days(values)
-        else:
-            column, floats = TableColumn(name, str(kind)), _floats(values)
-        columns.append(column)
-        read.append(floats)
-    matrix = np.empty((table.num_rows, len(read)), float_dtype())
-    for start in range(0, len(matrix), _BLOCK):
-        for at, floats in enumerate(read):
-            matrix[start : start + _BLOCK, at] = as_floats(floats[start : start + _BLOCK])
-    return matrix, Table(tuple(columns), left_out, chosen)
+            return encoded.stored() if reason is None else reason
+        if kind == DATE:
+            return TableColumn(name, DATE, form=wanted.form if wanted else ""), _days(values)
+        return TableColumn(name, str(kind)), _numbers(values)
+
+    every = dict(zip(names, _in_threads(stored, names), strict=True))
+    left_out = {name: one for name, one in every.items() if isinstance(one, str)}
+    found = [one for one in every.values() if not isinstance(one, str)]
+    matrix = np.empty((table.num_rows, len(found)), float_dtype())
+
+    def write(start: int) -> None:
+        for at, (_, values) in enumerate(found):
+            place = start
+            for chunk in _chunks(values, start, start + _BLOCK):
+                matrix[place : place + len(chunk), at] = as_floats(chunk)
+                place += len(chunk)
+
+    _in_threads(write, range(0, len(matrix), _BLOCK))
+    return matrix, Table(tuple(column for column, _ in found), left_out, chosen)
+
+
+def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return what `work` gives for each item; all threads keep floats in the same type."""
+    contexts = [copy_context() for _ in items]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
+
+
+def _chunks(values: Any, start: int, stop: int) -> Iterator[Array]:
+    """Yield a stretch of a column, which is an array or one of Arrow, piece by piece."""
+    if isinstance(values, np.ndarray):
+        yield values[start:stop]
+    else:
+        yield from map(_plain, values.slice(start, stop - start).chunks)
+
+
+def as_array(values: Any) -> Array:
+    """Return a column of numbers or booleans, with NaN for nulls. Arrow's `to_numpy` would import pandas."""
+    return np.concatenate([_plain(chunk) for chunk in values.chunks])
+
+
+def _plain(chunk: Any) -> Array:
+    """Return numbers or booleans of Arrow, as they lie in memory if none is null."""
+    import pyarrow
+
+    mask, content = chunk.buffers()
+    if pyarrow.types.is_boolean(chunk.type):
+        found = _bits(content, chunk)
+    else:
+        dtype = np.dtype(chunk.type.to_pandas_dtype())
+        found = np.frombuffer(content, dtype, len(chunk), chunk.offset * dtype.itemsize)
+    return np.where(_bits(mask, chunk), found, np.nan) if chunk.null_count else found
+
+
+def _bits(buffer: Any, chunk: Any) -> Array:
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
+    return bits[chunk.offset : chunk.offset + len(chunk)].astype(np.bool_)
 
 
 def _kind(kind: Any) -> str | None:
@@ -127,7 +173,8 @@ def _kind(kind: Any) -> str | None:
     return next((name for name, some in tests.items() if any(test(kind) for test in some)), None)
 
 
-def _floats(values: Any) -> Array:
+def _numbers(values: Any) -> Any:
+    """Return a column as one of plain numbers."""
     import pyarrow
 
     types = pyarrow.types
@@ -135,15 +182,15 @@ def _floats(values: Any) -> Array:
         values = values.cast(pyarrow.int64() if values.type.bit_width == 64 else pyarrow.int32())
     elif types.is_decimal(values.type) or types.is_boolean(values.type) or types.is_null(values.type):
         values = values.cast(pyarrow.float64())
-    return np.asarray(values.to_numpy())
+    return values
 
 
 def _days(values: Any) -> Array:
     import pyarrow
 
     if pyarrow.types.is_date32(values.type):
-        return _floats(values.cast(pyarrow.int32()))
-    return _floats(values.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())) / _DAY_US
+        return as_array(values.cast(pyarrow.int32()))
+    return as_array(values.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())) / _DAY_US
 
 
 def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
@@ -207,7 +254,7 @@ class _Encoded:
         encoded = encoded.combine_chunks()
         if isinstance(encoded, pyarrow.ChunkedArray):  # of no rows
             encoded = encoded.chunk(0)
-        self._numbers: Array = encoded.indices.fill_null(-1).to_numpy()
+        self._numbers: Array = _plain(encoded.indices.fill_null(-1))
         self._texts = pyarrow.compute.utf8_trim_whitespace(encoded.dictionary.cast(pyarrow.string()))
         self._plain = plain and plain_texts
         self._form = self._date_form() if self._plain and len(self._texts) else None
@@ -223,10 +270,12 @@ class _Encoded:
 
     def stored(self) -> tuple[TableColumn, Array]:
         """Return the column, and its values as floats."""
+        import pyarrow
+
         if not len(self._texts) and self._plain:
             return TableColumn(self._name, EMPTY), np.full(len(self._numbers), np.nan)
         if self._form is not None:
-            known = _days(_parsed(self._texts, self._form))
+            known = _days(pyarrow.chunked_array([_parsed(self._texts, self._form)]))
             return TableColumn(self._name, DATE, form=self._form), self._looked_up(known)
         if self._plain:
             self._refuse_mistakes()
@@ -258,7 +307,7 @@ class _Encoded:
         """Refuse numbers with a few other texts among them."""
         from pyarrow import compute
 
-        is_number = compute.match_substring_regex(self._texts, _NUMBER).to_numpy(zero_copy_only=False)
+        is_number = _plain(compute.match_substring_regex(self._texts, _NUMBER))
         others = int((~is_number).sum())
         if not 0 < others <= _FEW:
             return
