@@ -174,7 +174,7 @@ def _counts_rows(
     if outside or found.known[place] < len(rows):
         return False
     seen = np.zeros(samples + 1, np.bool_)
-    step = max(1, _CHUNK // len(found.columns))
+    step = max(1, _CHUNK // (len(found.known) + len(found.counts)))
     for start in range(0, len(rows), step):
         some = read(rows[start : start + step])[:, number]
         whole = some.astype(np.int64)
