@@ -274,7 +274,7 @@ def _pooled(comm: Communicator, read: Callable[[], ReadData]) -> SamplePool:
 def _all_cores(node: Communicator) -> Iterator[None]:
     """Let a host's first rank work on the cores of all its ranks, which wait for it (collective)."""
     own = os.sched_getaffinity(0)
-    every: list[set[int]] = node.all_gather_objects(own)
+    every = cast("list[set[int]]", node.all_gather_objects(own))
     if node.rank == 0:
         os.sched_setaffinity(0, set().union(*every))
     try:

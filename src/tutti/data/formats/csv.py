@@ -25,7 +25,7 @@ _LARGE: Final = 1 << 22
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
 _POINT: Final = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 
-_NULLS: Final = [
+NULLS: Final = [
     space + text
     for space in ("", " ")
     for text in {form(one) for one in ABSENT for form in (str, str.upper, str.title)} | {"NaN"}
@@ -50,7 +50,7 @@ class Csv(Format):
         texts = [name for name in (*choice.targets, choice.group) if name is not None]
         known = [one.name for one in options.get(LIKE, ()) if one.kind == TEXT or one.form]
         convert = {
-            "null_values": _NULLS,
+            "null_values": NULLS,
             "strings_can_be_null": True,
             "column_types": dict.fromkeys([*texts, *known], arrow.string()),
             "decimal_point": decimal_point,
