@@ -110,6 +110,25 @@ def test_a_data_set_without_that_part_is_refused(tutti: Run, tmp_path: Path) -> 
     assert "has no test part; it has: train, validation" in err
 
 
+def test_weights_are_a_column_in_training_and_evaluation(tutti: Run, tmp_path: Path) -> None:
+    rows = [f"{a},{a % 3 - 1},{a * 5 % 7 / 2},{'yes' if a * 5 % 11 > 4 else 'no'}" for a in range(60)]
+    (tmp_path / "data").mkdir()
+    for part, some in (("train", rows[:40]), ("test", rows[40:])):
+        (tmp_path / "data" / f"{part}.csv").write_text("\n".join(["a,b,heavy,label", *some]))
+    run, table = str(tmp_path / "run"), str(tmp_path / "data")
+    options = ("--data.weight", "heavy", "--data.prepare", "off", "--epochs", "1")
+    code, shown, _ = tutti("train", "mlp", "--data", table, *options, "--out", run)
+    (line,) = [line for line in shown.splitlines() if line.startswith("test:")]
+    assert code == 0
+    assert "cross_entropy by weights of samples" in shown
+    assert line in tutti("evaluate", run)[1].replace("test part of data:", "test:")
+    test = f"{table}/test.csv"
+    assert line in tutti("evaluate", run, "--data", test, "--data.weight", "heavy")[1]
+    assert line not in tutti("evaluate", run, "--data", test)[1]
+    assert tutti("predict", run, "--data", test, "--out", str(tmp_path / "out.csv"))[0] == 0
+    assert (tmp_path / "out.csv").read_text().splitlines()[0] == '"row","class","p(no)","p(yes)"'
+
+
 def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> None:
     inputs = np.random.default_rng(0).random((200, 3), np.float32)
     np.savez(
@@ -125,16 +144,21 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
-        (("--data", "flags.npz", "--loss", "bce"), "3 numbers; loss bce, metrics accuracy"),
-        (("--data", "chances.npz", "--loss", "bce"), "1 number; loss bce, no metrics"),
-        (("--data", "whole.npz", "--data.classes", "4"), "4 classes; loss cross_entropy"),
+        ("flags.npz", "3 labels of 0 or 1; loss bce, metrics accuracy"),
+        ("flags.npz --data.classes none --loss mse", "3 numbers; loss mse, metrics mae"),
+        ("chances.npz --loss bce", "1 number; loss bce, no metrics"),
+        ("whole.npz", "4 classes; loss cross_entropy"),
+        ("column.npz --loss mse", "1 number"),
+        ("ints.npz --loss bce", "4 classes; loss bce of one-hot labels, metrics accuracy"),
+        ("one_of_three.npz", "3 classes; loss cross_entropy, metrics accuracy"),
+        ("odd.csv", "4 classes (1, 3, 5, 7); loss cross_entropy, metrics accuracy"),
+        ("odd.csv --loss mse", "1 number; loss mse, metrics mae"),
+        ("flags.csv --data.target a,b", "2 labels of 0 or 1 (a, b); loss bce, metrics accuracy"),
     ],
 )
-def test_what_the_task_was_taken_for_is_said(
-    tutti: Run, tmp_path: Path, words: tuple[str, ...], kind: str
-) -> None:
+def test_what_the_task_was_taken_for_is_said(tutti: Run, tmp_path: Path, words: str, kind: str) -> None:
     doubtful(tmp_path)
-    code, out, _ = tutti("train", *SMALL, *words)
+    code, out, _ = tutti("train", *SMALL, "--data", *words.split())
     assert code == 0
     assert f"task: {kind}" in out
 
@@ -142,9 +166,8 @@ def test_what_the_task_was_taken_for_is_said(
 @pytest.mark.parametrize(
     ("data", "options"),
     [
-        ("flags.npz", ("'--loss bce'", "'--loss cross_entropy'", "'--loss mse'")),
-        ("whole.npz", ("'--data.classes 4'", "'--loss mse'")),
-        ("column.npz", ("'--data.classes 4'", "'--loss mse'")),
+        ("far.npz", ("--data.classes none", "--data.classes 60")),
+        ("positions.npz", ("--data.classes none", "--data.classes N")),
     ],
 )
 def test_targets_that_may_mean_two_things_are_refused_with_the_options_that_decide(
@@ -167,6 +190,14 @@ def doubtful(tmp_path: Path) -> None:
     np.savez(tmp_path / "whole.npz", x=x, y=labels.astype(np.float64))
     np.savez(tmp_path / "column.npz", x=x, y=labels.astype(np.float32)[:, None])
     np.savez(tmp_path / "ints.npz", x=x, y=labels)
+    np.savez(tmp_path / "far.npz", x=x, y=np.arange(60) * 5)
+    np.savez(tmp_path / "positions.npz", x=x, y=np.stack([labels, labels], 1))
+    rows = [
+        f"{a},{int(a > 0.5)},{int(b > 0.5)},{2 * label + 1}"
+        for (a, b, _), label in zip(x, labels, strict=True)
+    ]
+    (tmp_path / "odd.csv").write_text("x,a,b,y\n" + "\n".join(rows))
+    (tmp_path / "flags.csv").write_text("x,a,b,c\n" + "\n".join(rows))
 
 
 def test_every_position_may_have_a_label(tutti: Run, tmp_path: Path) -> None:

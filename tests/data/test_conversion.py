@@ -57,6 +57,9 @@ def assert_same_data(before, after):
         {"x": R.integers(-9, 9, (20, 7)), "y": CLASSES, "classes": 5},
         {"x": R.standard_normal((20, 2, 3)), "y": R.standard_normal((20, 2))},
         {"x": R.standard_normal((20, 3)).astype(">f8"), "y": R.integers(0, 2, (20, 4)).astype(">i4")},
+        {"x": R.standard_normal((20, 3)), "y": 2 * CLASSES + 3},
+        {"x": R.standard_normal((20, 3)), "y": CLASSES > 1},
+        {"x": R.standard_normal((80, 3)), "y": np.arange(80) * 7.0},
         {"x_train": PICTURES, "y_train": CLASSES, "x_val": PICTURES[:4], "y_val": CLASSES[:4]},
     ],
 )

@@ -72,6 +72,12 @@ def test_names_of_classes_that_look_like_numbers_are_met_again_by_name():
     assert found.parts["train"][1].tolist() == [1, 0]
 
 
+def test_targets_with_a_leading_zero_stay_texts_and_other_numbers_are_alike(read):
+    assert read("a,y\n1,01\n2,1\n3,10\n")[2].labels == ("01", "1", "10")
+    assert read("a,y\n1,1.0\n2,0\n3,1\n")[1].tolist() == [1, 0, 1]
+    assert read("a,y\n1,0.5\n2,0\n3,1\n")[1].tolist() == [0.5, 0, 1]
+
+
 def test_columns_are_chosen_by_name_in_the_order_given_or_by_position(read):
     inputs, targets, _ = read(TABLE, target="height", columns=["weight"], classes=8)
     assert (inputs.tolist(), targets.tolist()) == ([[2.5], [4], [-60], [8]], [1, 3, 5, 7])
@@ -266,7 +272,7 @@ def test_files_that_may_hold_the_same_samples_are_refused(tmp_path, names):
 
 def test_numbered_files_are_a_part_in_the_order_of_their_numbers(tmp_path):
     for name, value in (("train-10", 2), ("train-9", 1), ("train_old", 3)):
-        (tmp_path / f"{name}.csv").write_text(f"a,y\n{value},0.5\n")
+        (tmp_path / f"{name}.csv").write_text(f"a,y\n{value},{value / 4}\n")
     inputs, _ = read_source(str(tmp_path), {}).parts["train"]
     assert inputs[:].tolist() == [[1], [2]]
 

@@ -44,7 +44,6 @@ def test_a_table_is_described_with_its_preparation(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "table: 1 number, 1 text (one-hot: 3 columns), 1 date; gaps in 1 column become the median" in shown
     assert "left out: id (row numbers)" in shown
-    assert "2024-09-01" in shown
     assert "nothing seems wrong" in shown
 
 
@@ -67,7 +66,7 @@ def test_a_small_deviation_from_a_large_mean_is_kept(monkeypatch):
     monkeypatch.setattr("tutti.data.arrays.CHUNK", 7)
     x = 1e9 + np.random.default_rng(0).normal(0, 5, (50, 1))
     x[3] = np.nan
-    ((train,), _) = described((x, np.arange(50.0)))
+    ((train,), _) = described((x, np.arange(50.0) / 4))
     assert train.inputs[0].deviation == pytest.approx(np.nanstd(x), rel=1e-6)
     assert train.inputs[0].mean == pytest.approx(np.nanmean(x), rel=1e-12)
 

@@ -25,6 +25,23 @@ def _groups(path: Path, name: str, **options: object) -> list[object]:
     return groups.tolist()
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.jsonl", "t.h5", "parts", "all.txt"])
+def test_weights_are_a_column_likewise(tables: Path, name: str) -> None:
+    chosen = {} if name == "t.h5" else {"target": "label", "columns": "a"}
+    weights = read_source(str(tables / name), {**chosen, "weight": "number"}).weights
+    assert weights["train"].tolist() == NUMBERS + NUMBERS[::-1] * (name == "all.txt")
+    assert name != "parts" or weights["test"].tolist() == NUMBERS[::-1]
+
+
+def test_a_column_of_weights_is_no_input(tables: Path) -> None:
+    options = {"target": "label", "weight": "number"}
+    assert read_source(str(tables / "t.csv"), options).columns == ("a", "person")
+    with pytest.raises(BadOption, match="'number' is the group or the weight"):
+        read_source(str(tables / "t.csv"), {**options, "columns": ["a", "number"]})
+    (tables / "new.csv").write_text("a,person\n1,ann\n2,bob\n")
+    assert read_inputs(str(tables / "new.csv"), {"weight": "number"}).columns == ("a", "person")
+
+
 def _line(a: float, person: str, number: int, label: int) -> str:
     return json.dumps({"a": a, "person": person, "number": number, "label": label}) + "\n"
 
@@ -76,7 +93,7 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
     assert read_source(data, options).columns == ("a", "person")
     assert read_source(data, {**options, "columns": ["a"]}).columns == ("a",)
     assert read_source(data, {"target": "label", "columns": ["a", "number"]}).columns == ("a", "number")
-    with pytest.raises(BadOption, match="grouped by the column 'number'"):
+    with pytest.raises(BadOption, match="column 'number' is the group"):
         read_source(data, {**options, "columns": ["a", "number"]})
     alone = read_source(data, {"target": "number", "group": "person"})
     assert alone.columns == ("a", "label")

@@ -6,6 +6,8 @@ import io
 import json
 import subprocess
 import sys
+from datetime import date, datetime
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -58,6 +60,25 @@ def test_columns_of_numbers_lists_and_texts(read, form):
     assert (inputs.tolist(), inputs.dtype) == ([[1, 2], [3, 4], [5, 6]], np.int64)
     inputs, _, _ = read({"x": [[[1.0], [2.0]], [[3.0], [4.0]]], "y": [0, 1]}, form)
     assert inputs.tolist() == [[[1], [2]], [[3], [4]]]
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([True, False, True], [1, 0, 1]),
+        ([Decimal("1.50"), Decimal("2.25"), Decimal(3)], [1.5, 2.25, 3]),
+        (arrow.array(["v", "u", "v"]).dictionary_encode(), [1, 0, 1]),
+        ([date(2024, 1, 5), date(2024, 2, 5), date(2024, 1, 5)], "dates, such as '2024-01-05'"),
+        ([datetime(2024, 1, 5), datetime(2024, 1, 6), None], "dates"),
+    ],
+)
+def test_targets_of_every_type_are_read_or_refused_by_name(read, values, found):
+    table = {"a": [1, 2, 3], "y": values}
+    if isinstance(found, str):
+        with pytest.raises(BadData, match=f"the target 'y' .*{found}"):
+            read(table, missing="drop")
+    else:
+        assert read(table)[1].tolist() == found
 
 
 def test_parts_whose_numbers_stand_for_other_classes_are_refused(tmp_path):

@@ -239,10 +239,10 @@ def test_texts_can_be_left_out(opened: Callable[..., DataSet]) -> None:
     assert data.columns == ("age", "income", "member", "joined")
     preparation = data.train.scale.preparation
     assert preparation is not None
-    assert preparation.left_out == {"city": "texts", "zip": "texts"}
+    assert preparation.left_out == {"city": "3 texts", "zip": "50 texts"}
     assert in_words(preparation) == (
-        "table: 2 numbers, 1 flag, 1 date; gaps in 1 column become the median; left out: city (texts), "
-        "zip (texts)"
+        "table: 2 numbers, 1 flag, 1 date; gaps in 1 column become the median; left out: city (3 texts), "
+        "zip (50 texts)"
     )
 
 
@@ -293,9 +293,9 @@ def test_texts_of_several_files_have_one_dictionary(tmp_path: Path, names: tuple
         (tmp_path / name).write_text("t,y\n" + "".join(f"{text},{n % 2}\n" for n, text in enumerate(texts)))
     contents = read_source(str(tmp_path), {})
     assert contents.table is not None
-    assert contents.table.columns[0].texts == ("7", "b", "x")
+    assert contents.table.columns[0].texts == ("b", "x", "7")
     codes = np.concatenate([inputs[:][:, 0] for inputs, _ in contents.parts.values()])
-    np.testing.assert_array_equal(codes, [1, 2, 1, 0, NAN, 1])
+    np.testing.assert_array_equal(codes, [0, 1, 0, 2, NAN, 0])
 
 
 def test_tables_and_preparations_are_kept_as_json(tmp_path: Path) -> None:

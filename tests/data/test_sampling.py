@@ -92,9 +92,9 @@ def test_weights_are_those_of_the_part_s_samples_and_0_is_never_drawn(tmp_path: 
         ("balanced", torch.tensor([0.5, 0.2]), "no single class"),
         ("balanced", torch.ones(2, 3), "no single class"),
         ("nowhere.npy", torch.tensor([0, 1]), "nowhere.npy"),
-        ([1.0], torch.tensor([0, 1]), r"shape \(1,\), but there are 2 samples"),
+        ([1.0], torch.tensor([0, 1]), r"shape \(1,\); give one number for each of 2"),
         ([1.0, -1.0], torch.tensor([0, 1]), "finite numbers from 0"),
-        ([0.0, 0.0], torch.tensor([0, 1]), "all 0"),
+        ([0.0, 0.0], torch.tensor([0, 1]), "not all be 0"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(given, targets, message: str) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tutti.data.contents import with_weights
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 
 FACTORIES = """
@@ -85,6 +86,56 @@ def test_a_dict_has_the_keys_of_an_npz_file(opened):
     assert opened({"x": x, "y": y, "test_x": x[:2], "test_y": y[:2], "classes": 5}).classes == 5
     with pytest.raises(BadData, match="the data lacks the test targets; keys found: x, y, x_test"):
         opened({"x": x, "y": y, "x_test": x})
+
+
+PAIRS, KINDS = np.arange(24.0).reshape(12, 2), np.arange(12) % 3
+HEAVY = np.arange(12.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {
+            "x": PAIRS,
+            "y": KINDS,
+            "w": HEAVY,
+            "x_test": PAIRS,
+            "y_test": KINDS,
+            "test_weight": HEAVY[:, None] * 2,
+        },
+        with_weights(((PAIRS, KINDS), (PAIRS, KINDS)), HEAVY.tolist()),
+        with_weights({"x": PAIRS, "y": KINDS}, torch.tensor(HEAVY)),
+    ],
+)
+def test_weights_of_samples_follow_their_rows(opened, data):
+    found = opened(data, validation=0.5)
+    for part in (found.train, found.validation):
+        weights = part.weights_of(torch.arange(len(part)))
+        assert len(part) == 6
+        assert torch.equal(weights * 2, part.inputs[:, 0].double())
+    if "test_weight" in data:
+        assert found.test.stored_weights.tolist() == (HEAVY * 2).tolist()
+
+
+def test_weights_of_samples_with_missing_values_are_left_out(opened):
+    holes = np.where(HEAVY[:, None] == [[3.0, 5.0]], np.nan, PAIRS)
+    found = opened({"x": holes, "y": KINDS, "w": HEAVY}, validation=0, options={"missing": "drop"})
+    assert found.train.stored_weights.tolist() == [0, 1, 2, 4, 6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("weights", "named"),
+    [
+        (HEAVY - 1, "sample 0 is -1"),
+        (np.where(HEAVY == 4, np.nan, HEAVY), "sample 4 is nan"),
+        (HEAVY * 0, "sample 0 is 0"),
+        (HEAVY[1:], r"one number for each of 12"),
+        (KINDS.astype(str), r"one number for each of 12"),
+    ],
+)
+def test_what_is_no_weight_of_each_sample_is_refused(opened, weights, named):
+    with pytest.raises(BadData, match=named):
+        opened({"x": PAIRS, "y": KINDS, "w": weights})
 
 
 def test_texts_that_are_objects_are_classes(opened):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.model_parallel.runs import (
@@ -103,3 +105,18 @@ def test_teams_have_samples_of_their_own(trained: Callable[[int], dict[str, Foun
     first, second = (rank.samples for rank in record.ranks[::2])
     assert [rank.samples for rank in record.ranks] == [first, first, second, second]
     assert first + second == record.train.samples
+
+
+def test_amounts_of_a_table_are_learned_in_deviations_in_every_way(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    rows = random.normal(size=(80, 3)) * [1.0, 1e3, 1e-3]
+    amounts = 5 + rows @ np.diag([0.1, 1e-6, 1.0])
+    lines = [",".join(map(repr, line)) for line in np.hstack([rows, amounts]).tolist()]
+    (tmp_path / "a.csv").write_text("\n".join(["a,b,c,x,y,z", *lines]) + "\n")
+    data = {"data": f"{tmp_path}/a.csv", "data_options": {"target": ["x", "y", "z"]}, "steps": 30}
+    plain = DEEP | data | {"loss": "mse", "lr": 0.01}
+    ways = {way: plain | {"parallel": way} for way in WAYS} | {"accumulate": plain | {"accumulate": 2}}
+    wanted, found = alone(plain), on_ranks(3, ways)
+    assert all(deviation(found[way], wanted) < TOLERANCE for way in ways)
+    losses = [record.train.loss for record in wanted.history]
+    assert max(losses) < amounts.var(0).mean() * 1.1  # of the amounts' own size, 5 being known

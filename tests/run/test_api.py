@@ -23,7 +23,7 @@ from tutti.errors import BadModel, UserError
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
 INPUTS = torch.rand(120, 6, generator=torch.Generator().manual_seed(0))
-TARGETS = (INPUTS.sum(1) * 2).long().clamp(0, 4)
+TARGETS = (INPUTS.sum(1) * 2).long() % 5
 DATA = ((INPUTS, TARGETS), (INPUTS[:40], TARGETS[:40]))
 ONE = {"workers": 1, "threads": 1, "quiet": True, "epochs": 2}
 
@@ -149,10 +149,10 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"precision": "fp16", "parallel": "pipeline"}, "does not go with precision fp16"),
         ({"epochs": 1, "steps": 1}, "epochs=1 does not go with steps=1"),
         (
-            {"data": (INPUTS, torch.arange(120.0) % 5)},
-            "say what they are: data_options['classes']=5 for classes",
+            {"data": (INPUTS, torch.arange(120) * 7)},
+            "give data_options['classes']='none' if they are amounts, or data_options['classes']=120 if",
         ),
-        ({"data": (INPUTS, (INPUTS > 0.5).long())}, "loss bce for labels of which any number may hold"),
+        ({"data": (INPUTS, TARGETS % 3 + 1)}, "5 outputs, but the labels have 3 values"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:

@@ -15,6 +15,7 @@ from tutti.run.arguments import as_arguments, in_python
         ("--batch-size is 3; use '--batch-size 24' or more", "batch_size is 3; use batch_size=24 or more"),
         ("use '-n 2' or '--strategy sync'", "use workers=2 or strategy sync"),
         ("give --data.classes 4, or --loss mse", "give data_options['classes']=4, or loss mse"),
+        ("give --data.classes none", "give data_options['classes']='none'"),
         (
             "mpirun --host HOST:1 -n many, --force; a -- dash",
             "mpirun --host HOST:1 -n many, --force; a -- dash",

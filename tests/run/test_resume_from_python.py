@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tutti
-from tutti.errors import BadOption
+from tutti.errors import BadCheckpoint, BadOption
 from tutti.launch.launcher import LaunchContext, Launcher
 from tutti.run import api, resume
 from tutti.run.config import TrainConfig
@@ -43,6 +43,18 @@ def test_what_is_not_given_is_as_it_was(tmp_path: Path) -> None:
     assert went_on.config.as_json() == begun.config.as_json()
     ours, theirs = went_on.model.state_dict(), begun.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_goes_on_with_the_weights_of_its_samples(tmp_path: Path) -> None:
+    heavy = torch.rand(120, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    begun = begin(tmp_path, **SGD, metrics="auc,accuracy", sample_weight=heavy)
+    place = tmp_path / "checkpoints" / "step-00000004"
+    with pytest.raises(BadCheckpoint, match="other data"):
+        train(tmp_path, resume=place, sample_weight=heavy + 1)
+    went_on = train(tmp_path, resume=place, sample_weight=heavy)
+    ours, theirs = went_on.model.state_dict(), begun.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert went_on.history[-1].train == begun.history[-1].train
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -94,6 +95,37 @@ def of_what_counts(outputs: Tensor, targets: Tensor) -> Tensor:
     return total / max(1, int((targets >= 0).sum()))
 
 
+def weighted(part: Part, *nothing: int) -> Part:
+    """Give samples weights; those of some updates' samples are 0."""
+    weights = torch.rand(len(part), generator=torch.Generator().manual_seed(4), dtype=torch.float64) * 3
+    for update in nothing:
+        weights[Batches(part, BATCH, seed=5).order(0)[update * BATCH : (update + 1) * BATCH]] = 0
+    return replace(part, stored_weights=weights)
+
+
+def by_weights(each: LossFunction) -> LossFunction:
+    """Return the mean by the weights of samples."""
+
+    def mean(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        whole = weights.sum()
+        return (each(outputs, targets) * weights).sum() / torch.where(whole > 0, whole, 1.0)
+
+    return mean
+
+
+def by_both(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The mean by weights of classes times those of samples."""
+    of_classes = WEIGHTS.double()[targets.clamp(min=0)].where(targets >= 0, 0.0)
+    each = functional.cross_entropy(outputs, targets, weight=WEIGHTS.double(), reduction="none")
+    return (each * weights).sum() / (of_classes * weights).sum()
+
+
+def each_squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - functional.one_hot(targets, 4)).square()
+
+
+each_cross_entropy = partial(functional.cross_entropy, reduction="none")
+
 MEANS: dict[str, tuple[Part, Given, LossFunction]] = {
     "balanced": (
         SKEWED,
@@ -120,6 +152,20 @@ MEANS: dict[str, tuple[Part, Given, LossFunction]] = {
     "sum and weight": (gaps(), a_sum_with_its_weight, its_mean),
     "a rank without": (half_a_batch(), "cross_entropy", functional.cross_entropy),
     "a batch without": (a_batch_without(), "cross_entropy", of_what_counts),
+    "weights of samples": (weighted(blobs(67)), "cross_entropy", by_weights(each_cross_entropy)),
+    "weights of both": (weighted(gaps()), nn.CrossEntropyLoss(weight=WEIGHTS), by_both),
+    "weighted squares": (
+        weighted(blobs(67)),
+        "mse",
+        by_weights(lambda outputs, targets: each_squared(outputs, targets).mean(1)),
+    ),
+    "a weighted module": (
+        weighted(blobs(67)),
+        nn.MultiMarginLoss(),
+        by_weights(partial(functional.multi_margin_loss, reduction="none")),
+    ),
+    "a function of each": (weighted(blobs(67)), each_cross_entropy, by_weights(each_cross_entropy)),
+    "a batch of weight 0": (weighted(blobs(67), 1), "cross_entropy", by_weights(each_cross_entropy)),
 }
 """The samples, the loss as it is given to the loop, and the same by torch."""
 
@@ -171,6 +217,7 @@ def rank_s_run(comm: Communicator, name: str, way: Strategy, **rest: int) -> tup
         loss=loss_of(spec, part),
         metrics=[METRICS["accuracy"]],
         arithmetic=FP64,
+        weighted=part.stored_weights is not None,
         **rest,
     ).fit()
     comm.barrier()
@@ -185,9 +232,9 @@ def by_torch(name: str) -> Tensor:
     order = Batches(part, BATCH, seed=5)
     for epoch in range(EPOCHS):
         for chosen in order.order(epoch).split(BATCH):
-            inputs, targets = part.take(chosen)
+            (inputs, targets), weights = part.take(chosen), part.weights_of(chosen)
             optimizer.zero_grad()
-            loss = mean(module(inputs.double()), targets)
+            loss = mean(module(inputs.double()), targets, *([] if weights is None else [weights]))
             assert isinstance(loss, Tensor)
             loss.backward()
             nn.utils.clip_grad_norm_(module.parameters(), 0.5)
@@ -206,10 +253,13 @@ def test_training_is_that_of_torch_however_a_batch_is_cut(name: str, ranks: int,
     for mine, one in zip(found[0][0], alone, strict=True):
         assert mine.train.samples == one.train.samples == len(MEANS[name][0])
         assert mine.train.loss == pytest.approx(one.train.loss, rel=1e-12)
-        assert mine.train.metrics == one.train.metrics
+        assert mine.train.metrics == pytest.approx(one.train.metrics, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["without labels", "class weights", "sum and weight", "a batch without"])
+SERVED = ["without labels", "class weights", "sum and weight", "a batch without", "weights of both"]
+
+
+@pytest.mark.parametrize("name", SERVED)
 def test_a_parameter_server_divides_by_the_denominator_of_all(name: str) -> None:
     expected = by_torch(name)
     for _, weights in trained(3, name, strategy=ParamServer()):
@@ -241,13 +291,15 @@ class Noting(Forgetful):
 def by_autograd(mean: LossFunction, batch: Batch) -> Tensor:
     """The gradient of the mean over a batch; zero where that is one over nothing."""
     module = model().double()
-    loss = mean(module(batch.inputs.double()), batch.targets)
+    loss = mean(
+        module(batch.inputs.double()), batch.targets, *([batch.weights] * (batch.weights is not None))
+    )
     assert isinstance(loss, Tensor)
     return nn.utils.parameters_to_vector(torch.autograd.grad(loss, module.parameters())).nan_to_num()
 
 
 @pytest.mark.parametrize(("ranks", "passes", "queue"), [(1, 3, False), (3, 1, False), (2, 3, True)])
-@pytest.mark.parametrize("name", ["balanced", "sum and weight"])
+@pytest.mark.parametrize("name", ["balanced", "sum and weight", "weights of samples"])
 def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
     name: str, ranks: int, passes: int, queue: bool
 ) -> None:
@@ -267,6 +319,7 @@ def test_a_worker_with_batches_of_its_own_has_the_gradient_of_each(
             loss=loss_of(spec, part),
             epochs=1,
             arithmetic=FP64,
+            weighted=part.stored_weights is not None,
         ).fit()
         return worker.gradients
 
@@ -310,6 +363,13 @@ def test_evaluation_is_that_of_torch_over_what_has_a_label(ranks: int) -> None:
     right = (outputs.argmax(1) == part.targets)[part.targets >= 0]
     assert first.metrics["accuracy"] == right.double().mean().item()
     assert sum(map(sum, first.confusion)) == len(right) < 67
+
+
+@pytest.mark.parametrize("spec", [its_mean, a_sum_with_its_weight])
+def test_a_loss_without_a_value_for_each_sample_takes_no_weights(spec: LossFunction) -> None:
+    loss = named_loss(spec, dataset(weighted(blobs(10))))
+    with pytest.raises(BadOption, match="no value for each sample"):
+        loss.measure(torch.zeros(4, 4), torch.arange(4), torch.ones(4))
 
 
 def test_a_loss_of_some_samples_alone_says_how_many_they_are() -> None:

@@ -15,6 +15,7 @@ from sklearn import metrics as sk
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadModel, BadOption, UnknownName
+from tutti.records.run import Evaluation
 from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, fitted, named_metrics
@@ -165,6 +166,64 @@ def test_counted_and_ranking_metrics_are_those_of_scikit_learn_on_any_number_of_
     one = torch.stack([-logits[:, 0], logits[:, 0]], 1).sigmoid().numpy()
     wanted = by_scikit_learn(FLAGS[:, 0].numpy(), (logits[:, 0] > 0).numpy(), one)
     assert figures(FLAGS[:, :1], logits[:, :1], OF_CLASSES, "bce", ranks) == pytest.approx(wanted, rel=1e-12)
+
+
+NUMBERS = torch.rand(60, dtype=torch.float64, generator=RANDOM) * 3
+NUMBERS[::11] = 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_weights_of_samples_count_as_in_scikit_learn(ranks: int) -> None:
+    def found(targets: Tensor, outputs: Tensor, spec: str, loss: str, classes: int | None) -> Evaluation:
+        part = Part(outputs, targets, stored_weights=NUMBERS)
+        data = DataSet("made up", part, None, None, classes, ())
+        used = named_loss(loss, data)
+        made = [
+            fitted(one, outputs[:2], targets[:2], targets, True) for one in named_metrics(spec, used, data)
+        ]
+        objective = Objective(used, made, classes, FP64, weighted=True)
+        first, *others = VirtualWorld(ranks).run(
+            lambda comm: evaluate(nn.Identity(), part, comm, objective, batch_size=7).total(comm)
+        )
+        assert all(other == first for other in others)
+        return first
+
+    told = {"sample_weight": NUMBERS.numpy()}
+    classes, probabilities = LOGITS.argmax(1), LOGITS.softmax(1)
+    of_each = list(zip((SKEWED[:, None] == torch.arange(4)).T, probabilities.T, strict=True))
+    wanted = {
+        "accuracy": sk.accuracy_score(SKEWED, classes, **told),
+        "f1": sk.f1_score(SKEWED, classes, average="macro", **told),
+        "balanced_accuracy": sk.balanced_accuracy_score(SKEWED, classes, **told),
+        "top3": sk.top_k_accuracy_score(SKEWED, LOGITS, k=3, **told),
+        "auc": np.mean([sk.roc_auc_score(*pair, **told) for pair in of_each]),
+        "average_precision": np.mean([sk.average_precision_score(*pair, **told) for pair in of_each]),
+        "matthews_corrcoef": sk.matthews_corrcoef(SKEWED, classes, **told),
+    }
+    spec = ",".join(wanted).replace("matthews", "sklearn.metrics:matthews")
+    seen = found(SKEWED, LOGITS, spec, "auto", 4)
+    assert seen.metrics == pytest.approx(wanted, rel=1e-12)
+    assert seen.loss == pytest.approx(sk.log_loss(SKEWED, probabilities, **told), rel=1e-12)
+    assert np.array(seen.confusion) == pytest.approx(sk.confusion_matrix(SKEWED, classes, **told), rel=1e-12)
+    assert seen.samples == 60
+
+    flags, logits = FLAGS.numpy(), LOGITS[:, :3]
+    wanted = {"recall": sk.recall_score(flags, (logits > 0).numpy(), average="macro", **told)}
+    wanted["auc"] = sk.roc_auc_score(flags, logits, **told)
+    assert found(FLAGS, logits, "recall,auc", "bce", None).metrics == pytest.approx(wanted, rel=1e-12)
+
+    numbers, targets = LOGITS[:, 0], LOGITS[:, 2] + 1e3
+    wanted = {"mae": sk.mean_absolute_error, "rmse": sk.root_mean_squared_error, "r2": sk.r2_score}
+    wanted = {name: of(targets, numbers, **told) for name, of in wanted.items()}
+    seen = found(targets, numbers, "auto", "auto", None)
+    assert seen.metrics == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_metric_of_all_samples_that_takes_no_weights_is_refused() -> None:
+    data = data_set(LABELS)
+    (metric,) = named_metrics(lambda outputs, targets: 1.0, named_loss("auto", data), data)
+    with pytest.raises(BadOption, match="sample_weight"):
+        fitted(metric, SCORES[:2], LABELS[:2], LABELS, weighted=True)
 
 
 def test_a_class_that_is_neither_there_nor_predicted_counts_in_no_mean() -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from dataclasses import replace
-from datetime import date
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,21 +13,18 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption
-from tutti.records.preparation import DATE, TEXT, TableColumn
+from tutti.records.preparation import FLAG, NUMBER
 from tutti.records.texts import printable
 from tutti.registry import part
 from tutti.run.config import Options
-from tutti.run.summary_lines import plural, table
+from tutti.run.summary_lines import table
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 if TYPE_CHECKING:
     from tutti.data.columns import Stored
     from tutti.data.contents import Contents
-    from tutti.data.description import Values
     from tutti.data.rows import Array, Rows
-
-_1970: Final = date(1970, 1, 1).toordinal()
 
 _MOST: Final = 20
 """Lines of one table."""
@@ -107,30 +101,26 @@ def _describe(source: str, options: Options) -> None:
         repeated = f", {one.repeated:,} of them repeated" if one.repeated else ""
         print(f"{one.name + ':':<12}{one.samples:>12,} samples{repeated}")
     if train.counts:
-        names = contents.labels or [str(number) for number in range(len(train.counts))]
+        names = [str(one) for one in contents.labels or range(len(train.counts))]
         rows = [[name, *(f"{one.counts[at]:,}" for one in parts)] for at, name in enumerate(names)]
         _table(["class", *(one.name for one in parts)], rows)
-    columns = () if contents.table is None else contents.table.columns
     rows = [
-        [one.name, *_figures(one, column), f"{one.missing:,}"]
-        for one, column in zip_longest((*train.inputs, *train.targets), columns)
+        [
+            one.name,
+            *(f"{x:.4g}" for x in (one.mean, one.deviation, one.least, one.most)),
+            f"{one.missing:,}",
+        ]
+        for one in (*train.inputs, *train.targets)
     ]
+    if contents.table is not None:
+        for row, column in zip(rows, contents.table.columns, strict=False):
+            row[1:-1] = row[1:-1] if column.kind in (NUMBER, FLAG) else ["", "", "", column.kind]
     _table(["training part", "mean", "deviation", "least", "most", "missing"], rows)
     found = problems(contents, parts)
     print()
     print("nothing seems wrong" if not found else "what would go wrong in training:")
     for sentence in found[:_MOST]:
         print(f"- {printable(sentence)}")
-
-
-def _figures(values: Values, column: TableColumn | None) -> list[str]:
-    """Return mean, deviation, least and most of an input, or what there is of a column of another kind."""
-    if column is not None and column.kind == TEXT:
-        return ["", "", "", plural(len(column.texts), "text")]
-    if column is not None and column.kind == DATE and values.least <= values.most:
-        ends = [date.fromordinal(_1970 + math.floor(days)) for days in (values.least, values.most)]
-        return ["", "", *map(str, ends)]
-    return [f"{x:.4g}" for x in (values.mean, values.deviation, values.least, values.most)]
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> None:

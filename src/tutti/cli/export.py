@@ -17,7 +17,8 @@ from tutti.exports import FORMS
 from tutti.exports.programs import PROGRAMS, require_program
 from tutti.records.ensemble import ENSEMBLE
 from tutti.records.files import refusing
-from tutti.records.run_folder import RECORDS, RunFolder, TrainedOn
+from tutti.records.preparation import TEXT, TableColumn
+from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.registry import part
 from tutti.run.config import Options
 
@@ -64,9 +65,12 @@ class ExportCommand(Command):
             form.write(out, content)
         kept = form.with_optimizer and content.optimizer is not None
         print(f"{out}: {len(content.weights)} tensors{' and the state of the optimizer' if kept else ''}")
-        if (place / RECORDS[TrainedOn]).is_file() and (data := RunFolder(place).read(TrainedOn)).mean:
+        data = RunFolder(place).find(TrainedOn)
+        if data is not None and data.mean:
             mean, std = (", ".join(f"{one:.6g}" for one in numbers) for numbers in (data.mean, data.std))
             print(f"the model takes scaled inputs: (x / 255 - mean) / std, with mean {mean} and std {std}")
+        elif data is not None and data.preparation is not None:
+            print("the model takes prepared inputs; a program has that built in, as by --to onnx")
         return 0
 
 
@@ -80,16 +84,26 @@ def _write_program(place: Path, name: str, out: Path, trust: bool) -> None:
     model = load_ensemble(place, trust) if (place / ENSEMBLE).is_file() else load(place, trust=trust)
     data, kind = model.data, model.kind.value
     facts = {"labels": json.dumps(model.labels), "kind": kind, "trained_on": data.name}
+    if model.table is not None:
+        facts["columns"] = json.dumps([_described(column) for column in model.table.columns])
     with refusing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         module = model.plain()
         off = write_program(out, program, module, facts)
-    shape = " x ".join(map(str, program.input_shape(module, data.shape)))
+    shape = " x ".join(map(str, program.input_shape(module, module.shape)))
     bits = " in float32" if isinstance(model, TrainedModel) and model.precision == "bf16" else ""
     print(
         f"{out}: takes {data.dtype or 'inputs'} as stored, of shape samples x {shape}, and gives "
         f"{MEANINGS[kind]}; its outputs are those of the model{bits}, to {off:.1g}"
     )
+    if model.table is not None:
+        print("the columns, and the texts that have the numbers 0, 1, ..., are in its metadata, as 'columns'")
+
+
+def _described(column: TableColumn) -> dict[str, Any]:
+    """Describe a column for callers of a program; all other texts have the number behind `texts`."""
+    texts = {"texts": column.texts[:-1]} if column.kind == TEXT else {}
+    return {"name": column.name, "kind": column.kind, **texts}
 
 
 MEANINGS: Final = {

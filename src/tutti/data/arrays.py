@@ -145,6 +145,24 @@ def as_array(value: object, what: str) -> Array:
     return array
 
 
+def as_weights(given: object, samples: int, what: str) -> Array:
+    """Return a weight for each sample, of shape (samples,), float64; `what` they are, for messages."""
+    found = given[:] if isinstance(given, StoredRows) else as_array(given, "weights")
+    if found.dtype.kind not in "biuf" or found.size != samples:
+        raise BadData(
+            f"{what} are of type {found.dtype} and shape {found.shape}; give one number for each of "
+            f"{samples:,} samples"
+        )
+    weights: Array = found.reshape(-1).astype(np.float64)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any() or not weights.any():
+        at = int(wrong.argmax())
+        raise BadData(
+            f"{what} must be finite numbers from 0, and not all be 0; that of sample {at} is {weights[at]}"
+        )
+    return weights
+
+
 def stored_dtype(array: Rows) -> np.dtype[np.generic]:
     """The type in which inputs are kept: bytes stay bytes, other integers are int64, the rest floats."""
     if array.dtype == np.uint8:

@@ -35,12 +35,14 @@ class Batch:
             the passes (and the ranks that share an update) the gradient of the mean.
         samples: numbers that tell them from all others of the epoch, of shape (samples,), int64: those in the
             part, or, where an epoch draws with replacement, the places of the draws. None: they have none.
+        weights: of the samples in losses and metrics, of shape (samples,), float64; None: each counts once.
     """
 
     inputs: Inputs
     targets: Tensor
     share: float
     samples: Tensor | None = None
+    weights: Tensor | None = None
 
 
 Round: TypeAlias = tuple[int, tuple[Batch, ...]]
@@ -240,24 +242,27 @@ class Batches:
             stop: the round before which to end; None: at the end of the epoch.
         """
         self.prepare(epoch)
-        order, take = self._orders.pop(epoch), self.taking(epoch)
+        order, make = self._orders.pop(epoch), self._making(epoch)
         skipped = self.updates - self.rounds(len(order))
         for update in range(first, self.updates if stop is None else min(self.updates, stop)):
             start = (update - skipped) * self.round_size
             self.part.expect(order, start)
             spans = self._full if update < self.updates - 1 else self._spans(len(order) - start)
             mine = ((order[start + a : start + b], share) for a, b, share in spans)
-            batches = tuple(Batch(*take(samples), share, samples) for samples, share in mine)
+            batches = tuple(make(samples, share) for samples, share in mine)
             yield epoch * self.updates + update, batches
 
-    def taking(self, epoch: int) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
-        """Return `take` as it is in an epoch, of what `order` gives."""
+    def _making(self, epoch: int) -> Callable[[Tensor, float], Batch]:
+        """Return what makes an epoch's batches, of what `order` gives and a share."""
         augment, drawn = self.augment, self.drawn(epoch)
-        take = self.take if drawn is None else self._of_draws(drawn.to(self.part.device))
-        return take if augment is None else lambda samples: augment(epoch, samples, *take(samples))
+        drawn = None if drawn is None else drawn.to(self.part.device)
 
-    def _of_draws(self, drawn: Tensor) -> Callable[[Tensor], tuple[Inputs, Tensor]]:
-        return lambda places: self.take(drawn[places])
+        def make(samples: Tensor, share: float) -> Batch:
+            stored = samples if drawn is None else drawn[samples]
+            taken = self.take(stored) if augment is None else augment(epoch, samples, *self.take(stored))
+            return Batch(*taken, share, samples, self.part.weights_of(stored))
+
+        return make
 
     def _spans(self, samples: int) -> list[_Span]:
         """Return this rank's samples of a round, for each pass."""
@@ -349,22 +354,22 @@ class Queue(Batches):
         """
         start, order, skipped = epoch * self._count, self.order(epoch), self._skipped(epoch)
         self._end = start + (self._count if stop is None else min(self._count, stop * self.size))
-        take = self.taking(epoch)
+        make = self._making(epoch)
         ticket, self._ticket = self._draw(1) if self._ticket is None else self._ticket, None
         while ticket < self._end:
             number = ticket - start
             at = (number - skipped) * self.batch_size
             self.part.expect(order, at)
-            passes = self._passes(order[at : at + self.batch_size], take)
+            passes = self._passes(order[at : at + self.batch_size], make)
             yield epoch * self.updates + number // self.size, passes
             ticket = self._draw(1)
         self._ticket = ticket  # It is for a later epoch.
 
-    def _passes(self, indices: Tensor, take: Callable[[Tensor], tuple[Inputs, Tensor]]) -> tuple[Batch, ...]:
+    def _passes(self, indices: Tensor, make: Callable[[Tensor, float], Batch]) -> tuple[Batch, ...]:
         """One batch, cut into the passes of one rank."""
         count = len(indices)
         parts = [indices[part] for part in cut(count, self.passes)]
-        return tuple(Batch(*take(part), len(part) / count, part) for part in parts)
+        return tuple(make(part, len(part) / count) for part in parts)
 
 
 def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]:

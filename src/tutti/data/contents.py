@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +16,7 @@ from tutti.data.items import read_items
 from tutti.data.rows import Array, Rows, StoredRows
 from tutti.data.structure import sequence_column, values_and_lengths
 from tutti.data.tables import TARGETS
-from tutti.errors import BadData
+from tutti.errors import BadData, BadOption
 from tutti.records.json_lines import parse_record, to_json
 from tutti.records.preparation import Table
 
@@ -31,9 +31,11 @@ PARTS = {
 
 _INPUTS = ("x", "inputs", "images", "data", "features")
 
+_WEIGHTS = ("w", "weight", "sample_weight")
+
 _SLOTS = {
     key: (PARTS.get(part, "train"), kind)
-    for kind, words in (("inputs", _INPUTS), ("targets", TARGETS))
+    for kind, words in (("inputs", _INPUTS), ("targets", TARGETS), ("weights", _WEIGHTS))
     for word in words
     for part in ("", *PARTS)
     for key in ((f"{word}_{part}", f"{part}_{word}") if part else (word,))
@@ -73,23 +75,28 @@ class Contents(Generic[T, Y]):
         name: for people to read.
         parts: inputs and targets of "train", and perhaps of "validation" and "test"; None in place of targets
             that were not asked for.
-        classes: their number, where the data say so.
-        labels: the classes' names, where the data have them.
+        classes: their number, where the data say so; 0 in data that are not checked yet: they are amounts.
+        labels: the classes' names, where the data have them: texts, whole numbers or booleans; of flags,
+            which are no classes, theirs.
         columns: the names of the inputs, where each is one number of a table.
+        targets: the names of the columns that are to be predicted, where they have some.
         filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
         groups: of the training samples, of shape (samples,), where a column for them was chosen.
         buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
+        weights: of the samples of the parts that have some, of shape (samples,).
         table: the columns of the inputs, where these are a table that is to be prepared.
     """
 
     name: str
     parts: Mapping[str, tuple[T, Y]]
     classes: int | None = None
-    labels: tuple[str, ...] = ()
+    labels: tuple[Any, ...] = ()
     columns: tuple[str, ...] = ()
     filled: bool = False
     groups: Array | None = None
     buffer_bytes: int = 0
+    targets: tuple[str, ...] = ()
+    weights: Mapping[str, object] = field(default_factory=dict)
     table: Table | None = None
 
 
@@ -98,13 +105,13 @@ ReadData: TypeAlias = Contents[Stored[Rows], Array]
 
 
 def slot_of(name: str) -> tuple[str, str] | None:
-    """Return the part and the kind ("inputs" or "targets") that a name such as 'x_train' stands for.
+    """Return the part and the kind (inputs, targets or weights) that a name such as 'x_train' stands for.
 
     One of several inputs has its own name behind that: 'x_train.image'.
     """
     whole, dot, _ = name.partition(".")
     slot = _SLOTS.get(whole.lower())
-    return None if slot is not None and dot and slot[1] == "targets" else slot
+    return None if slot is not None and dot and slot[1] != "inputs" else slot
 
 
 def contents_of(value: object, name: str, what: str, labelled: bool = True) -> Contents[object]:
@@ -135,6 +142,19 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
     raise BadData(f"{what} is a {found}; {_EXPECTED}")
 
 
+def with_weights(value: object, weights: object) -> dict[str, object]:
+    """Return arrays by keys, with a weight for each training sample; BadOption for other data."""
+    if isinstance(value, Mapping):
+        return {**value, "w_train": weights}
+    if not isinstance(value, tuple | list) or any(map(_has_items, (value, *value))):
+        raise BadOption(
+            "sample_weight is for arrays; of a table name their column: data_options={'weight': 'NAME'}"
+        )
+    parts = contents_of(value, "arrays", "the data").parts
+    keys = {f"{key}_{part}": one for part, both in parts.items() for key, one in zip("xy", both, strict=True)}
+    return {**keys, "w_train": weights}
+
+
 def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool = True) -> Contents[object]:
     """Take a dict or an NPZ file apart by its keys: a part and 'x' or 'y', or one of their synonyms."""
     listed = ", ".join(map(str, values)) or "none"
@@ -159,7 +179,7 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
     if not parts:
         pairs = pair_up(slots, ("inputs", "targets"), what, explained)
         parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
-    names = _texts(next((values[key] for key in _NAMES if key in values), ()))
+    names = _labels(next((values[key] for key in _NAMES if key in values), ()))
     columns = _texts(values.get(_COLUMNS, ()))
     for part, (inputs, _) in parts.items():
         shape = tuple(getattr(inputs, "shape", ()))
@@ -168,8 +188,9 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
                 f"{shape}; give a name for each column, or none"
             )
-    table = _table(values.get(_TABLE), what)
-    return Contents(name, parts, _whole(values.get(_CLASSES)), names, columns, table=table)
+    weights = {part: values[key] for (part, kind), key in slots.items() if kind == "weights" and labelled}
+    table, classes = _table(values.get(_TABLE), what), _whole(values.get(_CLASSES))
+    return Contents(name, parts, classes, names, columns, table=table, weights=weights)
 
 
 def _table(value: object, what: str) -> Table | None:
@@ -232,11 +253,12 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
         else:
             found[key] = inputs
         found[f"y_{words[part]}"] = targets
+        if part in contents.weights:
+            found[f"w_{words[part]}"] = np.asarray(contents.weights[part])
     first, _ = contents.parts["train"]
     if isinstance(first, Columns) and first.names:
         found[_INPUT_NAMES] = np.array(first.names)
-    if contents.classes is not None:
-        found[_CLASSES] = np.array(contents.classes)
+    found[_CLASSES] = np.array(contents.classes or 0)
     if contents.labels:
         found[_NAMES[0]] = np.array(contents.labels)
     if contents.columns:
@@ -246,12 +268,12 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
     return found
 
 
-def refuse_other_names(labels: Mapping[str, tuple[str, ...]], what: str) -> None:
+def refuse_other_names(labels: Mapping[str, tuple[Any, ...]], what: str) -> None:
     """Refuse parts whose class numbers stand for other names than those of the first."""
     first, *others = labels.items() or [("", ())]
     for part, names in others:
         if names != first[1]:
-            here, there = (", ".join(some[:10]) or "none" for some in (names, first[1]))
+            here, there = (", ".join(map(str, some[:10])) or "none" for some in (names, first[1]))
             raise BadData(
                 f"the {part} part of {what} has the class names {here}, and the {first[0]} part {there}, so "
                 "that their numbers stand for other classes; number the classes alike, or give them as texts"
@@ -282,6 +304,12 @@ def _texts(names: object) -> tuple[str, ...]:
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         return ()
     return tuple(str(name) for name in names)
+
+
+def _labels(names: object) -> tuple[Any, ...]:
+    """Return the names of classes, which may be whole numbers or booleans."""
+    known = isinstance(names, np.ndarray | StoredRows) and names.dtype.kind in "biu"
+    return tuple(np.asarray(names[:]).tolist()) if known else _texts(names)
 
 
 def _whole(value: object) -> int | None:

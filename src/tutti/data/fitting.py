@@ -1,26 +1,23 @@
-"""The preparation of a table, fitted on its training rows in one pass over them.
+"""The preparation of a table, fitted on its training rows.
 
-A column is left out if it tells nothing of rows that training has not seen: one value, no value, the numbers
-of the rows, or nearly as many texts as rows.
+A column is left out if it tells nothing of rows that training has not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tutti.data.columns import Columns
 from tutti.data.contents import ReadData
-from tutti.data.preparation import GAP, date_parts
+from tutti.data.preparation import date_parts
 from tutti.data.rows import Array, Indices
 from tutti.errors import BadData
 from tutti.records.preparation import (
     DATE,
-    EMPTY,
     FLAG,
     NUMBER,
     TEXT,
@@ -29,6 +26,12 @@ from tutti.records.preparation import (
     Table,
     TableColumn,
 )
+
+CONSTANT: Final = "constant"
+MISSING: Final = "all missing"
+ROW_NUMBERS: Final = "row numbers"
+KEY: Final = "nearly as many texts as rows"
+"""Reasons to leave a column out."""
 
 ONE_HOT: Final = 30
 """The most texts of a column that get a flag each."""
@@ -40,19 +43,16 @@ _LEAST_ROWS: Final = 30
 """Of fewer rows, different whole numbers are not taken for row numbers."""
 
 _RARE: Final = 2
-"""A text with fewer rows has no category number of its own."""
+"""A text in fewer rows has no category number of its own."""
 
 _MEDIAN_ROWS: Final = 1 << 18
 """Medians are those of evenly spaced rows, at most about as many as these."""
 
-_CHUNK: Final = 1 << 18
-"""Values that are looked at at once."""
+_AT_ONCE: Final = 1 << 28
+"""Values that are copied at once, so that those of a column lie side by side ..."""
 
-CONSTANT: Final = "constant"
-MISSING: Final = "all missing"
-ROW_NUMBERS: Final = "row numbers"
-KEY: Final = "nearly as many texts as rows"
-"""Reasons to leave a column out."""
+_CACHED: Final = 1 << 16
+"""... by blocks that stay in the processor's cache."""
 
 
 def fit(
@@ -76,35 +76,33 @@ def fit(
     Raises:
         BadData: no column is left.
     """
-    found = _Statistics(table)
-    step = max(1, _CHUNK // max(1, len(table.columns)))
-    for start in range(0, len(rows), step):
-        found.add(read(rows[start : start + step]))
-    some = read(rows[:: -(-len(rows) // _MEDIAN_ROWS)])
     columns: list[PreparedColumn] = []
     numbered: list[PreparedColumn] = []
     left_out = dict(table.left_out)
-    for number, column in enumerate(table.columns):
-        if number in found.counts:
-            made = _of_codes(column, found.counts[number], embeds, table.chosen)
-        else:
-            made = _of_numbers(column, found, number, some[:, number], by_mean)
-        if isinstance(made, str):
-            left_out[column.name] = made
-        elif not table.chosen and _counts_rows(found, number, read, rows, samples):
+    for column, values in zip(table.columns, _columns(read, rows, len(table.columns)), strict=True):
+        missing = np.isnan(values)
+        gaps = bool(missing.any())
+        known = values[~missing] if gaps else values
+        if not len(known):
+            left_out[column.name] = MISSING
+        elif not gaps and known.min() == known.max():
+            left_out[column.name] = CONSTANT
+        elif column.kind in (TEXT, FLAG):
+            made = _of_codes(column, known, gaps, embeds)
+            if len(made.categories) and not table.chosen and _is_key(known):
+                left_out[column.name] = KEY
+            else:
+                columns.append(made)
+        elif not table.chosen and column.kind == NUMBER and not gaps and _counts_rows(known, samples):
             left_out[column.name] = ROW_NUMBERS
-            numbered.append(made)
+            numbered.append(_of_numbers(column, known, gaps, by_mean))
         else:
-            columns.append(made)
-    if not columns and numbered:
-        columns = numbered
-        left_out = {name: why for name, why in left_out.items() if why != ROW_NUMBERS}
+            columns.append(_of_numbers(column, known, gaps, by_mean))
+    if not columns:
+        columns, left_out = numbered, {name: why for name, why in left_out.items() if why != ROW_NUMBERS}
     if not columns:
         told = ", ".join(f"{name} ({why})" for name, why in left_out.items())
-        raise BadData(
-            f"no column of the table is of use as an input: {told}; add others, or name those to be used by "
-            "--data.columns"
-        )
+        raise BadData(f"no column of the table is of use as an input: {told}; name others by --data.columns")
     return Preparation(tuple(columns), left_out, by_mean)
 
 
@@ -117,134 +115,55 @@ def preparation_of(contents: ReadData, embeds: bool = False) -> Preparation | No
     return fit(whole.__getitem__, np.arange(count), contents.table, count, contents.filled, embeds)
 
 
-def _of_numbers(
-    column: TableColumn, found: _Statistics, number: int, some: Array, by_mean: bool
-) -> PreparedColumn | str:
-    """Return how numbers or dates are prepared, or why not; `some` are for the median."""
-    places = found.places(number)
-    known = int(found.known[places[0]])
-    if not known:
-        return MISSING
-    gaps = known < found.rows
-    if found.least[places[0]] == found.most[places[0]] and not gaps:
-        return CONSTANT
-    mean, std = found.line(places)
-    there = some[~np.isnan(some)]
-    fill = mean[0] if by_mean or not len(there) else float(np.median(there))
-    return PreparedColumn(column.name, column.kind, fill, mean, std, gaps, form=column.form)
+def _columns(read: Callable[[Indices], Array], rows: Indices, count: int) -> Iterator[Array]:
+    """Yield the values of each column."""
+    width, step = max(1, _AT_ONCE // len(rows)), max(1, _CACHED // count)
+    for first in range(0, count, width):
+        found = np.empty((min(width, count - first), len(rows)), read(rows[:1]).dtype)
+        for start in range(0, len(rows), step):
+            block = read(rows[start : start + step])
+            found[:, start : start + step] = block[:, first : first + width].T
+        yield from found
 
 
-def _of_codes(
-    column: TableColumn, counts: NDArray[np.int64], embeds: bool, chosen: bool
-) -> PreparedColumn | str:
-    """Return how texts or flags are prepared, or why not."""
-    counts, gaps = counts[1:], bool(counts[0])
-    different = int((counts > 0).sum())
-    if not different:
-        return MISSING
-    if different == 1 and not gaps:
-        return CONSTANT
+def _of_numbers(column: TableColumn, known: Array, gaps: bool, by_mean: bool) -> PreparedColumn:
+    """Return how numbers or dates are prepared."""
+    amounts = [known]
+    if column.kind == DATE:
+        year, hour, *_ = date_parts(torch.from_numpy(known)[:, None])
+        amounts += [part[:, 0].numpy() for part in (year, hour) if part is year or part.any()]
+    means = [float(one.mean(dtype=np.float64)) for one in amounts]
+    stds = [float(one.std(dtype=np.float64)) or 1.0 for one in amounts]
+    some = known[:: -(-len(known) // _MEDIAN_ROWS)]
+    fill = means[0] if by_mean else float(np.median(some))
+    return PreparedColumn(column.name, column.kind, fill, tuple(means), tuple(stds), gaps, form=column.form)
+
+
+def _of_codes(column: TableColumn, known: Array, gaps: bool, embeds: bool) -> PreparedColumn:
+    """Return how texts or flags are prepared."""
     if column.kind == FLAG:
         return PreparedColumn(column.name, FLAG, gaps=gaps)
-    many = different > ONE_HOT
-    if many and different > _KEY_SHARE * counts.sum() and not chosen:
-        return KEY
-    embedded = many and embeds
-    if embedded:
-        numbers = np.flatnonzero(counts >= _RARE)
-    elif many:
+    counts = np.bincount(known.astype(np.int64))
+    many = int((counts > 0).sum()) > ONE_HOT
+    numbers = np.flatnonzero(counts >= _RARE if many and embeds else counts)
+    if many and not embeds:
         numbers = np.argsort(-counts, kind="stable")[:ONE_HOT]
-    else:
-        numbers = np.flatnonzero(counts)
     categories = tuple(column.texts[number] for number in numbers)
-    others = many and not embedded
+    others, embedded = many and not embeds, many and embeds
     return PreparedColumn(
         column.name, TEXT, gaps=gaps, categories=categories, others=others, embedded=embedded
     )
 
 
-def _counts_rows(
-    found: _Statistics, number: int, read: Callable[[Indices], Array], rows: Indices, samples: int
-) -> bool:
-    """Return whether a column of numbers has other whole numbers in all rows, up to the number of samples."""
-    if number not in found.plain or not _LEAST_ROWS <= len(rows) <= samples <= 2 * len(rows):
+def _is_key(known: Array) -> bool:
+    """Return whether nearly every row has another text."""
+    different = int((np.bincount(known.astype(np.int64)) > 0).sum())
+    return different > max(ONE_HOT, _KEY_SHARE * len(known))
+
+
+def _counts_rows(known: Array, samples: int) -> bool:
+    """Return whether all numbers are whole, and different ones up to the number of samples."""
+    enough = _LEAST_ROWS <= len(known) <= samples <= 2 * len(known)
+    if not enough or known.min() < 0 or known.max() > samples or (known != np.floor(known)).any():
         return False
-    (place,) = found.places(number)
-    outside = found.least[place] < 0 or found.most[place] > samples
-    if outside or found.known[place] < len(rows):
-        return False
-    seen = np.zeros(samples + 1, np.bool_)
-    step = max(1, _CHUNK // (len(found.known) + len(found.counts)))
-    for start in range(0, len(rows), step):
-        some = read(rows[start : start + step])[:, number]
-        whole = some.astype(np.int64)
-        if (whole != some).any() or len(np.unique(whole)) < len(whole):
-            return False
-        seen[whole] = True
-    return bool(seen.sum() == len(rows))
-
-
-class _Statistics:
-    """Statistics of the columns of a table, whose rows come some at a time.
-
-    Numbers are described together: the columns of numbers, then the days, the years and the hours of dates.
-    """
-
-    def __init__(self, table: Table) -> None:
-        kinds = [column.kind for column in table.columns]
-        self.plain = [at for at, kind in enumerate(kinds) if kind in (NUMBER, EMPTY)]
-        self._dates = [at for at, kind in enumerate(kinds) if kind == DATE]
-        size = len(self.plain) + 3 * len(self._dates)
-        self._shift, self._sums, self._squares = np.zeros((3, size))
-        self.least, self.most = np.full(size, np.inf), np.full(size, -np.inf)
-        self.known = np.zeros(size, np.int64)
-        self.counts = {
-            at: np.zeros(1 + (len(column.texts) if column.kind == TEXT else 2), np.int64)
-            for at, column in enumerate(table.columns)
-            if column.kind in (TEXT, FLAG)
-        }
-        self.rows = 0
-
-    def add(self, rows: Array) -> None:
-        """Add some rows, of shape (rows, columns)."""
-        codes = np.ascontiguousarray(rows[:, [*self.counts]].T)
-        codes = np.where(np.isnan(codes), GAP, codes).astype(np.int64) - GAP
-        for counts, some in zip(self.counts.values(), codes, strict=True):
-            counts += np.bincount(some, minlength=len(counts))
-        values = self._numbers(rows)
-        there = ~np.isnan(values)
-        known = there.sum(axis=1)
-        if not self.rows:
-            # Squares around 0 lose all digits where the mean is large.
-            self._shift = np.where(there, values, 0).sum(axis=1) / np.maximum(1, known)
-        self.least = np.fmin(self.least, np.fmin.reduce(values, axis=1))
-        self.most = np.fmax(self.most, np.fmax.reduce(values, axis=1))
-        around = values - self._shift[:, None]
-        if known.min(initial=len(rows)) < len(rows):
-            around = np.where(there, around, 0)
-        self._sums += around.sum(axis=1)
-        self._squares += np.einsum("cr,cr->c", around, around)
-        self.known += known
-        self.rows += len(rows)
-
-    def _numbers(self, rows: Array) -> Array:
-        days = np.ascontiguousarray(rows[:, self._dates].T, np.float64)
-        years, hours, *_ = date_parts(torch.from_numpy(np.nan_to_num(days)))
-        parts = [np.where(np.isnan(days), np.nan, one) for one in (days, years.numpy(), hours.numpy())]
-        return np.concatenate([np.ascontiguousarray(rows[:, self.plain].T, np.float64), *parts])
-
-    def places(self, number: int) -> list[int]:
-        """Return where a column of numbers or dates is among the numbers."""
-        if number in self.plain:
-            return [self.plain.index(number)]
-        first = len(self.plain) + self._dates.index(number)
-        places = [first, first + len(self._dates), first + 2 * len(self._dates)]
-        return places if self.most[places[-1]] > 0 else places[:-1]
-
-    def line(self, places: list[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return means and deviations; 1 is the deviation of what never varies."""
-        means = self._sums[places] / np.maximum(1, self.known[places])
-        variances = self._squares[places] / np.maximum(1, self.known[places]) - means**2
-        varies = (self.least[places] < self.most[places]) & (variances > 0)
-        stds = np.where(varies, np.sqrt(np.maximum(variances, 0)), 1)
-        return tuple((means + self._shift[places]).tolist()), tuple(stds.tolist())
+    return bool(np.bincount(known.astype(np.int64)).max() == 1)

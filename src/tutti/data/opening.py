@@ -31,14 +31,15 @@ from tutti.data.formats.npy import Mapped
 from tutti.data.parts import DataSet, Part, Scale, once, scale_of_columns
 from tutti.data.preparation import prepared
 from tutti.data.rows import Array, Rows
-from tutti.data.scale import mean_scale, pixel_scale
+from tutti.data.scale import mean_scale, pixel_scale, units_of
 from tutti.data.sources import read_inputs, read_source
 from tutti.data.splits import Indices, split
 from tutti.data.streaming import Source, StreamedPart
-from tutti.data.targets import KnownClasses
-from tutti.errors import BadData, UserError
+from tutti.data.targets import CLASSES, KnownClasses
+from tutti.errors import BadData, BadOption, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.preparation import Preparation, Table
+from tutti.records.run_folder import TrainedOn
 from tutti.records.splits import read_split
 
 T = TypeVar("T")
@@ -75,6 +76,9 @@ class SamplePool:
                 )
             else:
                 parts[name] = Part(x, _meta(y, y.dtype))
+            if name in contents.weights:
+                weights = torch.empty(len(y), dtype=torch.float64, device="meta")
+                parts[name] = replace(parts[name], stored_weights=weights)
         dataset = DataSet(
             contents.name,
             parts["train"],
@@ -123,6 +127,8 @@ class SamplePool:
         for name, (inputs, targets) in contents.parts.items():
             part = cast("Part", getattr(self.dataset, name))
             part.stored_targets.numpy()[:] = targets
+            if part.stored_weights is not None:
+                part.stored_weights.numpy()[:] = cast("Array", contents.weights[name])
             if isinstance(part, StreamedPart):
                 continue
             for read, column in zip(columns_of(inputs), columns_of(part.stored_inputs), strict=True):
@@ -137,6 +143,7 @@ class SamplePool:
         seed: int,
         place: tuple[str, int] | None = None,
         embeds: bool = False,
+        trained: TrainedOn | None = None,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
 
@@ -147,18 +154,24 @@ class SamplePool:
             place: a file of splits and the number of one; its held-out samples are the validation part then,
                 in place of any other, and there is no test part: that is left for when all is decided.
             embeds: the model takes category numbers for columns of many texts.
+            trained: the data of a model, whose preparation of a table is applied in place of another.
         """
+        before = None
+        if trained is not None and self.dataset.table is not None:
+            before = trained.preparation
+            if before is None:
+                raise BadOption(
+                    "the model was trained on numbers as they are, which would be prepared here; give "
+                    "--data.prepare off"
+                )
         train, aside, fitted = agreed(
             comm,
-            lambda: self._division(validation, seed, place, embeds),
+            lambda: self._division(validation, seed, place, embeds, before),
             "splits",
             lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
         )
         whole = self.dataset
-        scale = fitted
-        if isinstance(fitted, Preparation):
-            assert whole.table is not None, "it was fitted"
-            scale = prepared(fitted, whole.table)
+        scale = fitted if isinstance(fitted, Scale) else prepared(fitted, cast("Table", whole.table))
         rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
         validation_part, test = whole.validation, whole.test
         if len(aside):
@@ -168,24 +181,36 @@ class SamplePool:
         if test is not None:
             test = None if place else test.with_rows(None, scale)
         first = whole.train.with_rows(rows, scale)
-        return replace(whole, train=first, validation=validation_part, test=test)
+        units = trained.units if trained is not None else None
+        if whole.table is not None and before is None:
+            units = units_of(first.targets.numpy())
+        return replace(whole, train=first, validation=validation_part, test=test, units=units)
 
     def _division(
-        self, validation: float, seed: int, place: tuple[str, int] | None, embeds: bool
+        self,
+        validation: float,
+        seed: int,
+        place: tuple[str, int] | None,
+        embeds: bool,
+        before: Preparation | None,
     ) -> tuple[Indices, Indices, Scale | Preparation]:
         """Return the rows to train on and those kept aside, and the scale or what a table's follows from."""
         part, classes, filled = self.dataset.train, self.dataset.classes, self.dataset.filled
         share = 0 if self.dataset.validation is not None else validation
         if place is not None:
             file, number = place
-            found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
-            train, aside = found.train, found.test
+            known = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
+            train, aside = known.train, known.test
         elif isinstance(part, StreamedPart):
             train, aside = part.split(share, seed)
         else:
             train, aside = split(part.stored_targets.numpy(), share, seed, classes)
+        if before is not None:
+            return train, aside, before
         if self.dataset.table is not None:
-            return train, aside, _fit(part, self.dataset.table, train, filled, embeds)
+            rows, telling = _rows_of(part, train)
+            found = fit(rows.__getitem__, telling, self.dataset.table, len(part), filled, embeds)
+            return train, aside, found
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, filled) for column in columns]
         return train, aside, scale_of_columns(part.stored_inputs, scales)
@@ -197,7 +222,7 @@ def open_data(
     validation: float = 0.1,
     seed: int = 0,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> DataSet:
     """Open a data set (collective): it is read once per host, into memory that the host's ranks share.
 
@@ -214,7 +239,7 @@ def open_data(
         options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
             `stream` (True, False or "auto") and `buffer` (MB) are for folders of NPY files: their inputs are
             read window by window, where memory does not hold them.
-        known: the classes of a model that the data are for.
+        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
 
     Returns:
         The data set; its arrays are views of shared memory.
@@ -232,7 +257,7 @@ def open_pool(
     data: object,
     comm: Communicator,
     options: Mapping[str, object] | None = None,
-    known: KnownClasses | None = None,
+    known: KnownClasses | str = CLASSES,
 ) -> SamplePool:
     """Read a data set into a pool (collective); see `open_data`.
 
@@ -326,12 +351,11 @@ def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) 
     return Scale()
 
 
-def _fit(part: Part, table: Table, train: Indices, filled: bool, embeds: bool) -> Preparation:
-    """Return the preparation of a table from some training samples."""
+def _rows_of(part: Part, train: Indices) -> tuple[Array | Mapped, Indices]:
+    """Return the inputs of a part, and the training samples that tell of all."""
     if isinstance(part, StreamedPart):
-        return fit(part.source.files.__getitem__, part.thinned(train), table, len(part), filled, embeds)
-    stored = cast("Tensor", part.stored_inputs).numpy()
-    return fit(stored.__getitem__, train, table, len(part), filled, embeds)
+        return part.source.files, part.thinned(train)
+    return cast("Tensor", part.stored_inputs).numpy(), train
 
 
 def _write(memory: Tensor, rows: Rows) -> None:

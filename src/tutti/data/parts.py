@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from tutti.data.columns import (
     names_beside,
     padded,
 )
-from tutti.records.preparation import Preparation, Table, TableInputs
+from tutti.records.preparation import Preparation, Table, TableInputs, TargetUnits
 from tutti.records.texts import Shape
 
 T = TypeVar("T")
@@ -120,12 +120,14 @@ class Part:
         scale: turns stored inputs into the model's.
         rows: the stored samples that are this part's, int64, in its order; the others are those of other
             parts. None: all.
+        stored_weights: of shape (samples,), float64; None: each sample counts once.
     """
 
     stored_inputs: Stored[Tensor]
     stored_targets: Tensor
     scale: Scale = field(default_factory=Scale)
     rows: Tensor | None = None
+    stored_weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.stored_targets if self.rows is None else self.rows)
@@ -153,6 +155,13 @@ class Part:
         if self.rows is not None:
             indices = self.rows.index_select(0, indices)
         return self._seen(indices), self.stored_targets.index_select(0, indices)
+
+    def weights_of(self, indices: Tensor) -> Tensor | None:
+        """Copy the weights of some samples; None: they have none."""
+        if self.stored_weights is None:
+            return None
+        indices = indices.to(self.device)
+        return self.stored_weights[indices if self.rows is None else self.rows[indices]]
 
     def _seen(self, indices: Tensor) -> Inputs:
         """Copy the inputs of some stored samples, as the model sees them, and the lengths of sequences."""
@@ -206,7 +215,8 @@ class Part:
         some = every[positions]
         inputs = self._inputs_of(some)
         copied = in_place_of(inputs, [alone(column) for column in columns_of(inputs)])
-        return Part(copied, self.stored_targets.index_select(0, some), self.scale)
+        part = self._counted(lambda stored: stored.index_select(0, some))
+        return replace(part, stored_inputs=copied, rows=None)
 
     def on(self, device: str, copied: Callable[[Tensor], Tensor] | None = None) -> Part:
         """Copy it to the memory of a device.
@@ -225,8 +235,12 @@ class Part:
     def changed(self, change: Callable[[Tensor], Tensor]) -> Part:
         """Return the part with other tensors in place of those in `tensors`."""
         columns = [column.changed(change) for column in columns_of(self.stored_inputs)]
-        inputs = in_place_of(self.stored_inputs, columns)
-        return replace(self, stored_inputs=inputs, stored_targets=change(self.stored_targets))
+        return replace(self._counted(change), stored_inputs=in_place_of(self.stored_inputs, columns))
+
+    def _counted(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the part with other targets and weights."""
+        weights = None if self.stored_weights is None else change(self.stored_weights)
+        return replace(self, stored_targets=change(self.stored_targets), stored_weights=weights)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors in memory that samples are stored in."""
@@ -235,6 +249,8 @@ class Part:
                 yield column.values
             yield column.rows
         yield self.stored_targets
+        if self.stored_weights is not None:
+            yield self.stored_weights
 
 
 def shape_of(stored: Stored[Tensor]) -> Shape:
@@ -268,10 +284,11 @@ class DataSet:
         validation: kept aside from the training samples, to watch the training; None when its share is 0.
         test: for the final figure only; None when the source has none.
         classes: the number of classes; None when the targets are floats.
-        labels: the classes' names; empty when unknown.
+        labels: the classes' names: texts, whole numbers or booleans; empty when unknown; of flags, theirs.
         filled: means of the training samples stand for inputs that are NaN.
         columns: the names of the inputs, where each is a column of a table.
         table: these columns, where they are to be prepared.
+        units: of targets that are amounts, over the training samples of a table that is prepared.
         fingerprint: tells the training samples of the source from others; the same for any type of floats.
     """
 
@@ -280,11 +297,12 @@ class DataSet:
     validation: Part | None
     test: Part | None
     classes: int | None
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     filled: bool = False
     columns: tuple[str, ...] = ()
     fingerprint: str = ""
     table: Table | None = None
+    units: TargetUnits | None = None
 
     @property
     def shape(self) -> Shape:
@@ -301,6 +319,11 @@ class DataSet:
     def parts(self) -> list[Part]:
         """The parts that there are: train, validation, test."""
         return [part for part in (self.train, self.validation, self.test) if part is not None]
+
+    @property
+    def weighted(self) -> bool:
+        """True if samples of some part have weights."""
+        return any(part.stored_weights is not None for part in self.parts)
 
     @property
     def nbytes(self) -> int:

@@ -8,10 +8,12 @@ model's     age  since  year │ age is missing │ city is Oslo  city is Rome  
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from tutti.records.preparation import (
     FLAG,
     MONTHS,
     NUMBER,
+    TEXT,
     WEEKDAYS,
     Preparation,
     PreparedColumn,
@@ -37,17 +40,13 @@ from tutti.records.preparation import (
 GAP: Final = -1
 """Stands for a missing text or flag."""
 
-_NONE: Final = Preparation(())
-
-_EMPTY: Final = Table(())
-
 _CYCLE: Final = 146_097
 """Days of 400 years, after which the calendar repeats, weekdays included."""
 
 _YEARS: Final = 400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedTable(Scale):
     """The map from the rows of a table to a model's inputs. Made by `prepared`.
 
@@ -56,8 +55,8 @@ class PreparedTable(Scale):
         table: the columns of the rows; its texts may have other numbers than those of training.
     """
 
-    fitted: Preparation = _NONE
-    table: Table = _EMPTY
+    fitted: Preparation
+    table: Table
 
     @property
     @override
@@ -72,17 +71,6 @@ class PreparedTable(Scale):
     def _plan(self) -> _Plan:
         return _plan(self.fitted, self.table)
 
-    @cached_property
-    def _of_dtype(self) -> dict[torch.dtype, tuple[Tensor, Tensor, Tensor]]:
-        return {}
-
-    def _floats(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the numbers of the plan in the type of the rows, which are converted once."""
-        if dtype not in self._of_dtype:
-            plan = self._plan
-            self._of_dtype[dtype] = plan.fill.to(dtype), plan.mean.to(dtype), plan.std.to(dtype)
-        return self._of_dtype[dtype]
-
     @override
     def apply(self, stored: Tensor) -> Tensor:
         """Return the model's inputs.
@@ -93,12 +81,11 @@ class PreparedTable(Scale):
         Returns:
             Of shape (samples, inputs), as `tutti.records.preparation.TableInputs` counts them.
         """
-        plan, (fill, mean, std) = self._plan, self._floats(stored.dtype)
-        missing = stored.isnan()
-        filled = torch.where(missing, fill, stored)
+        plan, missing = self._plan, stored.isnan()
+        filled = torch.where(missing, plan.fill.to(stored), stored)
         if len(plan.dates):
             filled = torch.cat([filled, *date_parts(filled.index_select(1, plan.dates))], 1)
-        made = stored.new_zeros(len(stored), plan.width)
+        made = stored.new_zeros(stored.shape[0], plan.width)  # `len` would tie a program to it
         if len(plan.codes):
             codes = filled.index_select(1, plan.codes).long().add_(plan.starts)
             found = plan.lookup.index_select(0, codes.view(-1)).view(codes.shape)
@@ -106,16 +93,16 @@ class PreparedTable(Scale):
             made[:, plan.first_category : plan.inputs] = found[:, plan.one_hot :]
         # These overwrite what stands for texts without a flag.
         numbers = made[:, : len(plan.numbers)]
-        torch.sub(filled.index_select(1, plan.numbers), mean, out=numbers).div_(std)
+        torch.sub(filled.index_select(1, plan.numbers), plan.mean.to(stored), out=numbers)
+        numbers.div_(plan.std.to(stored))
         made[:, len(plan.numbers) : plan.first_flag] = missing.index_select(1, plan.gaps)
         return made if plan.width == plan.inputs else made[:, : plan.inputs].contiguous()
 
     @override
     def on(self, device: str) -> PreparedTable:
         moved = PreparedTable(fitted=self.fitted, table=self.table)
-        plan = self._plan._asdict()
-        tensors = {name: one.to(device) for name, one in plan.items() if isinstance(one, Tensor)}
-        vars(moved)["_plan"] = self._plan._replace(**tensors)
+        plan: list[Any] = [one.to(device) if isinstance(one, Tensor) else one for one in self._plan]
+        vars(moved)["_plan"] = _Plan(*plan)
         return moved
 
 
@@ -125,17 +112,77 @@ def prepared(preparation: Preparation, table: Table) -> PreparedTable:
     Raises:
         BadData: the table lacks a column, or has another kind of values in it.
     """
-    there = {column.name: column for column in table.columns}
-    for column in preparation.columns:
-        kind = there[column.name].kind if column.name in there else "column"
-        if kind == "column":
-            raise BadData(f"there is no column '{column.name}', on which the model was trained; add it")
+    _check(preparation.columns, table)
+    return PreparedTable(fitted=preparation, table=table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchedTable(Scale):
+    """The map from the rows of a table to those of another, in which columns and texts have other numbers.
+
+    Attributes:
+        wanted: the columns of the other table. Texts that it has not become the last one.
+        table: the columns of the rows.
+    """
+
+    wanted: Table
+    table: Table
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return where the columns are, which of them are texts, and their lookups, one after the other."""
+        at = {column.name: number for number, column in enumerate(self.table.columns)}
+        texts = [number for number, column in enumerate(self.wanted.columns) if column.kind == TEXT]
+        lookup, starts = [0], []
+        for column in (self.wanted.columns[number] for number in texts):
+            numbers = {text: number for number, text in enumerate(column.texts)}
+            starts.append(len(lookup))
+            here = self.table.columns[at[column.name]].texts
+            lookup += [numbers.get(text, len(numbers) - 1) for text in here]
+        order = [at[column.name] for column in self.wanted.columns]
+        of_columns, of_texts = torch.tensor(order), torch.tensor(texts, dtype=torch.int64)
+        return of_columns, of_texts, torch.tensor(starts, dtype=torch.int64), torch.tensor(lookup)
+
+    @override
+    def apply(self, stored: Tensor) -> Tensor:
+        order, texts, starts, lookup = self._places
+        found = stored.index_select(1, order)
+        if len(texts):
+            codes = found.index_select(1, texts)
+            missing = codes.isnan()
+            numbers = lookup[torch.where(missing, 0, codes.long() + starts)].to(stored.dtype)
+            found[:, texts] = numbers.masked_fill_(missing, torch.nan)
+        return found
+
+    @override
+    def on(self, device: str) -> MatchedTable:
+        moved = MatchedTable(wanted=self.wanted, table=self.table)
+        vars(moved)["_places"] = tuple(one.to(device) for one in self._places)
+        return moved
+
+
+def matched(wanted: Table, table: Table) -> MatchedTable:
+    """Return the map from the rows of a table to those that a trained model takes; see `prepared`."""
+    _check(wanted.columns, table)
+    return MatchedTable(wanted=wanted, table=table)
+
+
+def _check(wanted: Iterable[PreparedColumn | TableColumn], table: Table) -> None:
+    """Raise BadData if a table lacks a column, or has another kind of values in it."""
+    there = {column.name: column.kind for column in table.columns}
+    for column in wanted:
+        kind = there.get(column.name)
+        if kind is None:
+            near = get_close_matches(column.name, there, n=1, cutoff=0.5)
+            meant = f"did you mean '{near[0]}'? " if near else ""
+            raise BadData(
+                f"there is no column '{column.name}', on which the model was trained; {meant}add it"
+            )
         if kind not in (column.kind, EMPTY) and (kind, column.kind) != (FLAG, NUMBER):
             raise BadData(
                 f"the column '{column.name}' holds values of the kind {kind}, and the model was trained on "
                 f"those of the kind {column.kind}; give these"
             )
-    return PreparedTable(fitted=preparation, table=table)
 
 
 class _Plan(NamedTuple):
@@ -162,44 +209,40 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
     of = [(at[column.name], column) for column in preparation.columns]
     amounts = [(number, column) for number, column in of if column.mean]
     dates = [number for number, column in of if column.kind == DATE]
-    fill = np.full(len(at), float(GAP))
-    numbers: list[int] = []
+    gaps = [number for number, column in amounts if column.gaps]
+    fill, numbers = np.full(len(at), float(GAP)), list[int]()
     for number, column in amounts:
         fill[number] = column.fill
         # Behind the stored columns come the years of all dates, then their hours, months and weekdays.
         parts = [len(at) + part * len(dates) + dates.index(number) for part in range(len(column.mean) - 1)]
         numbers += [number, *parts]
-    lookups = _Lookups()
-    for number, column in of:
-        if column.kind == DATE:
-            place = len(at) + dates.index(number)
-            lookups.add_flags(place + 2 * len(dates), np.arange(-1, MONTHS), MONTHS)
-            lookups.add_flags(place + 3 * len(dates), np.arange(-1, WEEKDAYS), WEEKDAYS)
-        elif column.kind != NUMBER:
-            found = _places(column, table.columns[number])
-            if column.embedded:
-                lookups.categories.append((number, found))
-            else:
-                lookups.add_flags(number, found, column.inputs.flags)
-    both = [*lookups.one_hot, *lookups.categories]
-    starts = [0, *accumulate(len(found) for _, found in both)][:-1]
     inputs = preparation.inputs
-    first_category = inputs.numbers + inputs.flags
-    first_flag = first_category - lookups.flags
-    nothing = 0 if numbers else first_category
-    flags = [np.where(found < 0, nothing, found + first_flag) for _, found in lookups.one_hot]
-    lookup = np.concatenate([*flags, *(found for _, found in lookups.categories), np.empty(0)])
+    first_flag, first_category = inputs.numbers + len(gaps), inputs.numbers + inputs.flags
+    nothing, flag = 0 if numbers else first_category, first_flag
+    flags: list[tuple[int, Indices]] = []
+    categories: list[tuple[int, Indices]] = []
+    for number, column in of:
+        some = []
+        if column.kind == DATE:
+            place = len(at) + 2 * len(dates) + dates.index(number)
+            some = [(place, np.arange(GAP, MONTHS)), (place + len(dates), np.arange(GAP, WEEKDAYS))]
+        elif column.embedded:
+            categories.append((number, _places(column, table.columns[number])))
+        elif column.kind != NUMBER:
+            some = [(number, _places(column, table.columns[number]))]
+        for where, places in some:
+            flags.append((where, np.where(places < 0, nothing, places + flag)))
+            flag += column.inputs.flags if column.kind != DATE else len(places) - 1
+    both = [*flags, *categories]
     return _Plan(
         torch.from_numpy(fill),
-        torch.tensor(dates, dtype=torch.int64),
-        torch.tensor(numbers, dtype=torch.int64),
+        *(torch.tensor(some, dtype=torch.int64) for some in (dates, numbers)),
         torch.tensor([mean for _, column in amounts for mean in column.mean], dtype=torch.float64),
         torch.tensor([std for _, column in amounts for std in column.std], dtype=torch.float64),
-        torch.tensor([number for number, column in amounts if column.gaps], dtype=torch.int64),
-        torch.tensor([number for number, _ in both], dtype=torch.int64),
-        torch.tensor(starts, dtype=torch.int64) - GAP,
-        torch.from_numpy(lookup.astype(np.int64)),
-        len(lookups.one_hot),
+        *(torch.tensor(some, dtype=torch.int64) for some in (gaps, [number for number, _ in both])),
+        torch.tensor([0, *accumulate(len(found) for _, found in both)][:-1], dtype=torch.int64) - GAP,
+        torch.from_numpy(np.concatenate([*(found for _, found in both), np.empty(0)]).astype(np.int64)),
+        len(flags),
         first_flag,
         first_category,
         inputs.width,
@@ -207,28 +250,13 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
     )
 
 
-class _Lookups:
-    """The columns of codes, each with the place of every code, the one for `GAP` first; -1: it has none."""
-
-    def __init__(self) -> None:
-        self.one_hot: list[tuple[int, Indices]] = []
-        self.categories: list[tuple[int, Indices]] = []
-        self.flags = 0
-
-    def add_flags(self, number: int, places: Indices, flags: int) -> None:
-        """Add a column whose codes become flags; the places count its own."""
-        self.one_hot.append((number, np.where(places < 0, places, places + self.flags)))
-        self.flags += flags
-
-
 def _places(column: PreparedColumn, stored: TableColumn) -> Indices:
-    """Return the flag, or the category number, of a gap and of each code of a column of texts or flags."""
+    """Return the flag, or the category number, of a gap and of each code of a column; -1: it has none."""
     if column.kind == FLAG:
         return np.array([1 if column.gaps else -1, -1, 0])
-    count, first = len(column.categories), int(column.embedded)
+    first, count = int(column.embedded), len(column.categories)
     numbers = {text: number for number, text in enumerate(column.categories, first)}
-    other = count if column.others else -1
-    other = 0 if column.embedded else other
+    other = 0 if column.embedded else count if column.others else -1
     gap = first + count + column.others if column.gaps else other
     return np.array([gap, *(numbers.get(text, other) for text in stored.texts)])
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tutti.data.arrays import as_array
+from tutti.data.arrays import as_weights
 from tutti.data.formats.npy import read_npy
 from tutti.data.parts import Part
 from tutti.data.targets import NO_LABEL
@@ -32,15 +31,8 @@ def chances_of(given: object, part: Part) -> Tensor:
     if isinstance(given, str) and given == BALANCED:
         return _balanced(part.targets.cpu())
     values = read_npy(Path(given)) if isinstance(given, str) else given
-    weights = torch.from_numpy(np.array(as_array(values, "weights"), np.float64))
-    count = len(part.stored_targets)
-    if weights.shape != (count,):
-        raise BadData(
-            f"the weights of --sampling have shape {tuple(weights.shape)}, but there are {count:,} samples; "
-            "give one weight for each training sample, also of the validation part"
-        )
-    if not (weights.isfinite() & (weights >= 0)).all():
-        raise BadData("the weights of --sampling must be finite numbers from 0; one is not")
+    found = as_weights(values, len(part.stored_targets), "the weights of --sampling")
+    weights = torch.from_numpy(found)
     mine = weights if part.rows is None else weights[part.rows.cpu()]
     if not mine.any():
         raise BadData(

@@ -1,18 +1,24 @@
-"""The scale of inputs, from the training samples: exact for 8-bit ones, in any order of the samples."""
+"""The scale of inputs, and the units of targets, from the training samples.
+
+That of 8-bit inputs is exact, in any order of the samples.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tutti.data.arrays import samples_per_chunk
 from tutti.data.columns import Columns
 from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.rows import Array, Indices
+from tutti.errors import BadData
+from tutti.records.preparation import TargetUnits
 
 _UNEVEN: Final = 100
 """Columns of floats whose deviations differ by more than this factor train badly."""
@@ -84,14 +90,38 @@ def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
     return Scale(fill=tuple((sums / np.maximum(known, 1)).reshape(-1).tolist()))
 
 
+def units_of(targets: Array) -> TargetUnits | None:
+    """Return mean and deviation of the amounts of some samples; None of class numbers, and labels of 0 or 1.
+
+    Args:
+        targets: of shape (samples, ...).
+
+    Raises:
+        BadData: an amount is the same in all samples.
+    """
+    if targets.dtype.kind != "f" or np.isin(targets, (0, 1)).all():
+        return None
+    amounts = targets.reshape(len(targets), -1).astype(np.float64)
+    constant = (amounts == amounts[0]).all(0)
+    if constant.any():
+        at = int(constant.argmax())
+        which = f"number {at} of the target" if amounts.shape[1] > 1 else "the target"
+        raise BadData(
+            f"{which} is {amounts[0, at]:g} in all {len(amounts):,} training samples, so there is nothing to "
+            "learn; choose another by --data.target"
+        )
+    return TargetUnits(tuple(amounts.mean(0).tolist()), tuple(amounts.std(0).tolist()))
+
+
 def uneven(part: Part) -> str | None:
     """Return the advice to scale columns of floats that a model gets as they are; None: they are alike."""
     stored = part.stored_inputs
-    told = isinstance(stored, Columns) or part.scale.preparation is not None
-    if told or stored.ndim != 2 or not stored.is_floating_point():
+    if isinstance(stored, Columns) or part.scale.preparation is not None:
+        return None
+    if stored.ndim != 2 or not stored.is_floating_point():
         return None
     rows = torch.arange(0, len(part), max(1, len(part) // _LOOKED_AT))
-    some = part.take(rows)[0].double().cpu().numpy()
+    some = cast("Tensor", part.take(rows)[0]).double().cpu().numpy()
     stds = np.nanstd(some, axis=0)
     stds = stds[(stds > 0) & ~np.isin(some, (0, 1)).all(axis=0)]  # flags may be rare
     if not stds.size or stds.max() <= _UNEVEN * stds.min():

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from tutti.data.arrays import MISSING, part_columns, stored_dtype, values_of
+from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
@@ -30,24 +30,25 @@ from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
-from tutti.data.tables import OF_ALL, TABLE_OPTIONS, check_options
-from tutti.data.targets import KnownClasses, with_checked_targets
+from tutti.data.tables import LIKE, OF_ALL, PREPARE, TABLE_OPTIONS, check_options
+from tutti.data.targets import CLASSES, KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.free_memory import free_bytes
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
+from tutti.records.preparation import Table
 from tutti.records.texts import printable
 
 
-def read_source(data: object, options: Mapping[str, object], known: KnownClasses | None = None) -> ReadData:
+def read_source(data: object, options: Mapping[str, object], known: KnownClasses | str = CLASSES) -> ReadData:
     """Read and check a data set.
 
     Args:
         data: what the module's docstring lists.
         options: the arguments of a factory, or of the reader of a file. With every kind of data go `classes`
-            (how many there are) and `missing`, what NaN among the inputs leads to: "error", "drop" (the
-            sample is left out), "mean" (the mean of that input over the training samples stands for it) or
-            "auto" (the median in tables that are prepared, else an error).
-        known: the classes of a model that the data are for.
+            (how many there are; "none": the targets are amounts) and `missing`, what NaN among the inputs
+            leads to: "error", "drop" (the sample is left out), "mean" (the mean of that input over the
+            training samples stands for it) or "auto" (the median in tables that are prepared, else an error).
+        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
 
     Raises:
         BadData: the data are missing, broken, or do not fit together.
@@ -82,7 +83,8 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
         )
     name = contents.name if only else f"{wanted} part of {contents.name}"
     inputs, _ = contents.parts[wanted]
-    return _checked(replace(contents, name=name, parts={"train": (inputs, None)}), missing, "given")
+    given = replace(contents, name=name, parts={"train": (inputs, None)}, weights={})
+    return _checked(given, missing, "given")
 
 
 def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
@@ -113,10 +115,17 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
         columns=tuple(map(printable, contents.columns)),
         filled=missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train),
         groups=groups,
+        weights={
+            part: as_weights(contents.weights[part], len(cast("Sized", y)), f"the {part} weights")[
+                read[part][2]
+            ]
+            for part, (_, y) in contents.parts.items()
+            if part in contents.weights
+        },
     )
 
 
-def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | None) -> ReadData:
+def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | str) -> ReadData:
     found = with_checked_targets(contents, given, known)
     _, first = found.parts["train"]
     for part, (_, targets) in found.parts.items():
@@ -125,7 +134,8 @@ def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | N
                 f"the {part} targets have the shape {targets.shape}, the train targets {first.shape}; "
                 "all parts need one shape for each target"
             )
-    return replace(found, labels=tuple(map(printable, found.labels)))
+    labels = tuple(printable(one) if isinstance(one, str) else one for one in found.labels)
+    return replace(found, labels=labels)
 
 
 def _refuse_other_kinds(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]]) -> None:
@@ -159,18 +169,36 @@ def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]])
     return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
 
 
-def with_columns(data: object, options: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
-    """Return the options by which other data have the columns that a model was trained on, in their order.
+def like_training(
+    data: object,
+    options: Mapping[str, object],
+    columns: Sequence[str],
+    table: Table | None,
+    target: object = None,
+) -> dict[str, object]:
+    """Return the options by which other data are read as those were that a model was trained on.
 
-    Columns that the options choose are taken as they are; numbers are no names.
+    Args:
+        data: as for `read_source`; of built-in ones and of factories the options stay as they are.
+        options: of the user. Columns that they choose are taken as they are, unless there is a `table`.
+        columns: the names of those of the training; numbers are no names.
+        table: what the model takes, if that is a table; None: it takes numbers as they are.
+        target: the option of the training, where the user has named another file and no target.
     """
     found = dict(options)
-    named = columns and not all(name.isdecimal() for name in columns)
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
-    if not named or "columns" in found or made or not isinstance(data, str | Path):
+    if made or not isinstance(data, str | Path):
         return found
-    if "columns" in options_of(Path(str(local_copy(data))).expanduser()):
-        found["columns"] = list(columns)
+    known = options_of(Path(str(local_copy(data))).expanduser())
+    if target is not None and "target" in known:
+        found.setdefault("target", target)
+    if table is not None and PREPARE in known:
+        found.pop("columns", None)
+        return {**found, LIKE: table.columns}
+    if PREPARE in known:
+        found[PREPARE] = "off"
+    if columns and "columns" in known and not all(name.isdecimal() for name in columns):
+        found.setdefault("columns", list(columns))
     return found
 
 
@@ -250,8 +278,10 @@ def _missing(value: object) -> str:
 
 
 def _classes(value: object) -> int | None:
-    if value is None:
-        return None
+    if value is None or value == "none":
+        return None if value is None else 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadOption(f"--data.classes is {value!r}; give a whole number of at least 1")
+        raise BadOption(
+            f"--data.classes is {value!r}; give a whole number of at least 1, or none for amounts"
+        )
     return value

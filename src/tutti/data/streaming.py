@@ -207,11 +207,11 @@ class StreamedPart(Part):
         stored = torch.arange(len(self.stored_targets)) if self.rows is None else self.rows
         some, picked = stored[positions].clone(), self.source.picked
         source = Source(self.source.files, self.source.dtype, some if picked is None else picked[some])
-        return replace(self, stored_targets=self.stored_targets[some], rows=None, source=source)
+        return replace(self._counted(lambda one: one[some]), rows=None, source=source)
 
     @override
     def changed(self, change: Callable[[Tensor], Tensor]) -> Part:
-        return replace(self, stored_targets=change(self.stored_targets))
+        return self._counted(change)
 
     @override
     def on(self, device: str, copied: Callable[[Tensor], Tensor] | None = None) -> Part:
@@ -219,7 +219,7 @@ class StreamedPart(Part):
 
     @override
     def tensors(self) -> Iterator[Tensor]:
-        yield self.stored_targets
+        yield from (one for one in (self.stored_targets, self.stored_weights) if one is not None)
 
     @property
     @override

@@ -25,12 +25,12 @@ _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 _SHOWN = 20
 
 PREPARE: Final = "prepare"
-TEXTS: Final = "text"
-"""The options of tables that are read here: whether they are prepared, and what becomes of texts."""
+CHOICES: Final = {PREPARE: ("auto", "off"), "text": ("auto", "drop")}
+"""The options of how columns are read, each with its values, the default first."""
 
-TABLE_OPTIONS: Final = ("target", "columns", "group", PREPARE, TEXTS)
-"""The column to be predicted, or several; those to predict it from, all others by default; the column by
-which samples are grouped, which is no input; whether columns are prepared; and what becomes of texts."""
+TABLE_OPTIONS: Final = ("target", "columns", "group", "weight", *CHOICES)
+"""The column to be predicted, or several; those to predict it from, all others by default; the columns of the
+group and the weight of a sample, no inputs; whether columns are prepared; and what becomes of texts."""
 
 LIKE: Final = "like"
 """The option with the columns of another table, as a tuple of `TableColumn`, that these data are to have; no
@@ -43,11 +43,12 @@ OF_ALL: Final = ("classes", "missing")
 
 @dataclass(frozen=True)
 class ChosenColumns:
-    """The names of the columns of a table that are used; `group` is None without groups."""
+    """The names of the columns of a table that are used; without groups or weights these are None."""
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     group: str | None = None
+    weight: str | None = None
 
 
 def check_options(options: Iterable[str], known: Collection[str], what: str) -> None:
@@ -67,12 +68,14 @@ def choose(
     """Choose the columns of a table `what`, by name or by position.
 
     Without "target" it is the column whose name says it; without "columns" the inputs are all others but the
-    index of a frame and the "group" of each sample. Without `labelled` no target is needed, nor read.
+    index of a frame, the "group" and the "weight" of samples. Without `labelled` no target is needed or read.
     """
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadData(f"{what} has two columns called '{twice}'; give them different names")
-    target, columns, group, like = (options.get(name) for name in ("target", "columns", "group", LIKE))
+    target, columns, like = (options.get(name) for name in ("target", "columns", LIKE))
+    group = _no_input(names, options.get("group"), "--group-by", what, labelled)
+    weight = _no_input(names, options.get("weight"), "--data.weight", what, labelled)
     if target is None:
         targets = tuple(name for name in names if name.strip().lower() in TARGET_WORDS)
         if len(targets) != 1 and labelled:
@@ -83,27 +86,34 @@ def choose(
             )
     else:
         targets = _named(names, target, "--data.target", what)
-    if group is not None and (labelled or str(group) in names):  # what is to be predicted may lack it
-        (group,) = _named(names, str(group), "--group-by", what)
     if columns is None and like is not None:
         inputs = _named(names, [column.name for column in like], "needed", what)
     elif columns is None:
-        inputs = tuple(name for name in names if name not in (*targets, group) and not _counts_rows(name))
+        others = (*targets, group, weight)
+        inputs = tuple(name for name in names if name not in others and not _counts_rows(name))
     else:
         inputs = _named(names, columns, "--data.columns", what)
     if not inputs:
         raise BadData(f"{what} has no column but the target; add columns that it is to be predicted from")
-    if group in inputs:
+    if group in inputs or weight in inputs:
         raise BadOption(
-            f"samples are grouped by the column '{group}', and it is an input, too, though no group is met "
-            "again; leave it out of --data.columns"
+            f"the column '{group if group in inputs else weight}' is the group or the weight of each sample, "
+            "and no input; leave it out of --data.columns"
         )
     if not labelled:
         return ChosenColumns(inputs, ())
     both = sorted({*inputs} & {*targets})
     if both:
         raise BadOption(f"the column '{both[0]}' is input and target at once; leave it out of one")
-    return ChosenColumns(inputs, targets, group)
+    return ChosenColumns(inputs, targets, group, weight)
+
+
+def _no_input(names: Sequence[str], given: object, option: str, what: str, labelled: bool) -> str | None:
+    """Return the name of a column that is no input; what is to be predicted may lack it."""
+    if given is None or (not labelled and str(given) not in names):
+        return None
+    (found,) = _named(names, given if isinstance(given, int) else str(given), option, what)
+    return found
 
 
 def _counts_rows(name: str) -> bool:

@@ -20,6 +20,7 @@ from tutti.comm.shm.arena import Arena
 from tutti.data import DataSet, SamplePool
 from tutti.data.arrays import keeping_doubles
 from tutti.data.sources import read_source
+from tutti.data.targets import meant_by
 from tutti.errors import UserError
 from tutti.farm.messages import INDEX_BYTES, SharedPlace
 from tutti.launch.runtime_settings import give_back_memory
@@ -74,7 +75,7 @@ class SharedData:
     def _read(self, recipe: Recipe, key: str) -> None:
         with seeded(data_seed(recipe.config)), keeping_doubles(recipe.config.precision == "fp64"):
             given, options = given_data(recipe)
-            contents = read_source(given, options)
+            contents = read_source(given, options, meant_by(recipe.config.loss))
             outline = SamplePool.outline(contents)
         outline.refuse_too_large()
         self._known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
@@ -109,5 +110,6 @@ def _key(recipe: Recipe) -> str:
     config = recipe.config
     # A factory may draw random numbers, which depend on the seed.
     seed = data_seed(config) if names_object(config.data) else None
-    named = to_json([config.data, config.data_options, seed, config.precision == "fp64"])
+    double, meant = config.precision == "fp64", meant_by(config.loss)
+    named = to_json([config.data, config.data_options, seed, double, meant])
     return hashlib.sha256(named.encode()).hexdigest()

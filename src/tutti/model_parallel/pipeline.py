@@ -75,8 +75,10 @@ def divide(layout: Layout, module: nn.Module, workload: Workload) -> StageDivisi
             f"--layout {arithmetic.layout} does not go through a pipeline, whose stages send "
             "contiguous tensors; leave it out, or use another --parallel"
         )
-    if isinstance(workload.samples.stored_inputs, Columns) or workload.loss.whole:
+    weighted = workload.samples.stored_weights is not None
+    if isinstance(workload.samples.stored_inputs, Columns) or workload.loss.whole or weighted:
         what = "a loss that gets all outputs" if workload.loss.whole else "several inputs, or sequences,"
+        what = "weights of samples" if weighted else what
         raise BadOption(
             f"{what} cannot go through a pipeline, in which one tensor passes from stage to stage; use "
             "--parallel sharded or tensor"

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from tutti.errors import BadOption
 from tutti.records.pipeline import BACKWARD, FORWARD, KINDS, PipelineSpan
+from tutti.training.evaluation import Objective
 from tutti.training.losses import Loss
 
 
@@ -56,7 +57,8 @@ class MicrobatchPasses:
         self, schedule: str, stage: nn.Module, shapes: Sequence[Tensor], group: ProcessGroup, loss: Loss
     ) -> None:
         self._schedule, self._module, self._shapes = schedule, stage, shapes
-        self._group, self._loss, self._weight, self._denominator = group, loss, 0.0, 0.0
+        self._group, self._objective, self._weight = group, Objective(loss), 0.0
+        self._reported = self._denominator = 0.0
         self._made: dict[tuple[int, int], Any] = {}
         self._began, self._latest = monotonic(), list[PipelineSpan]()
         self.spans, self.idle = list[PipelineSpan](), 0.0
@@ -78,14 +80,13 @@ class MicrobatchPasses:
         # Each has places for what it receives: only the largest is kept, for what is left of a batch is rare.
         if all(microbatches * size >= count * each for count, each in self._made):
             self._made = {(microbatches, size): schedule}
-        losses: list[Tensor] = []
-        self._denominator = 0.0
+        self._reported = self._denominator = 0.0
         rank, last = self._group.rank(), self._group.rank() == self._group.size() - 1
         first = () if rank else (inputs,)
-        outputs = schedule.step(*first, target=targets if last else None, losses=losses)
+        outputs = schedule.step(*first, target=targets if last else None)
         if not last:
             return None
-        return sum(loss.item() for loss in losses), self._denominator, outputs.detach()
+        return self._reported, self._denominator, self._objective.loss.in_units(outputs.detach())
 
     def done(self) -> dict[str, float]:
         """End a step; return its seconds of forward passes and of waiting."""
@@ -100,9 +101,10 @@ class MicrobatchPasses:
         return {"forward": spent[FORWARD], "wait": wait}
 
     def _weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss, denominator = self._loss.measure(outputs, targets)
-        self._denominator += denominator
-        return loss * self._weight
+        found = self._objective.measure(outputs, targets)
+        self._reported += found.reported.item() * self._weight
+        self._denominator += found.weight
+        return found.loss * self._weight
 
     def _make(self, microbatches: int, size: int) -> Any:
         rank, ranks = self._group.rank(), self._group.size()

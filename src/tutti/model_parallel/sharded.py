@@ -82,14 +82,15 @@ class ShardedPortion(TeamPortion):
         if not count:
             inputs, targets = self._workload.batch(1)
         began = perf_counter()
-        outputs, loss, weight = self._objective.compute(self.module, inputs, targets)
+        weights = batch.weights if count else None
+        found = self._objective.compute(self.module, inputs, targets, weights)
         seconds = {"forward": perf_counter() - began}
         # FSDP makes the mean of a team's gradients; what is wanted is their sum.
-        torch.autograd.backward(loss, loss.new_tensor(batch.share * self.ranks.team.size))
-        outputs, targets = outputs.detach()[:count], targets[:count]
+        torch.autograd.backward(found.loss, found.loss.new_tensor(batch.share * self.ranks.team.size))
+        outputs, targets = found.outputs.detach()[:count], targets[:count]
         if not count:
             return Computed(0.0, outputs, targets, 0.0, seconds)
-        return Computed(loss.item(), outputs, targets, weight, seconds)
+        return Computed(found.reported.item(), outputs, targets, found.weight, seconds)
 
 
 class ShardedWorker(Worker):

@@ -121,7 +121,8 @@ def build(
                 "leave them out, or name a function that builds it"
             )
         return factory
-    module = _made(factory, spec, options, shape, outputs, table)
+    sizes = shape if isinstance(shape, dict) else tuple(shape)
+    module = _made(factory, spec, options, {"shape": sizes, "outputs": outputs, "table": table})
     _refuse_other_keras(module)
     if not isinstance(module, nn.Module):
         found = "nothing" if module is None else f"an object of type '{type(module).__name__}'"
@@ -139,17 +140,8 @@ def takes_table(spec: object) -> bool:
     return takes_option(MODELS.load(spec) if isinstance(spec, str) else spec, "table")
 
 
-def _made(
-    factory: object,
-    spec: str,
-    options: Mapping[str, Any],
-    shape: Shape,
-    outputs: int,
-    table: TableInputs | None,
-) -> object:
-    """Call a factory with the options, and with what follows from the data where it takes that."""
-    sizes = shape if isinstance(shape, dict) else tuple(shape)
-    given = {"shape": sizes, "outputs": outputs, "table": table}
+def _made(factory: object, spec: str, options: Mapping[str, Any], given: Mapping[str, object]) -> object:
+    """Call a factory with the options, and with what is `given` by the data where it takes that."""
     for name in given.keys() & options.keys():
         raise BadOption(f"option '{name}' of model '{spec}' follows from the data; leave it out")
     if "keras.src.utils.naming" in sys.modules:

@@ -7,6 +7,7 @@ model's       numbers: age, days since, year │ flags: city is Oslo, ... │ ca
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -18,6 +19,9 @@ TEXT: Final = "text"
 DATE: Final = "date"
 EMPTY: Final = "empty"
 """The kinds of columns: numbers; true and false; texts; dates and times; and those without any value."""
+
+OTHER: Final = "\0"
+"""Stands for all texts of a column that have no number of their own."""
 
 MONTHS: Final = 12
 WEEKDAYS: Final = 7
@@ -140,3 +144,22 @@ class Preparation(Record):
             sum(one.flags for one in each),
             tuple(count for one in each for count in one.categories),
         )
+
+
+@dataclass(frozen=True)
+class TargetUnits(Record):
+    """Mean and standard deviation of the amounts that a model was trained on, for each number of a target."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def table_of(preparations: Iterable[Preparation]) -> Table:
+    """Return the table that trained models take: of texts those that any of them knows, then `OTHER`."""
+    columns: dict[str, TableColumn] = {}
+    for column in (column for preparation in preparations for column in preparation.columns):
+        known = columns[column.name].texts[:-1] if column.name in columns else ()
+        texts = dict.fromkeys((*known, *column.categories))
+        of_text = (*texts, OTHER) if column.kind == TEXT else ()
+        columns[column.name] = TableColumn(column.name, column.kind, of_text, column.form)
+    return Table(tuple(columns.values()))

@@ -43,16 +43,16 @@ class Evaluation(Record):
 
     Attributes:
         samples: how many samples were seen, over all ranks.
-        loss: the mean of the loss over them.
-        metrics: the mean of each metric over them, by name.
-        confusion: samples of each class (row) that were taken for each class (column); None without
-            classes. A further column counts predictions of no known class.
+        loss: the mean of the loss over them, by their weights if they have some.
+        metrics: the mean of each metric over them, by name, likewise.
+        confusion: samples of each class (row) that were taken for each class (column), or the sum of their
+            weights; None without classes. A further column counts predictions of no known class.
     """
 
     samples: int
     loss: float
     metrics: dict[str, float] = field(default_factory=dict)
-    confusion: list[list[int]] | None = field(default=None, repr=False)
+    confusion: list[list[float]] | None = field(default=None, repr=False)
 
     def class_accuracy(self) -> list[float | None]:
         """The share of each class that was recognised, in [0, 1].

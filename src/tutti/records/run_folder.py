@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tutti.errors import BadRunFolder, DiskFull
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
@@ -62,7 +62,7 @@ from tutti.records.json_lines import (
     to_json_lines,
 )
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.preparation import Preparation, TableInputs
+from tutti.records.preparation import Preparation, TableInputs, TargetUnits
 from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.texts import Shape
 from tutti.records.trace import Lane, chrome_trace
@@ -105,7 +105,7 @@ class TrainedOn(Record):
     Attributes:
         name: of the data set.
         classes: the number of classes that the model tells apart; None: none.
-        labels: their names; empty when unknown.
+        labels: their names: texts, whole numbers or booleans; empty when unknown.
         shape: of one input.
         mean: of the inputs' scale, see `tutti.data.Scale`.
         std: likewise.
@@ -118,11 +118,13 @@ class TrainedOn(Record):
             the counts of these data, a line for each; empty: there were none.
         preparation: how the columns of a table became the inputs, whose number is `shape`; None: they are no
             such table.
+        units: of amounts, if the network computes in deviations from their mean; None: it gives them as they
+            are.
     """
 
     name: str
     classes: int | None
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -133,6 +135,7 @@ class TrainedOn(Record):
     inputs: tuple[SeenInput, ...] = ()
     class_weights: tuple[tuple[float, ...], ...] = ()
     preparation: Preparation | None = None
+    units: TargetUnits | None = None
 
     @property
     def of_inputs(self) -> Shape:

@@ -50,7 +50,7 @@ class Run:
             damage=(*history.damage, *usage.damage, *starts.damage),
             summary=folder.find(Summary),
             config=folder.config() if folder.has(CONFIG) else {},
-            labels=() if data is None else data.labels,
+            labels=() if data is None else tuple(map(str, data.labels)),
             usage=tuple(usage.records),
             starts=tuple(starts.records),
         )

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from tutti import models
+from tutti.data.contents import with_weights
 from tutti.data.items import Unloaded
 from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
@@ -132,6 +133,7 @@ def train(
     loss: str | Callable[..., torch.Tensor] = "auto",
     metrics: str | Callable[..., torch.Tensor] | Sequence[str | Callable[..., torch.Tensor]] = "auto",
     sampling: object = None,
+    sample_weight: object = None,
     augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     callbacks: str | Callback | Sequence[str | Callback] = (),
     quiet: bool = False,
@@ -167,6 +169,8 @@ def train(
             sample, or a number for all of them; or as scikit-learn's, (y_true, y_pred) -> a number.
         sampling: draws the samples of an epoch with replacement: "balanced", each class equally often, or a
             weight for each training sample, as an array or the path of an NPY file.
+        sample_weight: with arrays, the weight of each training sample in losses and metrics: of a batch
+            sum(weight * loss) / sum(weight). Of a table it is a column: `data_options={"weight": "column"}`.
         augment: names with commas, a function, or a list of both: random changes of the training samples, by
             functions (inputs, targets, random) -> (inputs, targets) of whole batches.
         callbacks: objects that look on, and may end the run: `tutti.Callback`, or names of such. Each rank
@@ -204,6 +208,8 @@ def train(
     watchers = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     given["callbacks"] = watchers or None
     given["data"] = without_loaders(data, options, quiet)
+    if sample_weight is not None:
+        given["data"] = with_weights(given["data"], sample_weight)
     job, outcome = _job(given, options, quiet, None if resume is None else str(resume))
     if outcome is None:
         with lasting_output():
@@ -334,13 +340,8 @@ def _trained_model(model: object, recipe: Recipe, outcome: RunOutcome) -> nn.Mod
         built = model
     else:
         with ONE_AT_A_TIME, seeded(config.seed):
-            built = models.build(
-                recipe.given("model"),
-                outcome.shape,
-                outcome.outputs,
-                config.model_options,
-                outcome.table,
-            )
+            of_data, options = (outcome.shape, outcome.outputs), config.model_options
+            built = models.build(recipe.given("model"), *of_data, options, outcome.table)
         if outcome.config.precision == "fp64":
             built = Arithmetic("fp64").prepare(built)
     assert outcome.weights is not None

@@ -18,14 +18,17 @@ _OF_STUDIES: Final = {"block", "blocks", "job_timeout", "sweep", "group_by"}
 _OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "resume", "n"} | _OF_STUDIES)
 
 _QUOTED: Final = re.compile(r"'(-[^']*)'")
-_OPTION: Final = re.compile(r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?( (?=\d))?")
+_OPTION: Final = re.compile(
+    r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?( (?=\d)| none\b)?"
+)
 
 
 def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
     """Return a message with the known options as arguments; other words stay as they are."""
 
     def argument(found: re.Match[str]) -> str:
-        name, key, number = found[1].replace("-", "_"), found[2], "=" * bool(found[3])
+        name, key = found[1].replace("-", "_"), found[2]
+        number = {" ": "=", " none": "='none'"}.get(found[3] or "", "")
         if name not in known:
             return found[0]
         if key is not None:

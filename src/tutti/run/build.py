@@ -28,21 +28,24 @@ from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
 from tutti.data.progress import reading_shown
 from tutti.data.sampling import BALANCED, chances_of
+from tutti.data.sources import like_training
 from tutti.data.streaming import StreamedPart, decided
-from tutti.data.targets import KnownClasses
+from tutti.data.targets import KnownClasses, meant_by
 from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
+from tutti.records.checkpoints import FOLDER as CHECKPOINTS
+from tutti.records.preparation import TargetUnits, table_of
 from tutti.records.run import Evaluation
-from tutti.records.run_folder import SeenInput, TrainedOn
+from tutti.records.run_folder import WEIGHTS, RunFolder, SeenInput, TrainedOn
 from tutti.records.splits import seed_of_data
 from tutti.replica import Replica
 from tutti.run import summary_lines
 from tutti.run.config import OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Recipe
 from tutti.run.optimization import build_optimizer, build_schedule, load_optimizer
-from tutti.run.train_job import PARTS
+from tutti.run.train_job import PARTS, TrainJob
 from tutti.state import Saved
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
@@ -51,13 +54,14 @@ from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
-from tutti.training.evaluation import Objective, evaluate
+from tutti.training.evaluation import ForwardPass, Objective, evaluate
 from tutti.training.losses import named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
 from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending, Monitor
+from tutti.training.targets import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
 
@@ -93,28 +97,64 @@ def reseed(seed: int, rank: int) -> None:
 
 
 def open_config_data(
-    recipe: Recipe, comm: Communicator, pool: SamplePool | None = None, known: KnownClasses | None = None
+    recipe: Recipe,
+    comm: Communicator,
+    pool: SamplePool | None = None,
+    known: KnownClasses | None = None,
+    options: Options | None = None,
+    trained: TrainedOn | None = None,
 ) -> DataSet:
     """Open the data set of the configuration (collective); only one rank of each host reads it.
 
-    `pool` has the samples if they are in memory already; `known` are the classes of a model that uses them.
+    Args:
+        recipe: names the data.
+        comm: all ranks.
+        pool: the samples, if they are in memory already.
+        known: the classes of a model that uses the data.
+        options: by which the data are read in place of the configuration's.
+        trained: the data of a model, whose preparation of a table is applied in place of another; None: of
+            that whose weights the run begins with.
     """
-    config, options = recipe.config, recipe.config.data_options
+    config = recipe.config
+    begun = trained is None and (config.weights is not None or _resumed(recipe) is not None)
+    if begun:
+        trained = comm.broadcast_object(_weights_data(recipe) if comm.rank == 0 else None)
+    if begun and trained is not None and trained.preparation is not None and _resumed(recipe) is None:
+        table = table_of([trained.preparation])
+        options = like_training(config.data, config.data_options, trained.columns, table)
     given: object = None
     leads = pool is None and comm.node.rank == 0
     # A data set may draw numbers for each sample.
     seeding = seeded(data_seed(config)) if leads and config.split is not None else nullcontext()
     shows = leads and comm.rank == 0 and not getattr(recipe, "quiet", False)
     with seeding, keeping_doubles(config.precision == "fp64"), reading_shown(config.data, shows):
+        own: Options = {}
         if leads:
-            given, options = given_data(recipe)
-        pool = pool or open_pool(given, comm, options, known)
+            given, own = given_data(recipe)
+        options = own if options is None else options
+        pool = pool or open_pool(given, comm, options, known or meant_by(config.loss))
     place = None if config.split is None else split_of(config.split)
     embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
-    found = pool.divided(comm, config.validation, config.seed, place, embeds)
+    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained)
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found
+
+
+def _resumed(recipe: Recipe) -> Path | None:
+    """Return the folder of the run that is gone on with."""
+    resume = recipe.resume if isinstance(recipe, TrainJob) else None
+    return None if resume is None else resume.folder
+
+
+def _weights_data(recipe: Recipe) -> TrainedOn | None:
+    """Return what the weights were trained on that a run begins with; None: their place does not say."""
+    place = _resumed(recipe) or Path(recipe.config.weights or "").absolute()
+    if place.name == WEIGHTS:
+        place = place.parent
+    elif place.parent.name == CHECKPOINTS:
+        place = place.parent.parent
+    return RunFolder(place).find(TrainedOn)
 
 
 def data_seed(config: TrainConfig) -> int:
@@ -145,8 +185,16 @@ def outputs_for(dataset: DataSet) -> int:
     return dataset.classes or max(1, math.prod(dataset.train.stored_targets.shape[1:]))
 
 
-def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
-    """Return what a model needs to see other data as it saw these; `balanced` has class weights by counts."""
+def trained_on(
+    dataset: DataSet, balanced: Tensor | None = None, units: TargetUnits | None = None
+) -> TrainedOn:
+    """Return what a model needs to see other data as it saw these.
+
+    Args:
+        dataset: the data.
+        balanced: the class weights by counts; None: there are none.
+        units: of the amounts that the network computes in deviations; None: it gives them as they are.
+    """
     stored, scale, inputs = dataset.train.stored_inputs, dataset.train.scale, []
     if isinstance(stored, Columns):
         names = stored.names or [""] * len(stored.columns)
@@ -167,6 +215,7 @@ def trained_on(dataset: DataSet, balanced: Tensor | None = None) -> TrainedOn:
         tuple(inputs),
         () if balanced is None else tuple(map(tuple, balanced.reshape(len(balanced), -1).tolist())),
         scale.preparation,
+        units,
     )
 
 
@@ -277,23 +326,27 @@ class Task:
         data, of = self.dataset, self.objective
         parts = {name: len(part) for name in PARTS if (part := getattr(data, name)) is not None}
         sizes = summary_lines.counts(self.name, self.parameters, data.name, parts, data.shape)
-        kind = (
-            f"{data.classes} classes" if data.classes else summary_lines.plural(outputs_for(data), "number")
-        )
         table = data.train.scale.preparation
         sizes += "" if table is None else f"\n{summary_lines.table(table)}"
-        return f"{sizes}\n{summary_lines.task(kind, of.loss.name, [one.name for one in of.metrics])}"
+        noun = "number"
+        if data.classes:
+            noun = "class"
+        elif of.loss.flags and are_flags(data.train.targets):
+            noun = "label of 0 or 1"
+        kind = summary_lines.kind_of_task(noun, outputs_for(data), data.labels)
+        loss = f"{of.loss.name} of one-hot labels" if of.loss.one_hot else of.loss.name
+        loss += " by weights of samples" if of.weighted else ""
+        return f"{sizes}\n{summary_lines.task(kind, loss, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:
         """Describe the work to layouts of the model over ranks."""
         return Workload(self.dataset.train, batch_size, self.objective.loss, self.objective.arithmetic)
 
-    def measure_loss(self, module: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
-        """The sum of the losses of `module` over a batch / its samples, a scalar, and the losses' weight."""
+    def forward(self, module: nn.Module, batch: Batch) -> ForwardPass:
+        """Compute the outputs of `module` for a batch, and their loss."""
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-        _, loss, weight = self.objective.compute(module, inputs, targets)
-        return loss, weight
+        return self.objective.compute(module, inputs, targets, batch.weights)
 
     def evaluate(self, part: Part | None, comm: Communicator) -> Evaluation | None:
         """Evaluate the model on `part` (collective)."""
@@ -316,8 +369,9 @@ def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = N
     metrics = named_metrics(recipe.given("metrics"), loss, dataset)
     module = arithmetic.prepare(build_model(recipe, dataset))
     dataset = dataset.with_parts(lambda part: told_of_sequences(part, module))
-    objective = Objective(loss, metrics, dataset.classes, arithmetic)
-    objective = check_fit(module, dataset.train, objective)
+    objective = Objective(loss, metrics, dataset.classes, arithmetic, dataset.weighted)
+    by_value = any(isinstance(one, int) for one in dataset.labels)
+    objective = check_fit(module, dataset.train, objective, by_value=by_value)
     return Task(dataset, config.model.removeprefix(OBJECT), module, count_of(module), objective)
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from tutti.comm.base import Communicator
 from tutti.data.columns import Columns, columns_of, sequences_in
 from tutti.data.parts import DataSet, Part, Scale
-from tutti.data.sources import with_columns
+from tutti.data.preparation import prepared
+from tutti.data.sources import like_training
 from tutti.data.targets import KnownClasses
 from tutti.errors import BadData
 from tutti.exports.sources import load_from
+from tutti.records.preparation import Table, table_of
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run import summary_lines
@@ -30,8 +32,9 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     """
     job = load_job(payload, EvaluateJob)
     with seeded(job.config.seed):
-        trained = RunFolder(Path(job.folder)).read(TrainedOn)
-        dataset = open_seen(job, comm, trained, job.other_data)
+        folder = RunFolder(Path(job.folder))
+        trained, target = folder.read(TrainedOn), folder.config()["data_options"].get("target")
+        dataset = open_seen(job, comm, trained, job.other_data, target=target)
         # Other data of one part are to be evaluated whole.
         whole = job.part is None and job.other_data and dataset.test is None
         name = "train" if whole else job.part or "test"
@@ -46,38 +49,79 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     return result
 
 
-def open_seen(recipe: Recipe, comm: Communicator, trained: TrainedOn, other: bool = True) -> DataSet:
-    """Open the data of a configuration as a model sees them (collective)."""
-    config = recipe.config
-    if config.split is not None or not (other or trained.labels):
-        return seen_as(open_config_data(recipe, comm), trained)
-    if not config.data.startswith(OBJECT):  # which is no file; why it is not there is said below
-        options = with_columns(config.data, config.data_options, trained.columns)
-        recipe = replace(recipe, config=replace(config, data_options=options))
-    found = open_config_data(recipe, comm, known=KnownClasses(trained.classes, trained.labels))
+def open_seen(
+    recipe: Recipe,
+    comm: Communicator,
+    trained: TrainedOn,
+    other: bool = True,
+    table: Table | None = None,
+    target: object = None,
+) -> DataSet:
+    """Open the data of a configuration as a model sees them (collective).
+
+    Args:
+        recipe: names the data.
+        comm: all ranks.
+        trained: what the model was trained on.
+        other: the data may be others.
+        table: what the model takes, if that is a table; None: what its preparation says.
+        target: the option "target" of the training.
+    """
+    config, options = recipe.config, None
+    if table is None and trained.preparation is not None:
+        table = table_of([trained.preparation])
+    as_before = config.split is not None or not (other or trained.labels)
+    # An object is no file; why it is not there is said below.
+    if not config.data.startswith(OBJECT) and not (as_before and table is not None):
+        columns = () if as_before else trained.columns
+        options = like_training(config.data, config.data_options, columns, table, target)
+    if as_before:
+        return seen_as(open_config_data(recipe, comm, options=options, trained=trained), trained)
+    known = KnownClasses(trained.classes, tuple(map(str, trained.labels)))
+    found = open_config_data(recipe, comm, known=known, options=options, trained=trained)
     return seen_as(found, trained, "columns" in config.data_options)
 
 
 def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataSet:
     """Give other data the scale and the classes of the data that a model was trained on."""
     columns = () if chosen else dataset.columns
-    dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))
+    if trained.preparation is None:
+        dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))
     here, there = dataset.classes, trained.classes
     if (here is None) != (there is None) or (here or 0) > (there or 0):
         raise BadData(
             f"{dataset.name} has {here or 'no'} classes, but the model was trained on {there or 'none'} "
             f"({trained.name}); give data of the same classes"
         )
-    scale = scale_seen(trained)
+    scale = scale_seen(trained, dataset.table)
     dataset = dataset.with_parts(lambda part: replace(part, scale=scale))
     named = trained.columns if columns else dataset.columns
-    return replace(dataset, columns=named, classes=trained.classes, labels=trained.labels)
+    return replace(
+        dataset, columns=named, classes=trained.classes, labels=trained.labels, units=trained.units
+    )
 
 
-def scale_seen(trained: TrainedOn) -> Scale:
-    """Return the scale of the inputs that a model was trained on."""
+def scale_seen(trained: TrainedOn, table: Table | None = None) -> Scale:
+    """Return the scale of the inputs that a model was trained on; `table` has the columns of other data.
+
+    Raises:
+        BadData: the model was trained on a table, and the other data are none, or lack a column.
+    """
+    if trained.preparation is not None:
+        if table is None:
+            raise no_table(trained)
+        return prepared(trained.preparation, table)
     each = tuple(Scale(one.mean, one.std, one.fill) for one in trained.inputs)
     return Scale(trained.mean, trained.std, trained.fill, each)
+
+
+def no_table(trained: TrainedOn) -> BadData:
+    """Return the error for data without names, where a model needs the columns of a table."""
+    names = () if trained.preparation is None else trained.preparation.names
+    return BadData(
+        f"the model was trained on the columns {', '.join(names[:10])} of a table; give a table or a frame "
+        "that has them"
+    )
 
 
 def part_named(dataset: DataSet, name: str) -> Part:

@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.data import Part, Scale
+from tutti.data import Part
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Inputs
 from tutti.data.opening import open_inputs
 from tutti.data.progress import reading_shown
-from tutti.data.sources import with_columns
+from tutti.data.sources import like_training
 from tutti.errors import BadData
 from tutti.records.files import refusing, unfinished_file
 from tutti.records.output_kinds import Kind
 from tutti.run.build import open_config_data, seeded
-from tutti.run.evaluate import aligned, part_named
+from tutti.run.evaluate import part_named
 from tutti.run.jobs import load_job
 from tutti.run.train_job import PredictJob
 from tutti.run.trained import Predictor, load_trained
@@ -53,7 +53,6 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
     """
     with seeded(job.config.seed), keeping_doubles(predictor.is_double):
         name, part = (_other if job.other_data else _own)(job, comm, predictor)
-        part = predictor.given(part)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)
     meaning = Meaning(predictor.kind, data.classes, data.labels)
     with PredictionFile(path, len(part), meaning) if comm.rank == 0 else nullcontext() as file:
@@ -79,21 +78,21 @@ AT_ONCE: Final = 64
 def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, Part]:
     """Return a part of other data than the run's, and its name."""
     data = predictor.data
-    options = with_columns(job.config.data, job.config.data_options, data.columns)
+    options = like_training(job.config.data, job.config.data_options, data.columns, predictor.table)
     if data.fill:
         options.setdefault("missing", "mean")
     with reading_shown(job.config.data, comm.rank == 0 and not job.quiet):
         found = open_inputs(job.config.data, comm, options, job.part)
     columns = () if "columns" in job.config.data_options else found.columns
-    return found.name, aligned(found.name, found.train, columns, data)
+    return found.name, predictor.seen(found.name, found.train, columns, found.table)
 
 
 def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, Part]:
     """Return a part of the run's own data, and its name."""
     dataset = open_config_data(job, comm)
     name = job.part or "test"
-    part = aligned(dataset.name, part_named(dataset, name), (), predictor.data)
-    return f"{name} part of {dataset.name}", part.with_rows(part.rows, Scale())
+    part = predictor.seen(dataset.name, part_named(dataset, name), (), dataset.table)
+    return f"{name} part of {dataset.name}", part
 
 
 def _take(part: Part, start: int, first: int, last: int) -> Inputs:
@@ -110,7 +109,7 @@ class Meaning:
 
     kind: Kind
     classes: int | None
-    labels: tuple[str, ...]  # names of the classes, or empty
+    labels: tuple[Any, ...]  # names of the classes, or empty
 
     def columns(self, rows: Array, values: Array) -> dict[str, Array]:
         """Return the columns of a table: the numbers of the samples, their classes, and the values."""

@@ -62,11 +62,12 @@ def facts_of(config: TrainConfig, dataset: DataSet) -> Json:
 def fingerprint(dataset: DataSet) -> Json:
     """Return what tells the samples of a data set from others: those of the source, and which these are."""
     parts = {"train": dataset.train, "validation": dataset.validation}
-    rows = {name: part.rows for name, part in parts.items() if part is not None}
-    return {
-        name: [dataset.fingerprint, 0 if one is None else zlib.crc32(one.cpu().numpy().tobytes())]
-        for name, one in rows.items()
-    }
+    found = {}
+    for name, part in parts.items():
+        if part is not None:
+            own = [one.cpu().numpy().tobytes() for one in (part.rows, part.stored_weights) if one is not None]
+            found[name] = [dataset.fingerprint, zlib.crc32(b"".join(own))]
+    return found
 
 
 def saved_for(

@@ -16,11 +16,24 @@ WIDEST_MATRIX = 20
 
 WIDEST_LABEL = 12
 
+MOST_NAMED = 10
+"""The most classes that are named in a line."""
+
 
 def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape: Shape) -> str:
     """Model and data with their sizes, in a line each."""
     samples = ", ".join(f"{count:,} {part}" for part, count in parts.items())
     return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {described(shape)}"
+
+
+def kind_of_task(noun: str, count: int, names: Sequence[object]) -> str:
+    """Say what is predicted: so many classes, labels of 0 or 1, or numbers, by their names."""
+    plurals = {"class": "classes", "label of 0 or 1": "labels of 0 or 1"}
+    words = f"{count:,} {plurals.get(noun, noun + 's') if count > 1 else noun}"
+    if [*map(str, names)] == [*map(str, range(count))]:
+        return words
+    listed = ", ".join(map(_short, names[:MOST_NAMED])) + (", ..." if len(names) > MOST_NAMED else "")
+    return f"{words} ({listed})" if names else words
 
 
 def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
@@ -69,7 +82,7 @@ def stopped(why: str, step: int | None, way_on: str) -> str:
     return f"stopped{after}, as {why}; go on with it by: {way_on}"
 
 
-def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str:
+def evaluation(what: str, result: Evaluation, labels: Sequence[object] = ()) -> str:
     """Describe an evaluation: count, loss, metrics, and for classes the confusion matrix."""
     metrics = [f"{name} {metric_text(name, value)}" for name, value in result.metrics.items()]
     head = ", ".join([f"{what}: {result.samples:,} samples", *metrics, f"loss {result.loss:.4g}"])
@@ -79,7 +92,7 @@ def evaluation(what: str, result: Evaluation, labels: Sequence[str] = ()) -> str
     return head + "\n\n" + "\n".join(_matrix(result, names))
 
 
-def result(summary: Summary, labels: Sequence[str] = ()) -> list[str]:
+def result(summary: Summary, labels: Sequence[object] = ()) -> list[str]:
     """Describe what a run has come to: its figures on the test part, its end and its speed."""
     test = [] if summary.test is None else [f"\n{evaluation('test', summary.test, labels)}\n"]
     return [*test, *ending(summary), speed(summary)]
@@ -150,7 +163,7 @@ def _staleness(counts: dict[int, int]) -> str:
 def _matrix(result: Evaluation, names: list[str]) -> list[str]:
     """Rows are the classes, columns what the model took them for; empty cells are dots."""
     assert result.confusion is not None
-    cells = [[str(count) if count else "." for count in row] for row in result.confusion]
+    cells = [[f"{round(count, 1):.10g}" if count else "." for count in row] for row in result.confusion]
     width = max(len(text) for text in [*names, *(cell for row in cells for cell in row)]) + 1
     left = max(len("class"), *map(len, names))
     lines = [f"{'class':<{left}} {'taken for':<{width * len(names)}}  {_OF_EACH_CLASS}"]
@@ -176,5 +189,6 @@ def _percent(share: float | None) -> str:
     return f"{'-':>8}" if share is None else f"{share:>8.2%}"
 
 
-def _short(label: str) -> str:
+def _short(label: object) -> str:
+    label = str(label)
     return label if len(label) <= WIDEST_LABEL else label[: WIDEST_LABEL - 1] + "…"

@@ -360,7 +360,8 @@ class FittedRun:
             return
         outputs = predict(task.module, part, self.parts.workers.comm, task.objective.arithmetic)
         if folder is not None and outputs is not None:
-            found = predictions_of(part, outputs, task.objective.loss.ignored)
+            loss = task.objective.loss
+            found = predictions_of(part, loss.in_units(outputs), loss.ignored)
             folder.write_predictions(found.as_bytes())
 
     def _with_model(self, outcome: RunOutcome, weights: dict[str, Any]) -> RunOutcome:
@@ -399,7 +400,8 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
             print(f"run folder: {folder.path}", flush=True)  # A run that loses a rank goes on from there.
         folder.write_config(config.as_json())
         of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
-        folder.write(trained_on(task.dataset, of_classes))
+        scaled = task.objective.loss.units is not None
+        folder.write(trained_on(task.dataset, of_classes, task.dataset.units if scaled else None))
         folder.append(run.start, flush=not job.takeover)
         yield folder
 

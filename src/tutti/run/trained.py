@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import methodcaller
 from pathlib import Path
@@ -22,19 +23,23 @@ from tutti.batch_last import BATCH_LAST
 from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
 from tutti.data.columns import Columns, Inputs, each_of, mapped
 from tutti.data.formats.arrow_tables import is_frame, read_frame
-from tutti.data.parts import PIXEL_MAX, Part
+from tutti.data.parts import PIXEL_MAX, Part, Scale
+from tutti.data.preparation import matched
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
+from tutti.data.tables import LIKE, PREPARE
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of
+from tutti.records.preparation import DATE, TEXT, Table, table_of
 from tutti.records.run_folder import TrainedOn
 from tutti.run.build import seeded
 from tutti.run.config import TrainConfig
-from tutti.run.evaluate import aligned, scale_seen
+from tutti.run.evaluate import aligned, no_table, scale_seen
 from tutti.run.jobs import Recipe
 from tutti.run.trained_run import UNUSED, TrainedRun, find_run
 from tutti.training.evaluation import evaluating
+from tutti.training.losses.units import Units
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.prediction import PASS
 from tutti.training.preflight import told_of_sequences
@@ -49,14 +54,15 @@ class Predictor(nn.Module, ABC):
     Attributes:
         data: what it was trained on.
         kind: of its outputs.
+        table: the columns of its inputs, where these are a table; texts are given by their numbers there.
     """
 
-    def __init__(self, data: TrainedOn, kind: Kind) -> None:
+    def __init__(self, data: TrainedOn, kind: Kind, table: Table | None) -> None:
         super().__init__()
-        self.data, self.kind = data, kind
+        self.data, self.kind, self.table = data, kind, table
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[Any, ...]:
         """The names of the classes; empty when they have none."""
         return self.data.labels
 
@@ -73,24 +79,66 @@ class Predictor(nn.Module, ABC):
         """Return a part as its samples are given to the module."""
         return part
 
+    def seen(self, name: str, part: Part, columns: Sequence[str], table: Table | None) -> Part:
+        """Return a part of other data as its samples are given to the module.
+
+        Args:
+            name: of the data.
+            part: of them.
+            columns: their names, where they are a table; empty: the user has chosen them.
+            table: likewise, as they are stored.
+
+        Raises:
+            BadData: inputs are missing, or are of another shape or kind.
+        """
+        if self.table is None:
+            return self.given(replace(aligned(name, part, columns, self.data), scale=Scale()))
+        if table is None:
+            raise no_table(self.data)
+        return replace(part, scale=matched(self.table, table))
+
     def outputs(self, inputs: object) -> Array:
         """Compute the outputs for some inputs, such as logits, some at a time.
 
         Args:
             inputs: an array, a tensor or nested lists, of shape (samples, ...), as they were stored in
                 training: pixels from 0 to 255, other numbers as they are. Several are a dict or a tuple. Of a
-                frame those columns are taken, by their names, that the model was trained on.
+                frame those columns are taken, by their names, that the model was trained on; if all are
+                numbers, an array may have them in the order of `table`.
 
         Raises:
             BadData: they are of another shape or type than those of the training.
         """
         with keeping_doubles(self.is_double):
-            part = self.given(_as_part(_in_order(inputs, self.data), self.data))
+            part = self._part(inputs)
         device = next(chain(self.parameters(), self.buffers()), part.stored_targets).device
         with evaluating(self), torch.no_grad():
             passes = (part.take(some)[0] for some in torch.split(torch.arange(len(part)), PASS))
             found = [FP32.forward(self, mapped(some, methodcaller("to", device))).cpu() for some in passes]
         return np.asarray(torch.cat(found))
+
+    def _part(self, inputs: object) -> Part:
+        """Return inputs as a part whose targets mean nothing."""
+        table, missing = self.table, "mean" if self.data.fill else "error"
+        if is_frame(inputs) and table is not None:
+            found = read_frame(inputs, {LIKE: table.columns}, labelled=False)
+            inputs, table = found.parts["train"][0], found.table
+        elif is_frame(inputs) and not all(name.isdecimal() for name in self.data.columns):
+            inputs = _in_order(inputs, self.data, missing)
+        elif table is not None and any(column.kind in (TEXT, DATE) for column in table.columns):
+            raise no_table(self.data)
+        given = taken_apart({"given": inputs})
+        several = [(given.label("given", at), one) for at, one in enumerate(given.parts["given"])]
+        columns, targets, _ = part_columns(
+            "given", several, None, missing if self.table is None else "prepare"
+        )
+
+        def kept(rows: Rows) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(rows[:], dtype=stored_dtype(rows)))
+
+        each = [column.changed(kept) for column in columns]
+        stored = each[0].rows if given.single else Columns(tuple(each), given.names)
+        return self.seen("this call", Part(stored, torch.from_numpy(targets)), (), table)
 
     def probabilities(self, inputs: object) -> Array:
         """Compute the probability of each class, or of each label of 0 or 1, of shape (samples, ...).
@@ -128,16 +176,26 @@ class Predictor(nn.Module, ABC):
 class PlainModel(nn.Module):
     """A trained model in plain operations, for programs: no autocast, no layout, and its scale in tensors."""
 
-    def __init__(self, data: TrainedOn, double: bool = False) -> None:
+    def __init__(self, data: TrainedOn, table: Table | None, double: bool = False) -> None:
         super().__init__()
-        self.data = data
-        self._shape, self._dtype = data.shape, data.dtype or ("uint8" if data.mean else "float32")
+        self.data, self.table = data, table
+        self._dtype = data.dtype or ("uint8" if data.mean else "float32")
         self._floats = torch.float64 if double else torch.float32
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input, as it is stored."""
+        return self.data.shape if self.table is None else (len(self.table.columns),)
+
     def example(self, samples: int) -> Tensor:
-        """Make inputs of some samples: any bytes, numbers around 0, or the integers 0 and 1."""
+        """Make inputs of some samples: any bytes, numbers around 0, the integers 0 and 1, or any texts."""
         of = torch.Generator().manual_seed(samples)
-        size = (samples, *self._shape)
+        size = (samples, *self.shape)
+        if self.table is not None:
+            counts = torch.tensor([len(column.texts) or 2 for column in self.table.columns])
+            found = (torch.rand(size, generator=of) * counts).floor().to(self._floats)
+            found[1:, samples % len(counts)] = torch.nan
+            return found
         if self._dtype == "uint8":
             return torch.randint(0, 256, size, dtype=torch.uint8, generator=of)
         if self._dtype.startswith("float"):
@@ -148,9 +206,11 @@ class PlainModel(nn.Module):
 class PlainNetwork(PlainModel):
     """A trained network in plain operations. Attribute `network`: takes scaled inputs."""
 
-    def __init__(self, model: nn.Module, data: TrainedOn, double: bool) -> None:
-        super().__init__(data, double)
+    def __init__(self, model: nn.Module, data: TrainedOn, table: Table | None, double: bool) -> None:
+        super().__init__(data, table, double)
         self.network, self._arithmetic = model, Arithmetic("fp64" if double else "fp32")
+        self._prepared = None if table is None else scale_seen(data, table)
+        self._units = _units(data)
         if data.mean:
             mean, std = (torch.tensor(one, dtype=torch.float64) for one in (data.mean, data.std))
             per_channel = (1, -1) + (1,) * (len(data.shape) - 1)
@@ -171,7 +231,10 @@ class PlainNetwork(PlainModel):
             inputs = torch.where(inputs.isnan(), cast("Tensor", self._fill), inputs)
         if self._scaled:
             inputs = inputs * cast("Tensor", self._factor) + cast("Tensor", self._offset)
-        return self._arithmetic.forward(self.network, inputs)
+        if self._prepared is not None:
+            inputs = self._prepared.apply(inputs)
+        outputs = self._arithmetic.forward(self.network, inputs)
+        return outputs if self._units is None else self._units.outputs(outputs)
 
 
 class TrainedModel(Predictor):
@@ -182,6 +245,7 @@ class TrainedModel(Predictor):
         data: of the training, as the network saw them.
         device: where it computes.
         model: the network, or what makes it, if the configuration does not say.
+        table: the columns of its inputs; None: those that it was trained on, if these are a table.
 
     Attributes:
         model: the network itself, which takes scaled inputs.
@@ -193,9 +257,12 @@ class TrainedModel(Predictor):
         data: TrainedOn,
         device: str = "cpu",
         model: nn.Module | Callable[..., nn.Module] | None = None,
+        table: Table | None = None,
     ) -> None:
-        super().__init__(data, kind_of(config.loss, data.classes))
-        self._scale = scale_seen(data)
+        if table is None and data.preparation is not None:
+            table = table_of([data.preparation])
+        super().__init__(data, kind_of(config.loss, data.classes), table)
+        self._scale, self._units = scale_seen(data, table), _units(data)
         # Where a trained model is used there need be no C compiler.
         layout = "contiguous" if config.layout == BATCH_LAST else config.layout
         self._arithmetic = Arithmetic(config.precision, layout, device)
@@ -223,7 +290,8 @@ class TrainedModel(Predictor):
         """Return the outputs of the network; several inputs are given as it takes them."""
         given: Inputs = named or (stored if len(stored) > 1 else stored[0])
         inputs = self._scale.on(str(each_of(given)[0].device)).apply_to_all(given)
-        return self._arithmetic.forward(self.model, self._arithmetic.inputs(inputs))
+        outputs = self._arithmetic.forward(self.model, self._arithmetic.inputs(inputs))
+        return outputs if self._units is None else self._units.outputs(outputs)
 
     @override
     def plain(self) -> PlainNetwork:
@@ -233,7 +301,7 @@ class TrainedModel(Predictor):
                 "one; export its weights by --to safetensors or --to dcp"
             )
         double = self.precision == "fp64"
-        return PlainNetwork(self.model, self.data, double).eval()
+        return PlainNetwork(self.model, self.data, self.table, double).eval()
 
 
 def load(
@@ -279,31 +347,14 @@ def load_trained(
     return trained.eval()
 
 
-def _as_part(inputs: object, data: TrainedOn) -> Part:
-    """Return inputs as a part without a scale, whose targets mean nothing."""
-    given = taken_apart({"given": inputs})
-    several = [(given.label("given", at), one) for at, one in enumerate(given.parts["given"])]
-    columns, targets, _ = part_columns("given", several, None, _missing(data))
-
-    def kept(rows: Rows) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(rows[:], dtype=stored_dtype(rows)))
-
-    found = [column.changed(kept) for column in columns]
-    stored = found[0].rows if given.single else Columns(tuple(found), given.names)
-    return aligned("this call", Part(stored, torch.from_numpy(targets)), (), data)
-
-
-def _in_order(inputs: object, data: TrainedOn) -> object:
-    """Return the columns of a frame that a model was trained on, in their order; other inputs as they are."""
-    if not is_frame(inputs) or all(name.isdecimal() for name in data.columns):
-        return inputs
+def _in_order(frame: Any, data: TrainedOn, missing: str) -> object:
+    """Return the columns of a frame that a model was trained on, in their order."""
     names = [*data.columns]
     if not data.dtype.startswith("float"):  # of arrays that had names
-        frame: Any = inputs
         return frame.select(names) if hasattr(frame, "select") else frame[names]
-    found = read_frame(inputs, {"columns": names, "missing": _missing(data)}, labelled=False)
+    found = read_frame(frame, {"columns": names, "missing": missing, PREPARE: "off"}, labelled=False)
     return found.parts["train"][0]
 
 
-def _missing(data: TrainedOn) -> str:
-    return "mean" if data.fill else "error"
+def _units(data: TrainedOn) -> Units | None:
+    return None if data.units is None else Units(data.units.mean, data.units.std)

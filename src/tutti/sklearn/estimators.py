@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -165,7 +165,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             super().set_params(**{table: {**(getattr(self, table, None) or {}), key: value}})
         return self
 
-    def _train(self, inputs: Array, targets: Array, loss: str, data_options: Options) -> None:
+    def _train(self, inputs: Array, targets: Array, loss: str, options: Options, weights: Any) -> None:
         """Train a new model, by this loss unless there is another among the parameters."""
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in OWN}
         if params["loss"] == "auto":
@@ -173,12 +173,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if params["threads"] is None and str(self.workers) == "1":
             params["threads"] = torch.get_num_threads()
         params = {name: _plain(value) for name, value in params.items() if value is not None}
+        if weights is not None:
+            told = {"dtype": np.float64, "ensure_non_negative": True}
+            params["sample_weight"] = _check_sample_weight(weights, inputs, **told)
         # Of tensors the dimensions keep their order.
         data = torch.from_numpy(inputs), torch.from_numpy(targets)
         model = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
-        result = train(
-            model, data, data_options=data_options, seed=self._seed(), quiet=not self.verbose, **params
-        )
+        result = train(model, data, data_options=options, seed=self._seed(), quiet=not self.verbose, **params)
         self.module_, self.history_, self.summary_ = result.model.eval(), result.history, result.summary
 
     def _seed(self) -> int:
@@ -221,12 +222,13 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         classes_: the labels, numbers or texts, sorted, as the model's outputs are.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train a new model.
 
         Args:
             X: inputs of shape (samples, features), or of further dimensions for models that take them.
             y: a label for each sample.
+            sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
         Raises:
             ValueError: data that cannot be used.
@@ -235,7 +237,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         inputs, labels = validate_data(self, X, y, **_inputs(self.precision))
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
-        self._train(inputs, numbers, "cross_entropy", {"classes": len(self.classes_)})
+        options: Options = {"classes": len(self.classes_)}
+        self._train(inputs, numbers, "cross_entropy", options, sample_weight)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -270,12 +273,13 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
     The arguments and attributes of `Estimator`.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train a new model.
 
         Args:
             X: inputs of shape (samples, features), or of further dimensions for models that take them.
             y: numbers, of shape (samples,) or (samples, outputs).
+            sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
         Raises:
             ValueError: data that cannot be used.
@@ -285,7 +289,7 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
             self, X, y, multi_output=True, y_numeric=True, **_inputs(self.precision)
         )
         self._shape = targets.shape[1:]
-        self._train(inputs, targets.astype(inputs.dtype), "mse", {})
+        self._train(inputs, targets.astype(inputs.dtype), "mse", {"classes": "none"}, sample_weight)
         return self
 
     def predict(self, X: Any) -> Array:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, Any, cast
 
+import numpy as np
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -17,6 +18,7 @@ from tutti.data.columns import Stored
 from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
+from tutti.data.targets import meant_by
 from tutti.errors import BadOption, UnknownName
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
@@ -100,8 +102,8 @@ class Arguments:
         """The data as the arrays of an NPZ file; None: their name is enough."""
         if self.contents is None:
             return None
-        found = to_keys(replace(self.contents, classes=None, columns=()))
-        return {key: rows[:] for key, rows in found.items()}
+        found = to_keys(replace(self.contents, columns=()))
+        return {key: rows[:] if rows.ndim else np.asarray(rows) for key, rows in found.items()}
 
     @contextmanager
     def stream(self) -> Iterator[IO[str]]:
@@ -118,8 +120,8 @@ def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[St
         options = config.data_options
         if callable(data) and not isinstance(data, Dataset):
             data, options = call_with_options(data, options, "data set", "data"), {}
-        contents = read_source(data, options)
-    kept: Options = {"classes": contents.classes} if contents.classes is not None else {}
+        contents = read_source(data, options, meant_by(config.loss))
+    kept: Options = {"classes": contents.classes or "none"}
     if contents.filled:
         kept["missing"] = "mean"
     return replace(config, data=DATA, data_options=kept), contents

@@ -16,6 +16,7 @@ from tutti.data.opening import SamplePool
 from tutti.data.preparation import prepared
 from tutti.data.progress import reading_shown
 from tutti.data.sources import read_source
+from tutti.data.targets import meant_by
 from tutti.errors import UserError
 from tutti.farm.jobs import FarmJob
 from tutti.run.build import build_model, given_data, seeded
@@ -50,12 +51,13 @@ def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = Non
     if contents is None:
         with seeded(runs[0].config.seed), reading_shown(runs[0].config.data):
             given, options = given_data(runs[0])
-            contents = read_source(given, options)
+            contents = read_source(given, options, meant_by(runs[0].config.loss))
     pool = SamplePool.outline(contents)
     for run in runs:
         _refuse_unfit(run, pool.dataset, contents)
     _, targets = contents.parts["train"]
-    return Samples(contents.name, targets, contents.labels, pool.dataset.fingerprint, contents.groups)
+    labels = tuple(map(str, contents.labels))
+    return Samples(contents.name, targets, labels, pool.dataset.fingerprint, contents.groups)
 
 
 def _refuse_unfit(job: TrainJob, dataset: DataSet, contents: ReadData) -> None:

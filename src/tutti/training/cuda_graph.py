@@ -61,7 +61,7 @@ class GraphedPass:
         objective: Objective,
         recorder: CudaRecorder,
     ) -> None:
-        self._module, self._part, self._loss = replica.module, batches.part, objective.loss
+        self._module, self._part, self._objective = replica.module, batches.part, objective
         self._arithmetic, self._keeps = objective.arithmetic, bool(objective.metrics)
         self._recorder = recorder
         self._parameters = [parameter for flat in replica.flats for parameter in flat.parameters]
@@ -113,12 +113,11 @@ class GraphedPass:
     def _pass(self, positions: Tensor, share: Tensor) -> Pass:
         inputs, targets = self._part.take(positions)
         inputs, targets = self._arithmetic.inputs(inputs), self._arithmetic.targets(targets)
-        outputs = self._arithmetic.forward(self._module, inputs)
-        loss = self._loss(outputs, targets)
+        found = self._objective.compute(self._module, inputs, targets)
         # `backward` would add each gradient in its own call.
-        gradients = torch.autograd.grad(loss, self._parameters, share, allow_unused=True)
+        gradients = torch.autograd.grad(found.loss, self._parameters, share, allow_unused=True)
         self._written = _add(self._parameters, gradients)
-        return loss.detach(), outputs.detach(), targets
+        return found.reported.detach(), found.outputs.detach(), targets
 
 
 def _add(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> list[Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,22 @@ from tutti.strategies.placement import broadcast_all
 from tutti.training.losses import Loss, LossBatch
 from tutti.training.metrics import Metric
 from tutti.training.precision import FP32, Arithmetic, is_of_keras
-from tutti.training.targets import labelled, predicted
+from tutti.training.targets import labelled, predicted, spread
 
 PIECE: Final = 1 << 22
 """The numbers that go into one message."""
 
 PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
+
+
+class ForwardPass(NamedTuple):
+    """The outputs of a model for a batch, and its loss: the sum of the losses / the samples, a scalar."""
+
+    outputs: Tensor  # of shape (n, ...), in the unit of the targets
+    loss: Tensor  # of which the gradient is taken
+    weight: float  # of the samples in the loss
+    reported: Tensor  # the loss in the unit of the targets
 
 
 @dataclass(frozen=True)
@@ -39,26 +48,32 @@ class Objective:
     metrics: Sequence[Metric] = ()
     classes: int | None = None  # of the confusion matrix; None: no matrix
     arithmetic: Arithmetic = FP32  # which has prepared the model
+    weighted: bool = False  # samples of some part have weights
 
     def compute(
-        self, module: Callable[..., object], inputs: Inputs, targets: Tensor
-    ) -> tuple[Tensor, Tensor, float]:
-        """Compute a model's output, the sum of the losses / the samples, and the samples' weight."""
+        self, module: Callable[..., object], inputs: Inputs, targets: Tensor, weights: Tensor | None = None
+    ) -> ForwardPass:
+        """Compute a model's outputs and loss for a batch."""
         if self.loss.whole:
             outputs = self.arithmetic.call(module, inputs)
-            loss, weight = self.loss.measure(outputs, LossBatch(inputs, targets))
-            return self.arithmetic.output(outputs), loss, weight
-        output = self.arithmetic.forward(module, inputs)
-        return output, *self.loss.measure(output, targets)
+            loss, weight = self.loss.measure(outputs, LossBatch(inputs, targets), weights)
+            return ForwardPass(self.arithmetic.output(outputs), loss, weight, loss)
+        return self.measure(self.arithmetic.forward(module, inputs), targets, weights)
+
+    def measure(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> ForwardPass:
+        """Compute the loss of a network's own outputs."""
+        loss, weight = self.loss.measure(outputs, targets, weights)
+        outputs = self.loss.in_units(outputs)
+        return ForwardPass(outputs, loss, weight, self.loss.reported(loss, outputs, targets, weights))
 
 
 @dataclass(frozen=True)
 class Sums:
     """The contents of a tally."""
 
-    counts: Tensor  # int64: samples, labels, and the cells of the confusion matrix
+    counts: Tensor  # samples, labels, and the cells of the confusion matrix: int64, or float64 of weights
     sums: Tensor  # float64: the weight, the sum of the losses, and the sums of each metric
-    rows: tuple[Tensor, ...] = ()  # outputs and targets, if a metric gathers them
+    rows: tuple[Tensor, ...] = ()  # outputs, targets and weights, if a metric gathers them
 
 
 class Tally:
@@ -68,7 +83,7 @@ class Tally:
     on a GPU are summed there, without waiting. Outputs and targets for a metric that gathers go to the CPU.
 
     Samples without a label count in neither metrics nor matrix. Predictions outside the classes of the
-    matrix, and NaN, are counted in one more column; metrics are NaN then.
+    matrix, and NaN, are counted in one more column; metrics are NaN then. Samples count by their weights.
 
     Attributes:
         samples: the number counted.
@@ -83,17 +98,22 @@ class Tally:
         self.samples, classes = 0, self._classes or 0
         self.loss: float | Tensor = 0.0
         self.weight = 0.0
-        self._labelled = 0
+        self._labelled = 0.0
         self._gathers = any(metric.gathers for metric in self._metrics)
         self._sums = [torch.zeros(metric.width, dtype=torch.float64) for metric in self._metrics]
         self._rows: list[tuple[Tensor, ...]] = []
-        self._confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
-        self._outputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
+        dtype = torch.float64 if objective.weighted else torch.int64
+        self._confusion = torch.zeros(classes, classes + 1, dtype=dtype)
+        self._kept: list[tuple[Tensor, ...]] = []  # outputs, targets and weights that are not counted yet
         self._pending = 0
 
     def add(
-        self, loss: float | Tensor, outputs: Tensor, targets: Tensor, weight: float | None = None
+        self,
+        loss: float | Tensor,
+        outputs: Tensor,
+        targets: Tensor,
+        weight: float | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         """Count a batch.
 
@@ -102,6 +122,7 @@ class Tally:
             outputs: of the model, of shape (n, ...), without gradient.
             targets: of shape (n, ...).
             weight: the denominator of its losses; None: its samples.
+            weights: of its samples, of shape (n,); None: they have none.
         """
         count = len(targets)
         self.samples += count
@@ -113,8 +134,7 @@ class Tally:
         else:
             self.loss += loss * count
         if self._metrics or self._classes is not None:
-            self._outputs.append(outputs)
-            self._targets.append(targets)
+            self._kept.append((outputs, targets) if weights is None else (outputs, targets, weights))
             self._pending += outputs.numel()
             if self._pending >= PENDING_NUMBERS:
                 self._count()
@@ -157,7 +177,7 @@ class Tally:
     def state(self) -> Values:
         """Return the sums, and the outputs that are not counted yet."""
         found = self._counted()
-        kept = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
+        kept = [*map(torch.cat, zip(*self._kept, strict=True))]
         return {"counts": found.counts, "sums": found.sums, "rows": list(found.rows), "kept": kept}
 
     def total_state(self, comm: Communicator) -> Values:
@@ -171,17 +191,17 @@ class Tally:
     def load_state(self, values: Values) -> None:
         """Count on from the state of an earlier tally."""
         counts = values["counts"]
-        self.samples, self._labelled = (int(count) for count in counts[:2])
+        self.samples, self._labelled = int(counts[0]), float(counts[1])
         self._confusion = counts[2:].view_as(self._confusion)
         self.weight, self.loss = values["sums"][:2].tolist()
         self._sums = self._split(values["sums"])
         self._rows = [tuple(values["rows"])] if values["rows"] else []
         if values["kept"]:
-            outputs, targets = values["kept"]
-            self._outputs, self._targets, self._pending = [outputs], [targets], outputs.numel()
+            self._kept, self._pending = [tuple(values["kept"])], values["kept"][0].numel()
 
     def _counted(self) -> Sums:
-        counts = torch.cat([torch.tensor([self.samples, self._labelled]), self._confusion.flatten()])
+        cells = self._confusion.flatten()
+        counts = torch.cat([torch.tensor([self.samples, self._labelled], dtype=cells.dtype), cells])
         first = torch.tensor([float(self.weight), float(self.loss)], dtype=torch.float64)
         sums = torch.cat([first, *(one.cpu() for one in self._sums)])
         rows = tuple(map(torch.cat, zip(*self._rows, strict=True)))
@@ -193,34 +213,36 @@ class Tally:
 
     def _count(self) -> None:
         """Count the pending outputs."""
-        if not self._outputs:
+        if not self._kept:
             return
-        outputs, targets = labelled(torch.cat(self._outputs), torch.cat(self._targets), self._ignored)
-        self._outputs, self._targets, self._pending = [], [], 0
-        self._labelled += len(targets)
+        rows = labelled(self._ignored, *map(torch.cat, zip(*self._kept, strict=True)))
+        outputs, targets, *weights = rows
+        self._kept, self._pending = [], 0
+        self._labelled += float(weights[0].sum()) if weights else len(targets)
         if not len(targets):
             return
         # Not in place: `here` counts on a shallow copy.
         self._sums = [
             (old if new.is_cpu else old.to(new.device)) + new
-            for old, new in zip(self._sums, self._of(outputs, targets), strict=True)
+            for old, new in zip(self._sums, self._of(*rows), strict=True)
         ]
         if self._gathers:
-            self._rows = [*self._rows, (outputs.cpu(), targets.cpu())]
+            self._rows = [*self._rows, tuple(one.cpu() for one in rows)]
         if self._classes is not None:
             classes = predicted(outputs, targets, self._amounts).clamp(max=self._classes)
             lost = outputs.isnan()
             lost = lost.any(1) if outputs.dim() > targets.dim() else lost.reshape(targets.shape)
             classes = classes.masked_fill(lost, self._classes)
             cells = (targets * (self._classes + 1) + classes).flatten().cpu()
-            counted = torch.bincount(cells, minlength=self._confusion.numel())
+            each = spread(targets, *weights)[0].flatten().cpu() if weights else None
+            counted = torch.bincount(cells, each, minlength=self._confusion.numel())
             self._confusion = self._confusion + counted.view_as(self._confusion)
 
-    def _of(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+    def _of(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Iterator[Tensor]:
         """Yield the sums of each metric, of shape (width,); NaN where an output is."""
         lacking = outputs.isnan().any()
         for metric in self._metrics:
-            yield metric.sum(outputs, targets).reshape(metric.width).masked_fill(lacking, math.nan)
+            yield metric.sum(outputs, targets, *weights).reshape(metric.width).masked_fill(lacking, math.nan)
 
     def _of_all(self, rows: tuple[Tensor, ...]) -> list[float]:
         """Compute the metrics that gather, in their order."""
@@ -239,9 +261,9 @@ class Tally:
                 value = metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
             if value is not None:
                 metrics[metric.name] = value
-        return Evaluation(samples, loss / weight if weight else math.nan, metrics, self._matrix(cells))
+        return Evaluation(int(samples), loss / weight if weight else math.nan, metrics, self._matrix(cells))
 
-    def _matrix(self, cells: list[int]) -> list[list[int]] | None:
+    def _matrix(self, cells: list[float]) -> list[list[float]] | None:
         if self._classes is None:
             return None
         width = self._classes + 1
@@ -274,11 +296,13 @@ def evaluate(
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)
-            inputs, targets = part.take(torch.arange(*positions, device=part.device))
+            some = torch.arange(*positions, device=part.device)
+            (inputs, targets), weights = part.take(some), part.weights_of(some)
             targets = arithmetic.targets(targets)
-            outputs, value, weight = objective.compute(module, arithmetic.inputs(inputs), targets)
+            found = objective.compute(module, arithmetic.inputs(inputs), targets, weights)
             if counts:
-                tally.add(arithmetic.number(value), outputs, targets, weight)
+                reported = arithmetic.number(found.reported)
+                tally.add(reported, found.outputs, targets, found.weight, weights)
     return tally
 
 

@@ -28,11 +28,14 @@ MOST = 10_000_000
 """The most numbers of outputs on which a metric is tried."""
 
 
-def check_fit(module: nn.Module, part: Part, objective: Objective, together: bool = False) -> Objective:
+def check_fit(
+    module: nn.Module, part: Part, objective: Objective, together: bool = False, by_value: bool = False
+) -> Objective:
     """Run a few samples through model, loss and metrics, in evaluation mode; the model stays as it was.
 
-    With `together` several workers make one update. The loss of the returned objective knows whether it has
-    a denominator of its own. BadModel, BadOption or BadData name the part that does not fit.
+    With `together` several workers make one update; `by_value` are classes numbered in the order of labels
+    such as 3, 5 and 7. The loss of the returned objective knows whether it has a denominator of its own.
+    BadModel, BadOption or BadData name the part that does not fit.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
     inputs, targets = part.take(torch.arange(min(arithmetic.telling_samples, len(part))))
@@ -40,7 +43,7 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
     with evaluating(module), torch.no_grad():
         with _naming("the model", inputs, arithmetic.layout), _unwritten(module, together):
             whole = arithmetic.call(module, inputs)
-        outputs = arithmetic.output(whole)
+        outputs = loss.in_units(arithmetic.output(whole))
         if outputs.dim() == 0 or len(outputs) != len(targets):
             raise BadModel(
                 f"the model's outputs have shape {tuple(outputs.shape)} for {len(targets)} samples; they "
@@ -48,23 +51,32 @@ def check_fit(module: nn.Module, part: Part, objective: Objective, together: boo
             )
         if loss.labels and not part.targets.is_floating_point() and outputs.dim() > 1:
             check_labels(part.targets, outputs.shape[1], loss.ignored)
+        several = not targets.is_floating_point() and outputs.dim() > targets.dim() and outputs.shape[1] > 1
+        if by_value and several and outputs.shape[1] != objective.classes:
+            raise BadModel(
+                f"the model has {outputs.shape[1]} outputs, but the labels have {objective.classes} values, "
+                f"not from 0 on; give --data.classes {outputs.shape[1]} if they are the numbers of outputs, "
+                "or a model with an output for each value"
+            )
         with _naming(f"loss '{loss.name}' for targets of shape {tuple(targets.shape)}", outputs):
             # A copy, as a function may change its arguments in place.
-            given = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
-            found = loss.called(*given)
+            first, second = (whole, LossBatch(inputs, targets)) if loss.whole else (outputs.clone(), targets)
+            ones = torch.ones(len(targets), dtype=torch.float64) if objective.weighted else None
+            found = loss.called(first, second) if ones is None else loss.measure(first, second, ones)
         if not isinstance(found[0] if isinstance(found, tuple) else found, Tensor):
             raise BadOption(
                 f"loss '{loss.name}' gives a {type(found).__name__}; give a tensor: the mean over the "
                 "samples, one value for each, or (the sum of the losses, the weight to divide it by)"
             )
-        seen, its = labelled(outputs, targets, loss.ignored)
+        seen, its = labelled(loss.ignored, outputs, targets)
         evenly = part.targets[:: max(1, len(part) * seen[:1].numel() // MOST)]
-        every = labelled(evenly.unsqueeze(1), evenly, loss.ignored)[1]
+        every = labelled(loss.ignored, evenly.unsqueeze(1), evenly)[1]
         metrics = []
         for metric in objective.metrics:
             with _naming(f"metric '{metric.name}'", outputs):
-                metrics.append(fitted(metric, seen, its, every))
-    loss = replace(loss, weighed=isinstance(found, tuple))
+                metrics.append(fitted(metric, seen, its, every, objective.weighted))
+    one_hot = several and (loss.flags or loss.amounts)
+    loss = replace(loss, weighed=isinstance(found, tuple), one_hot=one_hot)
     return replace(objective, loss=loss, metrics=tuple(metrics))
 
 
@@ -76,7 +88,7 @@ def try_gradient(module: nn.Module, part: Part, objective: Objective) -> None:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     modules = [module, function] if isinstance(function, nn.Module) else [module]
     with undone(modules), _naming("the model's training step", inputs, arithmetic.layout):
-        loss = objective.compute(module, inputs, targets)[1]
+        loss = objective.compute(module, inputs, targets).loss
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
 

@@ -24,31 +24,23 @@ def loss_for(targets: Tensor) -> str:
     """Return the name of the loss for the targets of a training part."""
     if not targets.is_floating_point():
         return "cross_entropy"
-    ways = _other_ways(targets)
-    if ways:
-        found = f"{float(targets.min()):g} to {float(targets.max()):g}"
-        raise BadOption(
-            f"the targets are floats from {found}, which may be labels or amounts; say what they are: "
-            f"{', '.join(ways)}, or '--loss mse' for amounts"
+    if targets.numel() == len(targets):
+        return "mse"
+    if are_flags(targets):
+        if targets.dim() == 2:
+            return "bce"
+        ways = (
+            "'--loss bce' for labels of which any number may hold, '--loss cross_entropy' where one of them "
+            "holds, '--data.classes 2' where every position, such as a token, has a class"
         )
-    return "mse"
-
-
-def _other_ways(targets: Tensor) -> list[str]:
-    """Return the options for floats that may be something other than amounts."""
-    flags = "'--loss bce' for labels of which any number may hold"
-    several = targets.numel() > len(targets)
-    if several and are_flags(targets):
-        one = "'--loss cross_entropy' where one of them holds"
-        return [flags, one, "'--data.classes 2' where every position, such as a token, has a class"]
-    if several:
-        return [] if not_shares(targets) else ["'--loss cross_entropy' for shares of classes"]
-    values = torch.unique(targets)
-    first, last, count = float(values[0]), float(values[-1]), len(values)
-    whole = count > 1 and torch.equal(values, values.floor())
-    if not whole or first not in (0, 1) or last - first + 1 != count:
-        return []
-    return [f"'--data.classes {last + 1:g}' for classes", *([flags] if last == 1 else [])]
+    elif not_shares(targets):
+        return "mse"
+    else:
+        ways = "'--loss cross_entropy' for shares of classes"
+    raise BadOption(
+        f"the targets are floats from {float(targets.min()):g} to {float(targets.max()):g}, which may be "
+        f"labels or amounts; say what they are: {ways}, or '--loss mse' for amounts"
+    )
 
 
 def are_flags(targets: Tensor) -> bool:
@@ -142,10 +134,16 @@ def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor
     return (outputs > 0).reshape(targets.shape).to(torch.int64)
 
 
-def labelled(outputs: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
-    """Return the rows of outputs (n, classes, *rest) and targets (n, *rest) whose label is not `ignored`."""
+def spread(targets: Tensor, *weights: Tensor) -> list[Tensor]:
+    """Return weights of samples, of shape (n,), as those of targets (n, *rest), on their device."""
+    shape = -1, *[1] * (targets.dim() - 1)
+    return [one.to(targets.device).reshape(shape).expand_as(targets) for one in weights]
+
+
+def labelled(ignored: int | None, outputs: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Return the rows of outputs (n, classes, *rest), targets (n, *rest) and weights whose label counts."""
     if ignored is None:
-        return outputs, targets
+        return outputs, targets, *weights
     rows = outputs.movedim(1, -1).flatten(0, -2) if outputs.dim() > targets.dim() else outputs.flatten()
     kept = targets.flatten() != ignored
-    return rows[kept], targets.flatten()[kept]
+    return rows[kept], *(one.flatten()[kept] for one in (targets, *spread(targets, *weights)))

@@ -110,7 +110,7 @@ class UpdateGradient:
         weight = samples if computed.weight is None else computed.weight
         loss = computed.loss
         if not isinstance(loss, float) or math.isfinite(loss):
-            tally.add(loss, computed.outputs, computed.targets, weight)
+            tally.add(loss, computed.outputs, computed.targets, weight, batch.weights)
         elif self.skipped.catches_losses:
             self.skipped.note_loss(loss)
         else:
@@ -123,15 +123,15 @@ class UpdateGradient:
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         self._stages.lap("copy")
-        outputs, loss, weight = self.objective.compute(self._replica.module, inputs, targets)
+        found = self.objective.compute(self._replica.module, inputs, targets, batch.weights)
         self._stages.lap("forward")
         # Backward from the share gives the gradient of loss * share, and saves a multiplication.
         factor = batch.share if self.scale is None else batch.share * self.scale.factor
         share = self._shares.get(factor)
         if share is None:
-            share = self._shares[factor] = loss.new_tensor(factor)
-        torch.autograd.backward(loss, share)
-        return Computed(arithmetic.number(loss), outputs.detach(), targets, weight)
+            share = self._shares[factor] = found.loss.new_tensor(factor)
+        torch.autograd.backward(found.loss, share)
+        return Computed(arithmetic.number(found.reported), found.outputs.detach(), targets, found.weight)
 
     def _charge(self, samples: int) -> None:
         """Move the virtual clock, if there is one, by the cost of the samples."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
@@ -20,14 +20,15 @@ from tutti import parts
 from tutti.data.arrays import as_array
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
-from tutti.data.dictionaries import like, with_one_table
 from tutti.data.rows import Rows, StoredRows, joined
 from tutti.data.schemas import listed, nearest
 from tutti.data.structure import sequence_column
-from tutti.data.tables import check_options
+from tutti.data.tables import LIKE, check_options
 from tutti.errors import BadData, BadOption
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
+
+T = TypeVar("T")
 
 
 class Format:
@@ -122,12 +123,9 @@ def read_files(
         BadData: a file is missing or broken, or has other parts, columns, class names, shapes or types than
             the first.
     """
-    first = read_path(paths[0], options, labelled)
-    if len(paths) == 1:
+    first, *others = every = one_by_one(paths, read_path, options, labelled)
+    if not others:
         return first
-    options = like(options, first)
-    others = [read_path(path, options, labelled) for path in paths[1:]]
-    first, *others = every = with_one_table([first, *others])
     wanted = _traits(paths[0], first)
     for path, one in zip(paths[1:], others, strict=True):
         for here, there in zip_longest(_traits(path, one), wanted, fillvalue="nothing more"):
@@ -143,7 +141,25 @@ def read_files(
             np.concatenate([_rows(one)[:] for one in targets]) if labelled else None,
         )
     groups = [one.groups for one in every if one.groups is not None]
-    return replace(first, parts=parts, groups=np.concatenate(groups) if groups else None)
+    weights = {part: np.concatenate([_rows(one.weights[part])[:] for one in every]) for part in first.weights}
+    return replace(first, parts=parts, groups=np.concatenate(groups) if groups else None, weights=weights)
+
+
+def one_by_one(
+    sources: Iterable[T],
+    read: Callable[[T, Mapping[str, object], bool], Contents[object]],
+    options: Mapping[str, object],
+    labelled: bool,
+) -> list[Contents[object]]:
+    """Read several sources of one data set, whose tables are one: each goes on with the kinds and texts."""
+    found: list[Contents[object]] = []
+    for source in sources:
+        found.append(one := read(source, options, labelled))
+        if one.table is not None:
+            options = {**options, LIKE: one.table.columns}
+    first, last = found[0].table, found[-1].table
+    table = None if first is None or last is None else replace(first, columns=last.columns)
+    return [replace(one, table=table) for one in found]
 
 
 def _traits(path: Path, contents: Contents[object]) -> list[str]:
@@ -160,8 +176,9 @@ def _traits(path: Path, contents: Contents[object]) -> list[str]:
         if goals is not None:
             kind = "texts" if goals.dtype.kind in "US" else "numbers"
             found.append(f"{part} targets of shape {goals.shape[1:]}, which are {kind}")
-    columns, names = (listed(some) or "none" for some in (contents.columns, contents.labels))
-    return [f"the columns {columns}", f"the class names {names}", *found]
+    each = contents.columns, [*map(str, contents.labels)], tuple(contents.weights)
+    columns, names, weighted = (listed(some) or "none" for some in each)
+    return [f"the columns {columns}", f"the class names {names}", f"weights of parts {weighted}", *found]
 
 
 def _together(inputs: Sequence[Any]) -> object:

@@ -12,10 +12,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tutti.data.arrays import as_floats, float_dtype
+from tutti.data.arrays import as_floats
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
-from tutti.data.formats.arrow_columns import as_array, can_be_prepared, is_prepared, stored_table
+from tutti.data.formats.arrow_columns import as_array, is_prepared, kind_of, stored_table
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
@@ -111,7 +111,7 @@ def read_table(
     """
     choice = choose(schema.names, options, str(path), labelled)
     inputs = [*choice.inputs]
-    used = [*inputs, *choice.targets, *([] if choice.group is None else [choice.group])]
+    used = [*inputs, *choice.targets, *(one for one in (choice.group, choice.weight) if one is not None)]
     arrow = arrow_package()
     try:
         table = read(used)
@@ -121,7 +121,8 @@ def read_table(
         raise BadData(f"{path} has no rows")
     kinds = {name: schema.field(name).type for name in inputs}
     shows = len(inputs) == 1 and _holds_pictures(kinds[inputs[0]])
-    prepares = is_prepared(options) and not shows and all(map(can_be_prepared, kinds.values()))
+    plain = not shows and all(map(kind_of, kinds.values()))
+    prepares = is_prepared(options) and plain
     for name in [] if shows or prepares else inputs:
         _refuse_other_kinds(path, table.column(name), name, kinds)
     values: object = None
@@ -132,19 +133,16 @@ def read_table(
         pictures = pictures or _pictures(path, table.column(inputs[0]), inputs[0])
         values = chosen(decoded(pictures, options.get("size")), rows)
     table = table if len(rows) == table.num_rows else table.take(rows)
-    prepared = None
-    if prepares:
-        values, prepared = stored_table(path, table, inputs, options)
-        inputs = [column.name for column in prepared.columns]
+    stored = None
+    if plain:
+        values, stored = stored_table(path, table, inputs, options)
+        inputs = [column.name for column in stored.columns]
     elif not shows:
-        values = _inputs(path, table, inputs)
+        each = {name: _values(path, table.column(name), name) for name in inputs}
+        values = each if len(each) > 1 else each[inputs[0]]
     targets = _targets(path, table, choice.targets) if labelled else None
-    groups = None if choice.group is None else _target(path, table.column(choice.group), choice.group)
-    if groups is not None and groups.ndim > 1:
-        raise BadData(
-            f"{path} has lists in '{choice.group}'; give each sample a number or a text as its group"
-        )
-    columns = tuple(inputs) if not shows and not any(map(_is_list, kinds.values())) else ()
+    groups, weights = _of_samples(path, table, choice)
+    columns = tuple(inputs) if plain else ()
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
     parts = {"train": (values, targets)}
     return Contents(
@@ -153,19 +151,23 @@ def read_table(
         labels=_class_names(schema, choice.targets),
         columns=columns,
         groups=groups,
-        table=prepared,
+        table=stored if prepares else None,
+        targets=choice.targets,
+        weights=weights,
     )
 
 
-def _inputs(path: Path, table: Any, names: Sequence[str]) -> object:
-    """Return columns of numbers side by side, as floats, or each by its name if there are lists."""
-    if not any(_is_list(table.schema.field(name).type) for name in names):
-        matrix = np.empty((table.num_rows, len(names)), float_dtype())
-        for at, name in enumerate(names):
-            matrix[:, at] = _floats(table.column(name))
-        return matrix
-    each = {name: _values(path, table.column(name), name) for name in names}
-    return each if len(each) > 1 else each[names[0]]
+def _of_samples(path: Path, table: Any, choice: ChosenColumns) -> tuple[Array | None, dict[str, Array]]:
+    """Return the groups and the weights of the samples, from columns that are no inputs."""
+    groups, weights = (
+        None if name is None else _target(path, table.column(name), name)
+        for name in (choice.group, choice.weight)
+    )
+    if groups is not None and groups.ndim > 1:
+        raise BadData(
+            f"{path} has lists in '{choice.group}'; give each sample a number or a text as its group"
+        )
+    return groups, {} if weights is None else {"train": weights}
 
 
 def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: str) -> Indices:
@@ -219,8 +221,10 @@ def _target(path: Path, values: Any, name: str) -> Array:
     types, kind = arrow_package().types, values.type
     if types.is_dictionary(kind):
         return _target(path, values.cast(kind.value_type), name)
-    if types.is_string(kind) or types.is_large_string(kind):
-        return np.array(values.to_pylist(), dtype=str)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_temporal(kind):
+        return np.array(values.cast(arrow_package().string()).to_pylist(), dtype=str)
+    if types.is_decimal(kind):
+        values, kind = values.cast(arrow_package().float64()), arrow_package().float64()
     found = _lists(path, values, name) if _is_list(kind) else None
     if isinstance(found, np.ndarray):
         return found

@@ -111,8 +111,13 @@ def _types(schema: Any) -> dict[str, Any]:
 
 
 def _as_numbers(column: Any, decimal_point: str) -> Any:
-    """Return a column of texts as whole numbers, if all are such, else as numbers, else as it is."""
+    """Return a column of texts as whole numbers, if all are such, else as numbers, else as it is.
+
+    Codes such as 007 are texts: they are others than 7.
+    """
     arrow = arrow_package()
+    if arrow.compute.any(arrow.compute.match_substring_regex(column, r"^[+-]?0\d")).as_py():
+        return column
     numbers = column if decimal_point == "." else arrow.compute.replace_substring(column, ",", ".")
     for kind in (arrow.int64(), arrow.float64()):
         with suppress(arrow.ArrowInvalid):

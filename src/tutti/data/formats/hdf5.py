@@ -26,7 +26,7 @@ class Hdf5(Format):
     """HDF5 files; `--data.features` and `--data.labels` name the data sets in them, such as events/jets."""
 
     start = b"\x89HDF\r\n\x1a\n"
-    options = ("features", "labels", "group")
+    options = ("features", "labels", "group", "weight")
 
     @staticmethod
     @override
@@ -38,14 +38,15 @@ class Hdf5(Format):
         """
         with open_data_file(path):
             pass
-        features, labels, group = (options.get(name) for name in Hdf5.options)
+        features, labels, group, weight = (options.get(name) for name in Hdf5.options)
         try:
             with optional_package("h5py", "HDF5 files need").File(path, "r") as file:
                 groups = _rows(path, file, group)[:] if group is not None and labelled else None
+                given = {"train": _rows(path, file, weight)} if weight is not None and labelled else {}
                 if features is not None and (labels is not None or not labelled):
                     targets = _several(path, file, labels) if labelled else None
                     parts = {"train": (_several(path, file, features), targets)}
-                    return Contents(path.stem, parts, groups=groups)
+                    return Contents(path.stem, parts, groups=groups, weights=given)
                 if (features is None) != (labels is None) and labelled:
                     raise BadData(
                         f"--data.features and --data.labels go together; {path} has {_data_sets(file)}"
@@ -57,6 +58,7 @@ class Hdf5(Format):
                         f"targets by --data.features NAME --data.labels NAME; it has {_data_sets(file)}"
                     )
                 found = {name: _rows(path, file, name) for name in keys}
+                found |= {f"w_{part}": one for part, one in given.items()}
                 return replace(from_keys(found, path.stem, str(path), labelled), groups=groups)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
             raise damaged(path, error) from error

@@ -57,7 +57,9 @@ class Npy(Format):
                 f"{path} has no targets beside it that are called alike: its folder has {there}; call a pair "
                 "x.npy and y.npy"
             )
-        return Contents(path.stem, {"train": (read_npy(path), read_npy(slots[name, "targets"]))})
+        parts = {"train": (read_npy(path), read_npy(slots[name, "targets"]))}
+        beside = slots.get((name, "weights"))
+        return Contents(path.stem, parts, weights={} if beside is None else {"train": read_npy(beside)})
 
 
 def files_by_key(folder: Path) -> dict[str, list[Path]]:

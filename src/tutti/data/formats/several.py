@@ -13,8 +13,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from tutti.data.contents import PARTS, Contents, refuse_other_names
-from tutti.data.dictionaries import like, with_one_table
-from tutti.data.formats import Format, in_order, read_files
+from tutti.data.formats import Format, in_order, one_by_one, read_files
 from tutti.data.schemas import nearest
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
@@ -85,11 +84,8 @@ class PartFiles(Format):
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
         by_part = _by_part(path)
-        train = read_files(by_part.pop("train"), options, labelled)
-        options = like(options, train)
-        others = [read_files(files, options, labelled) for files in by_part.values()]
-        found = dict(zip(["train", *by_part], with_one_table([train, *others]), strict=True))
-        train = found["train"]
+        every = one_by_one(by_part.values(), read_files, options, labelled)
+        found, train = dict(zip(by_part, every, strict=True)), every[0]
         for name, one in found.items():
             if set(one.parts) != {"train"}:
                 raise BadData(
@@ -102,7 +98,8 @@ class PartFiles(Format):
                 )
         refuse_other_names({name: one.labels for name, one in found.items()}, str(path))
         parts = {name: one.parts["train"] for name, one in found.items()}
-        return replace(train, name=path.resolve().name, parts=parts)
+        weights = {name: one.weights["train"] for name, one in found.items() if one.weights}
+        return replace(train, name=path.resolve().name, parts=parts, weights=weights)
 
 
 def _by_part(folder: Path) -> dict[str, list[Path]]:

@@ -35,10 +35,10 @@ class KerasProgram(Program):
         if not is_of_keras(model):
             raise BadModel("the model is none of Keras, whose file cannot hold it; write it by --to onnx")
         asked: Any = getattr(model, "inputs", None)
-        if data.fill or (data.mean and (not asked or len(asked) != 1)):
+        if data.fill or data.preparation or (data.mean and (not asked or len(asked) != 1)):
             raise BadModel(
-                "the model says no shape of a single input, before which its scale could be put, or has "
-                "means for missing values; write it by --to torch-export"
+                "the model says no shape of a single input, before which its scale could be put, has means "
+                "for missing values, or takes a prepared table; write it by --to torch-export"
             )
         if not data.mean:
             write_keras(model, path)

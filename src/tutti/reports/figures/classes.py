@@ -83,7 +83,7 @@ def _confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: l
     )
 
 
-def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[int]]) -> tuple[Data, list[str]]:
+def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[float]]) -> tuple[Data, list[str]]:
     """Return the cells with samples, and the names of the classes in order."""
     data: Data = []
     order: dict[str, None] = {}

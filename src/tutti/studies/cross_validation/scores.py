@@ -38,7 +38,7 @@ class FoldScores:
     folds: tuple[float, ...]
     samples: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
-    confusion: list[list[int]] | None = field(default=None, repr=False)
+    confusion: list[list[float]] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, score: Score, runs: Sequence[Summary | None]) -> FoldScores:
@@ -106,8 +106,8 @@ def write_scores(path: Path, candidates: Mapping[str, FoldScores], labels: Seque
         lines.append((*known, "standard deviation", total, _cell(one.deviation)))
         for label, share in enumerate(one.class_accuracy()):
             called = f"class {labels[label] if label < len(labels) else label}"
-            samples = sum((one.confusion or [])[label])
-            lines.append((name, "accuracy", called, samples, "" if share is None else repr(share)))
+            weight = f"{sum((one.confusion or [])[label]):.10g}"
+            lines.append((name, "accuracy", called, weight, "" if share is None else repr(share)))
     write_table(path, lines)
 
 

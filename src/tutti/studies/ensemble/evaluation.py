@@ -24,20 +24,22 @@ def work(comm: Communicator, payload: bytes) -> None:
     job = load_job(payload, EnsembleJob)
     config = job.config
     ensemble = load_ensemble(job.folder, job.trust, config.device)
-    trained = ensemble.record.members[0].data
-    # Each member scales its inputs itself.
-    plain = tuple(replace(one, mean=(), std=(), fill=()) for one in trained.inputs)
-    stored = replace(trained, mean=(), std=(), fill=(), inputs=plain)
+    trained = ensemble.data
     with seeded(config.seed):
-        dataset = open_seen(job, comm, stored).with_parts(ensemble.given)
+        target = ensemble.record.members[0].config["data_options"].get("target")
+        found = open_seen(job, comm, trained, table=ensemble.table, target=target)
+    # Each member scales its inputs, and its outputs, itself.
+    dataset = found.with_parts(lambda part: ensemble.seen(found.name, part, (), found.table))
+    dataset = replace(dataset, units=None)
     name = "train" if job.part is None and job.other_data and dataset.test is None else job.part or "test"
     part = part_named(dataset, name)
     loss = named_loss(config.loss, dataset, config.loss_options, class_weights_of(config, trained))
     metrics = named_metrics(config.metrics, loss, dataset)
-    objective = Objective(loss, metrics, dataset.classes, Arithmetic(device=config.device))
-    found = evaluate(ensemble, part, comm, check_fit(ensemble, dataset.train, objective)).total(comm)
+    arithmetic = Arithmetic(device=config.device)
+    objective = Objective(loss, metrics, dataset.classes, arithmetic, dataset.weighted)
+    result = evaluate(ensemble, part, comm, check_fit(ensemble, dataset.train, objective)).total(comm)
     if comm.rank == 0:
-        print(summary_lines.evaluation(f"{name} part of {dataset.name}", found, dataset.labels), flush=True)
+        print(summary_lines.evaluation(f"{name} part of {dataset.name}", result, dataset.labels), flush=True)
 
 
 def predict_work(comm: Communicator, payload: bytes) -> None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from tutti.data.parts import Part
 from tutti.records.ensemble import EnsembleRecord
 from tutti.records.output_kinds import Kind
+from tutti.records.preparation import table_of
 from tutti.records.run_folder import WEIGHTS
 from tutti.run.config import TrainConfig
 from tutti.run.trained import PlainModel, Predictor, TrainedModel
@@ -35,10 +36,12 @@ class Ensemble(Predictor):
     """
 
     def __init__(self, record: EnsembleRecord, device: str = "cpu") -> None:
-        super().__init__(record.members[0].data, Kind(record.kind))
+        prepared = [one.data.preparation for one in record.members if one.data.preparation is not None]
+        table = table_of(prepared) if prepared else None
+        super().__init__(record.members[0].data, Kind(record.kind), table)
         self.record = record
         self.members = nn.ModuleList(
-            TrainedModel(TrainConfig.from_json(member.config), member.data, device)
+            TrainedModel(TrainConfig.from_json(member.config), member.data, device, table=table)
             for member in record.members
         )
         self._candidates = [
@@ -68,7 +71,7 @@ class Ensemble(Predictor):
 
 class _PlainEnsemble(PlainModel):
     def __init__(self, ensemble: Ensemble) -> None:
-        super().__init__(ensemble.data)
+        super().__init__(ensemble.data, ensemble.table)
         self._members = nn.ModuleList(cast("TrainedModel", member).plain() for member in ensemble.members)
         self._of_outputs = ensemble.of_outputs
 

@@ -74,14 +74,15 @@ def cut_batch(batch: Batch, parts: int) -> Iterator[Batch]:
     for here in torch.arange(len(batch.targets)).chunk(parts):
         inputs = mapped(batch.inputs, methodcaller("__getitem__", here))
         share = batch.share * len(here) / len(batch.targets)
-        yield Batch(inputs, batch.targets[here], share, batch.samples[here])
+        weights = None if batch.weights is None else batch.weights[here]
+        yield Batch(inputs, batch.targets[here], share, batch.samples[here], weights)
 
 
 def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: int) -> str | None:
     """Why the loss of a batch cannot be put together from its parts; None if it can."""
     arithmetic = objective.arithmetic
     inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-    if objective.loss.whole:
+    if objective.loss.whole or batch.weights is not None:
         # What it needs of the outputs is not known, so these are computed for each part.
         whole = _mean_computed(objective, module, [batch])
         together = _mean_computed(objective, module, cut_batch(batch, parts))
@@ -125,8 +126,8 @@ def _mean_computed(objective: Objective, module: nn.Module, batches: Iterable[Ba
     with evaluating(module), torch.no_grad():
         for batch in batches:
             inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-            _, loss, weight = objective.compute(module, inputs, targets)
-            total, whole = total + loss.item() * len(targets), whole + weight
+            found = objective.compute(module, inputs, targets, batch.weights)
+            total, whole = total + found.loss.item() * len(targets), whole + found.weight
     return total / whole if whole else 0.0
 
 

@@ -91,9 +91,10 @@ class Sequential:
         with torch.random.fork_rng(devices=()), drawn_by_sample(self.module, self._seed) as masks:
             for batch in batches:
                 masks.begin(epoch, batch.samples)
-                loss, weight = self.task.measure_loss(self.module, batch)
-                torch.autograd.backward(loss * len(batch.targets))
-                total, whole = total + loss.item() * len(batch.targets), whole + weight
+                found = self.task.forward(self.module, batch)
+                torch.autograd.backward(found.loss * len(batch.targets))
+                total += found.reported.item() * len(batch.targets)
+                whole += found.weight
         self.loss = total / whole if whole else 0.0
         for parameter in self.module.parameters():
             if parameter.grad is not None:
@@ -150,9 +151,9 @@ class Parallel:
                 computed = self.portion.compute(batch)
                 found = computed.loss, len(computed.targets) if computed.weight is None else computed.weight
             elif batch.share:
-                loss, own = self.task.measure_loss(self.task.module, batch)
-                torch.autograd.backward(loss * batch.share)
-                found = loss.item(), own
+                passed = self.task.forward(self.task.module, batch)
+                torch.autograd.backward(passed.loss * batch.share)
+                found = passed.reported.item(), passed.weight
             else:
                 continue
             total += found[0] * batch.share
@@ -317,7 +318,9 @@ def _note(distances: dict[str, Distance], step: int, one: StepResult, other: Ste
 def _turned(batch: Batch) -> Batch:
     """A batch in reverse order."""
     samples = None if batch.samples is None else batch.samples.flip(0)
-    return Batch(mapped(batch.inputs, methodcaller("flip", 0)), batch.targets.flip(0), batch.share, samples)
+    weights = None if batch.weights is None else batch.weights.flip(0)
+    inputs = mapped(batch.inputs, methodcaller("flip", 0))
+    return Batch(inputs, batch.targets.flip(0), batch.share, samples, weights)
 
 
 def _rounds(batches: Batches) -> Iterator[Round]:

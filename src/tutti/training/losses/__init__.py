@@ -6,18 +6,20 @@ A loss is a mean over parts of a batch, from several ranks and passes:
 
 For most losses the weight of a part is its number of samples, which every rank knows. A loss with a
 denominator of its own, such as cross entropy with `ignore_index` or class weights, or a mean over tokens,
-returns a sum and its weight.
+returns a sum and its weight. So do samples with weights w: the sum of w * loss over them, and that of w.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,6 +30,7 @@ from tutti.data.targets import NO_LABEL
 from tutti.errors import BadData, BadOption, UnknownName
 from tutti.load_object import call_with_options, takes_option
 from tutti.registry import Registry
+from tutti.training.losses.units import Units, is_distance
 from tutti.training.losses.weights import (
     LossFunction,
     OfLabels,
@@ -55,7 +58,10 @@ LOSSES: Registry[Loss] = parts.LOSSES
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples."""
+    """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples.
+
+    With `units` the outputs are the network's own, in standard deviations, and so is the loss.
+    """
 
     name: str
     function: LossFunction
@@ -64,7 +70,9 @@ class Loss:
     amounts: bool = False  # a single output approaches the class number itself, and is no logit
     floats: Callable[[Tensor], str | None] | None = None  # returns why it does not take float targets
     flags: bool = False  # float targets are labels of 0 or 1
+    one_hot: bool = False  # class numbers become one-hot for the outputs of this run
     make: Callable[..., Loss] | None = field(default=None, compare=False)  # makes it with options
+    units: Units | None = field(default=None, compare=False)  # of the targets; None: nothing is scaled
 
     @property
     def labels(self) -> bool:
@@ -81,31 +89,59 @@ class Loss:
 
     def __call__(self, outputs: object, targets: Tensor | LossBatch) -> Tensor:
         """Return the sum of the losses / the samples, a scalar."""
-        return self._measured(outputs, targets)[0]
+        return self._measured(outputs, self._scaled(targets))[0]
 
-    def measure(self, outputs: object, targets: Tensor | LossBatch) -> tuple[Tensor, float]:
+    def measure(
+        self, outputs: object, targets: Tensor | LossBatch, weights: Tensor | None = None
+    ) -> tuple[Tensor, float]:
         """Return the sum of the losses / the samples, a scalar, and the weight of these samples."""
-        value, weight = self._measured(outputs, targets)
+        value, weight = self._measured(outputs, self._scaled(targets), weights)
         return value, float(weight)
 
-    def called(self, outputs: object, given: Tensor | LossBatch) -> Any:
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return a network's outputs in the unit of the targets."""
+        return outputs if self.units is None else self.units.outputs(outputs)
+
+    def reported(self, loss: Tensor, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """Return a loss in the unit of the targets, given the outputs in that unit, without gradient."""
+        if self.units is None:
+            return loss
+        with torch.no_grad():
+            return self._measured(outputs, targets, weights)[0]
+
+    def called(self, outputs: object, given: Tensor | LossBatch, weights: Tensor | None = None) -> Any:
         """Call the function with amounts of the outputs' shape: (n,) and (n, 1) would make it n x n."""
+        if isinstance(self.function, OfLabels):
+            return self.function(cast("Tensor", outputs), cast("Tensor", given), weights)
         if isinstance(given, Tensor) and isinstance(outputs, Tensor):
             alike = given.is_floating_point() and given.numel() == outputs.numel()
             return self.function(outputs, given.reshape(outputs.shape) if alike else given)
         return self.function(outputs, given)
 
-    def _measured(self, outputs: object, given: Tensor | LossBatch) -> Weighed:
-        found, count = self.called(outputs, given), len(given)
-        if isinstance(found, tuple):
+    def _scaled(self, targets: Tensor | LossBatch) -> Tensor | LossBatch:
+        if self.units is None or not isinstance(targets, Tensor):
+            return targets
+        return self.units.standardised(targets)
+
+    def _measured(self, outputs: object, given: Tensor | LossBatch, weights: Tensor | None = None) -> Weighed:
+        found, count = self.called(outputs, given, weights), len(given)
+        if isinstance(found, tuple) and (weights is None or isinstance(self.function, OfLabels)):
             total, weight = found
             return total / count, weight
+        if weights is not None and (isinstance(found, tuple) or found.dim() == 0):
+            raise BadOption(
+                f"loss '{self.name}' gives no value for each sample, and these have weights; let it return "
+                "one for each, as torch's losses do with reduction='none', or leave the weights out"
+            )
         if found.dim() and count and len(found) % count:
             raise BadOption(
                 f"loss '{self.name}' gives {len(found)} values for {count} samples; give one for each, or, "
                 "where only some count, (the sum of their losses, their number)"
             )
-        return found if found.dim() == 0 else found.mean(), count
+        if weights is None:
+            return found if found.dim() == 0 else found.mean(), count
+        each = found.reshape(count, -1).mean(1)
+        return weights.to(each) @ each / count, weights.sum()
 
 
 def named_loss(
@@ -123,6 +159,8 @@ def named_loss(
         options: arguments by name: of a built-in loss, of a class, or of a function besides its first two.
         class_weights: "balanced", by the counts of the training part; the weights, separated by commas; a
             tensor with a row for each class; or None.
+
+    Of amounts with `dataset.units` mse, l1 and the distances of torch are computed in standard deviations.
     """
     if spec == "auto":
         spec = loss_for(dataset.train.targets)
@@ -131,7 +169,10 @@ def named_loss(
         loss = with_options(found, options)
     else:
         loss = _own_loss(found, spec if isinstance(spec, str) else "", options)
-    return _on(dataset, loss if class_weights is None else _weighted(loss, class_weights, dataset))
+    if dataset.units is not None and (loss.amounts or is_distance(loss.function)):
+        loss = replace(loss, units=Units(dataset.units.mean, dataset.units.std))
+    loss = _on(dataset, loss if class_weights is None else _weighted(loss, class_weights, dataset))
+    return _of_each_sample(loss) if dataset.weighted else loss
 
 
 def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> None:
@@ -175,13 +216,25 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
     gaps = sum(int((part.targets == ignored).sum()) for part in parts)
     loss = replace(loss, ignored=ignored if gaps else None)
     if own is not None:
-        return replace(loss, function=own, weighed=True) if gaps or own.weight is not None else loss
+        counts = gaps or own.weight is not None or dataset.weighted
+        return replace(loss, function=own, weighed=True) if counts else loss
     if gaps and loss.name in LOSSES:
         raise BadData(
             f"{gaps:,} targets are no label ({NO_LABEL}), but loss '{loss.name}' needs one of each; leave "
             "these samples out, or use loss 'cross_entropy', which ignores them"
         )
     return loss
+
+
+def _of_each_sample(loss: Loss) -> Loss:
+    """Return a loss for samples with weights, which gives a value for each if it can."""
+    function: Any = loss.function
+    if takes_option(function, "reduction"):
+        function = partial(function, reduction="none")
+    elif getattr(function, "reduction", "") == "mean":
+        function = copy(function)
+        function.reduction = "none"
+    return replace(loss, function=function, weighed=True)
 
 
 def with_options(loss: Loss, options: Mapping[str, Any]) -> Loss:

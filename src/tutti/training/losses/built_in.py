@@ -59,8 +59,8 @@ def nll() -> Loss:
     return Loss("nll", functional.nll_loss, floats=_no_labels)
 
 
-def _bce(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(outputs, align(outputs, targets))
+def _bce(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    return functional.binary_cross_entropy_with_logits(outputs, align(outputs, targets), reduction=reduction)
 
 
 @part("bce")
@@ -70,8 +70,8 @@ def bce() -> Loss:
     return Loss("bce", _bce, floats=_no_flags, flags=True)
 
 
-def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.mse_loss(outputs, align(outputs, targets))
+def _mse(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    return functional.mse_loss(outputs, align(outputs, targets), reduction=reduction)
 
 
 @part("mse")
@@ -81,8 +81,8 @@ def mse() -> Loss:
     return Loss("mse", _mse, amounts=True)
 
 
-def _l1(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.l1_loss(outputs, align(outputs, targets))
+def _l1(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    return functional.l1_loss(outputs, align(outputs, targets), reduction=reduction)
 
 
 @part("l1")

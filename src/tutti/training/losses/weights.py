@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from tutti.data.targets import NO_LABEL
 from tutti.errors import BadOption
+from tutti.training.targets import spread
 
 Weighed = tuple[Tensor, Tensor | float]
 """The sum of the losses, a scalar, and its weight: the mean is all sums / all weights."""
@@ -34,17 +35,18 @@ class OfLabels:
     ignore_index: int = NO_LABEL  # the number that means "no label"
     options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the function
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Weighed:
-        """Return the sum over the labels, and the sum of their weights."""
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Weighed:
+        """Return the sum over the labels, and that of their weights; `weights` are those of the samples."""
         weight = None if self.weight is None else self.weight.to(outputs)
-        total = self.function(
-            outputs, targets, weight=weight, ignore_index=self.ignore_index, reduction="sum", **self.options
-        )
+        known = {"weight": weight, "ignore_index": self.ignore_index, **self.options}
+        found = self.function(outputs, targets, reduction="sum" if weights is None else "none", **known)
         # No shape may depend on the labels: 'tutti layouts' runs this on tensors without contents.
         counted = targets != self.ignore_index
-        if weight is None:
-            return total, counted.sum()
-        return total, weight.double()[targets.where(counted, 0)].where(counted, 0).sum()
+        each = counted if weight is None else weight.double()[targets.where(counted, 0)].where(counted, 0)
+        if weights is None:
+            return found, each.sum()
+        (own,) = spread(targets, weights)
+        return (found * own.to(found)).sum(), (each * own).sum()
 
 
 FUNCTIONS: Final = {
@@ -72,7 +74,7 @@ def of_labels(function: object) -> OfLabels | None:
         names = ("weight", "ignore_index", "reduction", "label_smoothing")
         options = {name: getattr(function, name) for name in names if hasattr(function, name)}
         function = _MODULES[type(function)]
-    known = function in FUNCTIONS and options.pop("reduction", "mean") == "mean"
+    known = function in FUNCTIONS and options.pop("reduction", "mean") in ("mean", "none")
     if not known:
         return None
     function = cast("Callable[..., Tensor]", function)

@@ -21,13 +21,14 @@ from torch import Tensor
 from tutti import parts
 from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption
+from tutti.load_object import takes_option
 from tutti.records.texts import TOP, better_by_name
 from tutti.registry import Registry
 from tutti.training.losses import Loss
 from tutti.training.stopping import LOSS
-from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, are_flags
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, are_flags, spread
 
-MetricFunction = Callable[[Tensor, Tensor], object]
+MetricFunction = Callable[..., object]
 """(outputs, targets) -> values of each sample, or a number for all of them."""
 
 TARGETS: Final = ("targets", "y_true", "y1")
@@ -40,7 +41,7 @@ PROBABILITIES: Final = ("y_score", "y_prob", "y_proba")
 """Names of a second parameter for probabilities."""
 
 
-def mean(sums: Tensor, labels: int) -> float:
+def mean(sums: Tensor, labels: float) -> float:
     """Return the mean of one number for each label."""
     return float(sums[0]) / labels
 
@@ -57,8 +58,9 @@ class Metric:
     function: MetricFunction
     takes: tuple[str, ...] = ()  # the kinds of targets that it is for; empty: any
     width: int = 1  # the count of numbers summed over the samples; 0: it gathers
-    figure: Callable[[Tensor, int], float] = mean  # (sums in float64, the number of labels) -> the metric
+    figure: Callable[[Tensor, float], float] = mean  # (sums in float64, labels or their weight) -> the metric
     read: Callable[[Reading], Metric] | None = None  # makes the metric for a kind of targets
+    weighs: bool = False  # the function takes the weights of the samples as its third argument
 
     @property
     def gathers(self) -> bool:
@@ -82,26 +84,28 @@ class Metric:
             )
         return self if self.read is None else self.read(reading)
 
-    def sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sums over the samples, of shape (width,), or a scalar, in float64."""
+    def sum(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+        """Return the sums over the samples, by their weights, of shape (width,), or a scalar, in float64."""
         if self.gathers:
             return outputs.new_empty(0).double()
-        values = self.function(outputs, targets)
-        if self.width > 1 and isinstance(values, Tensor):
-            return values.double().sum(0)
-        if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(targets):
-            raise BadModel(
-                f"metric '{self.name}' must give a tensor with one value for each of {len(targets)} samples, "
-                f"or one number for all of them; it gives {values}"
-            )
-        return values.flatten(1).double().mean(1).sum() if values.dim() > 1 else values.double().sum()
+        values: Any = self.function(outputs, targets, *(weights if self.weighs else ()))
+        if self.width == 1:
+            if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != len(targets):
+                raise BadModel(
+                    f"metric '{self.name}' must give a tensor with one value for each of {len(targets)} "
+                    f"samples, or one number for all of them; it gives {values}"
+                )
+            values = values.flatten(1).double().mean(1) if values.dim() > 1 else values
+        values = values.double()
+        found: Tensor = weights[0].to(values) @ values if weights and not self.weighs else values.sum(0)
+        return found
 
-    def of_all(self, outputs: Tensor, targets: Tensor) -> float:
+    def of_all(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> float:
         """Return the metric of all samples; NaN where an output is."""
         if outputs.isnan().any():
             return math.nan
         try:
-            found: Any = self.function(outputs, targets)
+            found: Any = self.function(outputs, targets, *weights)
             return float(found)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise BadOption(
@@ -126,10 +130,12 @@ def own_metric(function: object, name: str, reading: Reading) -> Metric:
     if first not in TARGETS:
         return Metric(name=name, function=function)
 
-    def all_at_once(outputs: Tensor, targets: Tensor) -> object:
-        return function(*_arrays(second, reading, outputs, targets))
+    def all_at_once(outputs: Tensor, targets: Tensor, *weights: Tensor) -> object:
+        arrays = _arrays(second, reading, outputs, targets)
+        each = [one.reshape(len(arrays[0]), -1)[:, 0] for one in spread(targets, *weights)]
+        return function(*arrays, **dict(zip(["sample_weight"], map(np.asarray, each), strict=False)))
 
-    return Metric(name=name, function=all_at_once, width=0)
+    return Metric(name=name, function=all_at_once, width=0, weighs=takes_option(function, "sample_weight"))
 
 
 def _arrays(
@@ -188,21 +194,29 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
     return metrics
 
 
-def fitted(metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor) -> Metric:
+def fitted(
+    metric: Metric, outputs: Tensor, targets: Tensor, all_targets: Tensor, weighted: bool = False
+) -> Metric:
     """Try a metric on the outputs for some samples, before training.
 
     A metric that gathers is tried on `all_targets` of the training part. A function that gives one number for
-    all samples becomes a metric that gathers.
+    all samples becomes a metric that gathers; BadOption if it takes no weights, and samples are `weighted`.
     """
     if metric.width == 1:
         values: object = metric.function(outputs, targets)
         if isinstance(values, int | float) or (isinstance(values, Tensor) and values.dim() == 0):
             metric = replace(metric, width=0)
+    if weighted and metric.gathers and not metric.weighs:
+        raise BadOption(
+            f"metric '{metric.name}' gives one number for all samples, and these have weights; give it an "
+            "argument sample_weight as scikit-learn's have, choose another, or leave the weights out"
+        )
     if not metric.gathers:
         metric.sum(outputs, targets)
     elif len(outputs):  # else no sample of the batch has a label
         rows = torch.arange(len(all_targets)) % len(outputs)
-        metric.of_all(outputs.cpu()[rows], all_targets.cpu())
+        ones = [torch.ones(len(rows), dtype=torch.float64)] * weighted
+        metric.of_all(outputs.cpu()[rows], all_targets.cpu(), *ones)
     return metric
 
 

@@ -15,7 +15,7 @@ from tutti.errors import BadModel
 from tutti.registry import part
 from tutti.training.losses import align
 from tutti.training.metrics import Metric, made, mean
-from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, predicted, spread
 
 LABELS: Final = (CLASSES, FLAGS)
 
@@ -71,27 +71,29 @@ def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
     `undefined` replaces a score of 0 / 0; NaN leaves the class out.
     """
 
-    def figure(sums: Tensor, labels: int) -> float:
+    def figure(sums: Tensor, labels: float) -> float:
         counts = sums.view(3, -1)
         counts = counts[:, counts[1:].sum(0) > 0]
         return float(score(*counts).nan_to_num(nan=undefined).nanmean())
 
     def read(reading: Reading) -> Metric:
         function = partial(_counts, reading)
-        return Metric(name=name, function=function, width=3 * reading.columns, figure=figure)
+        return Metric(name=name, function=function, width=3 * reading.columns, figure=figure, weighs=True)
 
     return _of_labels(name, read)
 
 
-def _counts(reading: Reading, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the hits, predictions and labels of each class, of shape (1, 3 * classes)."""
+def _counts(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+    """Return the hits, predictions and labels of each class, or their weights, of shape (1, 3 * classes)."""
     found, wanted = reading.decisions(outputs, targets)
     if found.dim() > 1:
-        return torch.cat([(found & wanted).sum(0), found.sum(0), wanted.sum(0)])[None]
+        marks = torch.cat([found & wanted, found, wanted], 1).double()
+        return weights[0].to(marks)[None] @ marks if weights else marks.sum(0, keepdim=True)
+    each = spread(targets, *weights)[0].flatten() if weights else None
     # Predictions outside the known classes are left out.
     count = reading.columns
-    kinds = [wanted[found == wanted], found.clamp(max=count), wanted]
-    return torch.cat([torch.bincount(one, minlength=count)[:count] for one in kinds])[None]
+    kinds = [wanted.where(found == wanted, count), found.clamp(max=count), wanted]
+    return torch.cat([torch.bincount(one, each, minlength=count)[:count] for one in kinds])[None]
 
 
 @part("f1")
@@ -125,26 +127,31 @@ def balanced_accuracy() -> Metric:
 def _of_each_class(name: str, score: str) -> Metric:
     """Make the mean of a score of scikit-learn of each class against all others, where there are both."""
 
-    def function(reading: Reading, outputs: Tensor, targets: Tensor) -> float:
+    def function(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor) -> float:
         from sklearn import metrics  # It takes half a second to import.
 
         probabilities, wanted = reading.probabilities(outputs, targets)
+        sample_weight = None
+        if weights:
+            each = spread(targets, *weights)[0].reshape(len(wanted), -1)[:, 0]
+            kept = each > 0  # A class whose samples all have the weight 0 is not there.
+            probabilities, wanted, sample_weight = probabilities[kept], wanted[kept], each[kept].numpy()
         if wanted.dim() == 1:
             wanted = one_hot(wanted, max(probabilities.shape[1], int(wanted.max()) + 1))
         columns = zip(wanted.bool().T, probabilities.T, strict=False)
         if not probabilities.isfinite().all():
             return float("nan")
         found = [
-            getattr(metrics, score)(there.numpy(), scores.numpy())
+            getattr(metrics, score)(there.numpy(), scores.numpy(), sample_weight=sample_weight)
             for there, scores in columns
             if there.any() and not there.all()
         ]
         return sum(found) / len(found) if found else float("nan")
 
-    return replace(
-        _of_labels(name, lambda reading: Metric(name=name, function=partial(function, reading), width=0)),
-        width=0,
-    )
+    def read(reading: Reading) -> Metric:
+        return Metric(name=name, function=partial(function, reading), width=0, weighs=True)
+
+    return replace(_of_labels(name, read), width=0)
 
 
 @part("auc")
@@ -211,7 +218,7 @@ def _deviations(centre: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([deviations, deviations.square(), errors.square()], 1)
 
 
-def _determination(sums: Tensor, labels: int) -> float:
+def _determination(sums: Tensor, labels: float) -> float:
     """As in scikit-learn, where all targets are equal: 1 if the outputs are too, else 0."""
     total, squares, errors = sums.view(3, -1)
     spread = squares - total.square() / labels
