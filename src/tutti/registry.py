@@ -150,6 +150,13 @@ class Registry(Mapping[str, T], Generic[T]):
             raise KeyError(f"{name} has no text '{attribute}'")
         return found[1]
 
+    def literal(self, name: str, variable: str) -> Any:
+        """Return the literal that the file of a part assigns to a variable; None: it assigns none."""
+        for node in self._places[name].tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == variable:
+                return ast.literal_eval(node.value)
+        return None
+
     def options(self, name: str) -> tuple[str, ...]:
         """Return the names of those parameters of a function, or fields of a class, that have a default."""
         node = self._places[name].definition

@@ -14,6 +14,7 @@ from tutti.cli.options import command_words, config_from, parse_value, split_dot
 from tutti.cli.run import RunCommand
 from tutti.cli.train import TrainCommand, config_of
 from tutti.errors import BadOption, UnknownName
+from tutti.models.tabular import DEFAULTS
 from tutti.run.config import TrainConfig
 
 
@@ -147,9 +148,28 @@ def test_another_model_than_the_file_s_does_not_inherit_its_options() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ((), DEFAULTS),
+        (("--batch-size", "32"), {**DEFAULTS, "batch_size": 32}),
+        (("--optimizer", "sgd"), {"optimizer": "sgd", "lr": None, "optimizer_options": {}}),
+        (("--optimizer.eps", "1"), {**DEFAULTS, "optimizer_options": {"weight_decay": 0.1, "eps": 1}}),
+        (("--steps", "3"), {"steps": 3, "epochs": None}),
+    ],
+)
+def test_a_model_brings_defaults_and_the_user_s_options_come_first(
+    words: tuple[str, ...], wanted: dict[str, object]
+) -> None:
+    config = parsed("tabular", *words)
+    assert {name: getattr(config, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
     "config",
     [
         TrainConfig(),
+        config_from({"model": "tabular"}, {}),
+        config_from({"model": "tabular", "batch_size": 32}, {}),
         TrainConfig(
             model="lenet", data="my data.npz", workers="2", threads=1, layout="channels_last", lr=1e-4
         ),

@@ -129,6 +129,28 @@ def test_weights_are_a_column_in_training_and_evaluation(tutti: Run, tmp_path: P
     assert (tmp_path / "out.csv").read_text().splitlines()[0] == '"row","class","p(no)","p(yes)"'
 
 
+def test_a_test_part_of_whole_groups_is_found_again(tutti: Run, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rows = [(*random.random(3).round(3), n % 20, "no" if n % 17 else "yes") for n in range(200)]
+    lines = "".join(",".join(map(str, row)) + "\n" for row in rows)
+    (tmp_path / "churn.csv").write_text("a,b,c,person,churn\n" + lines)
+    of = ("--data", "churn.csv", "--data.target", "churn", "--data.prepare", "off")
+    more = ("--test", "0.2", "--group-by", "person", "--checkpoint", "1 epoch", "--out", "a")
+    code, out, _ = tutti("train", *SMALL, *of, *more)
+    assert code == 0
+    assert "150 train, 10 validation, 40 test samples of 3\n" in out
+    assert "metrics accuracy, balanced_accuracy, auc\n" in out
+    assert "class yes is rare, and 0 of its" in out.splitlines()[-1]
+    (tested,) = (line.partition(": ")[2] for line in out.splitlines() if line.startswith("test: "))
+    assert f"test part of churn: {tested}" in tutti("evaluate", "a")[1]
+    assert tutti("predict", "a", "-o", "p.csv")[0] == 0
+    numbers = [int(line.partition(",")[0]) for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
+    assert len({rows[number][3] for number in numbers}) == len(numbers) / 10 == 4
+    code, out, _ = tutti("train", "--resume", "a", "--epochs", "2")
+    assert (code, "test: 40 samples" in out) == (0, True)
+    assert "churn: 200 samples" in tutti("evaluate", "a", "--data", *of[1:])[1]
+
+
 def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> None:
     inputs = np.random.default_rng(0).random((200, 3), np.float32)
     np.savez(

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import open_data
+from tutti.data import open_data, open_pool
 from tutti.data.scale import uneven
-from tutti.errors import BadData, TuttiError
+from tutti.errors import BadData, BadOption, TuttiError
 
 
 def test_ranks_of_one_host_see_the_same_memory(images):
@@ -70,6 +70,32 @@ def test_validation_depends_on_the_seed_alone(opened, images):
     first, again, other = (opened(images, seed=seed).validation.inputs for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_the_parts_of_groups_are_the_same_on_any_ranks_and_the_scale_is_that_of_the_training_part(
+    images, tmp_path
+):
+    x, y = images
+    persons = np.array([f"p{number % 12}" for number in range(60)])
+    np.savez(tmp_path / "set.npz", x=x, y=y, person=persons)
+
+    def rows(comm):
+        pool = open_pool(str(tmp_path / "set.npz"), comm, {"group": "person"})
+        found = pool.divided(comm, 0.25, 3, test=0.25)
+        return [part.rows.tolist() for part in found.parts], found.test.scale.mean
+
+    (parts, mean), *others = [one for ranks in (1, 3) for one in VirtualWorld(ranks, 2).run(rows)]
+    assert all(other == (parts, mean) for other in others)
+    train, validation, test = parts
+    assert sorted(train + validation + test) == list(range(60))
+    assert (len(validation), len(test)) == (10, 15)
+    assert sum(len(np.unique(persons[part])) for part in parts) == 12
+    assert mean == pytest.approx(((x[train] / 255.0).mean(),))
+
+
+def test_a_share_beside_a_test_part_is_refused(images):
+    with pytest.raises(BadOption, match=r"--test is 0\.2, but arrays has a test part"):
+        VirtualWorld(1).run(lambda comm: open_pool((images, images), comm).divided(comm, 0.1, 0, test=0.2))
 
 
 def test_bytes_stay_bytes_and_floats_are_not_scaled(opened, images):

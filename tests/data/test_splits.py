@@ -1,4 +1,4 @@
-"""The validation part has the same share of each class, and depends on the seed alone."""
+"""Validation and test parts have the same share of each class, or whole groups; the seed alone decides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutti.data.splits import split
+from tutti.data.splits import divide, split
 from tutti.errors import BadData
 
 
@@ -31,6 +31,29 @@ def test_each_class_gives_the_same_share():
     assert len(validation) == 153
     assert np.bincount(targets[validation]).tolist() == [100, 50, 3]
     assert len(train) == len(targets) - 153
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(900) % 60], ids=["classes", "groups"])
+def test_a_test_part_is_taken_before_the_validation_part(groups):
+    targets = np.arange(900) % 3
+    train, validation, test = divide(targets, 0.2, 0.1, 5, 3, groups)
+    assert sorted([*train, *validation, *test]) == list(range(900))
+    assert (len(test), len(validation)) == ((180, 72) if groups is None else (180, 60))
+    if groups is None:
+        assert np.bincount(targets[test]).tolist() == [60, 60, 60]
+        assert np.bincount(targets[validation]).tolist() == [24, 24, 24]
+    else:
+        assert len(np.unique(groups[train])) + len({*groups[validation]}) + len({*groups[test]}) == 60
+    again = divide(targets, 0.2, 0.1, 5, 3, groups)
+    other = divide(targets, 0.2, 0.1, 6, 3, groups)
+    assert again[2].tolist() == test.tolist() != other[2].tolist()
+
+
+def test_groups_larger_than_the_share_give_the_smallest_one():
+    groups = np.repeat([0, 1, 2], [40, 25, 35])
+    train, aside = split(np.zeros(100, int), 0.1, 0, 1, groups)
+    assert {*groups[aside]} == {1}
+    assert len(train) == 75
 
 
 def test_the_seed_alone_decides():
@@ -59,6 +82,10 @@ def test_a_share_that_leaves_a_part_empty_is_refused():
         split(np.zeros(3, int), 0.99, 0, classes=1)
     with pytest.raises(BadData, match="every class has a single sample"):
         split(np.arange(10), 0.5, 0, classes=10)
+    with pytest.raises(BadData, match=r"share of 0\.001 .* leaves test without any; use '--test 0'"):
+        divide(np.zeros(100, int), 0.001, 0.1, 0, 1)
+    with pytest.raises(BadData, match="all samples are of one group"):
+        split(np.zeros(10, int), 0.5, 0, 1, np.zeros(10, int))
 
 
 def test_samples_without_a_label_give_their_share_too():

@@ -128,13 +128,18 @@ def test_parts_are_those_of_memory_where_none_is_kept_aside(
             assert torch.equal(mine, theirs)
 
 
-def test_stretches_of_neighbours_are_kept_aside_and_the_scale_is_that_of_the_others(
-    shards: Path, streamed: Callable[..., DataSet]
-) -> None:
-    found = streamed(shards, validation=0.3)
-    train, aside = found.train.rows.tolist(), found.validation.rows.tolist()
-    assert sorted(train + aside) == list(range(331))
-    assert len(aside) == round(0.3 * 331)
+def test_stretches_of_neighbours_are_kept_aside_and_the_scale_is_that_of_the_others(shards: Path) -> None:
+    (shards / "x_test.npy").unlink()
+    (shards / "y_test.npy").unlink()
+
+    def program(comm: object) -> DataSet:
+        return open_pool(str(shards), comm, SMALL).divided(comm, 0.3, 0, test=0.2)
+
+    (found,) = VirtualWorld(ranks=1).run(program)
+    train, aside, tested = (part.rows.tolist() for part in found.parts)
+    assert sorted(train + aside + tested) == list(range(331))
+    assert len(tested) == round(0.2 * 331)
+    assert len(aside) == round(0.3 * (331 - len(tested)))
     raw = raw_of(shards)[train] / 255.0
     assert found.train.scale.mean == pytest.approx((raw.mean(),))
     assert found.train.scale.std == pytest.approx((raw.std(),))

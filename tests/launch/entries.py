@@ -154,6 +154,19 @@ def _launcher() -> int:
     return int(namespace.rpartition("-")[2].partition("@")[0]) if namespace else os.getppid()
 
 
+def kill_server(comm: Communicator, payload: bytes) -> object:
+    """Start a process that starts another one, and kill the server that has forked the ranks."""
+    program = "import os, signal; child = os.fork(); child and print(child, flush=True); signal.pause()"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    found = int(child.stdout.readline()), child.pid
+    Path(payload.decode(), f"rank-{comm.rank}").write_text(json.dumps(found))
+    comm.barrier()
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+    return None
+
+
 def leave_a_daemon(comm: Communicator, payload: bytes) -> object:
     """A process of a session of its own, that is nobody's child and carries no mark."""
     reading, writing = os.pipe()

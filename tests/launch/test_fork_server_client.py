@@ -113,6 +113,13 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     assert circumstances()[0]["server"] != server
 
 
+def test_what_ranks_have_started_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(PeerLost, match=r"the process that forked all ranks ended: killed by signal 9"):
+        start("tests.launch.entries:kill_server", str(tmp_path).encode(), TWO)
+    notes = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+    assert not any(lives(process) for note in notes for process in note)
+
+
 def test_a_server_without_work_ends_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     fork_server_client.end_ranks()
     monkeypatch.setattr(fork_server_client, "IDLE_S", 0.1)

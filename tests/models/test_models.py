@@ -14,16 +14,19 @@ from torch import Tensor, nn
 from tutti import models
 from tutti.errors import BadModel, BadOption, UnknownName
 from tutti.models.mlp import ACTIVATIONS
+from tutti.records.preparation import TableInputs
 
 OWN = "tests.models.factories"
 
 
-def built(name: str, shape: tuple[int, ...], outputs: int = 10, **options: object) -> nn.Module:
+def built(
+    name: str, shape: tuple[int, ...], outputs: int = 10, table: TableInputs | None = None, **options: object
+) -> nn.Module:
     """A model whose weights are whatever was in memory: to draw so many takes seconds."""
     with pytest.MonkeyPatch.context() as patched:
         for draw in ("kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_", "xavier_uniform_"):
             patched.setattr(nn.init, draw, lambda tensor, *_, **__: tensor)
-        return models.build(name, shape, outputs, options)
+        return models.build(name, shape, outputs, options, table)
 
 
 def count(module: nn.Module) -> int:
@@ -35,6 +38,10 @@ def sizes(module: nn.Module) -> list[int]:
     return [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
 
 
+def embeddings(module: nn.Module) -> list[nn.Embedding]:
+    return [layer for layer in module.modules() if isinstance(layer, nn.Embedding)]
+
+
 LARGE = (3, 224, 224)
 
 
@@ -42,6 +49,8 @@ LARGE = (3, 224, 224)
     ("name", "shape", "options", "known"),
     [
         ("mlp", (1, 28, 28), {}, 784 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10),
+        # Cosines, signs, hidden layers, and the last layers of 16 members.
+        ("tabular", (10,), {}, 10 * (2 * 16 + 3 * 17) + 16 * 40 + 41 * 128 + 129 * 128 + 16 * 129 * 10),
         ("lenet", (1, 28, 28), {}, 61_706),
         ("cnn", (1, 28, 28), {}, 421_642),
         # As published.
@@ -79,6 +88,8 @@ PHOTOGRAPHS = ("alexnet", "googlenet", "mobilenet", "resnet18", "vgg11")
     [
         ("mlp", (64,)),
         ("mlp", (3, 5, 4)),
+        ("tabular", (64,)),
+        ("tabular", (3, 5, 4)),
         ("lenet", (3, 12, 17)),
         ("lenet", (28, 28)),
         ("cnn", (4, 5)),
@@ -164,6 +175,7 @@ def test_a_residual_block_adds_its_inputs() -> None:
         ("mlp", {"hidden": 2.5}, BadOption, "'hidden'"),
         ("mlp", {"dropout": 1.0}, BadOption, "'dropout'"),
         ("mlp", {"shape": [3]}, BadOption, "'shape'"),
+        ("tabular", {"members": 0}, BadOption, "'members'"),
         ("cnn", {"channels": 5}, BadOption, "'channels'"),
         ("cnn", {"hidden": [5, 5]}, BadOption, "'hidden'"),
         ("lenet", {"hidden": 5}, UnknownName, "'hidden'"),
@@ -197,6 +209,39 @@ def test_a_factory_gets_the_shape_and_the_outputs_when_it_asks_for_them() -> Non
     assert sizes(models.build(f"{OWN}:Own", (2,), 4)) == [4]
     assert sizes(models.build(f"{Path(__file__).with_name('factories.py')}:fixed", (3,), 9)) == [2]
     assert models.build(f"{OWN}:built", (3,), 2) is models.build(f"{OWN}:built", (3,), 2)
+
+
+TABLE = TableInputs(numbers=2, flags=1, categories=(40, 1000))
+
+
+def test_texts_of_a_table_become_vectors_of_fastai_s_widths() -> None:
+    module = built("mlp", (5,), 2, table=TABLE)
+    assert [layer.embedding_dim for layer in embeddings(module)] == [13, 77]
+    assert module[1].in_features == 3 + 13 + 77
+    assert [layer.embedding_dim for layer in embeddings(built("tabular", (5,), 2, table=TABLE, embed=6))] == [
+        6,
+        6,
+    ]
+    assert not embeddings(built("mlp", (3,), 2, table=TableInputs(2, 1)))
+
+
+@pytest.mark.parametrize("name", ["mlp", "tabular"])
+def test_a_text_that_training_never_sees_changes_little(name: str) -> None:
+    torch.manual_seed(0)
+    module = models.build(name, (5,), 2, table=TABLE).eval()
+    seen, other, numbers = torch.tensor([[0.5, -1, 1, 3, 7], [0.5, -1, 1, 0, 0], [2.5, 1, 0, 3, 7]])
+    first, second, third = module(torch.stack([seen, other, numbers]))
+    assert 0 < (first - second).abs().max() < (first - third).abs().max() / 5
+
+
+def test_the_members_of_tabular_differ_and_their_mean_is_its_output() -> None:
+    torch.manual_seed(0)
+    module = models.build("tabular", (5,), 2, {"dropout": 0.0, "members": 3}, TABLE)
+    inputs = torch.tensor([[0.5, -1, 1, 3, 7], [2.5, 1, 0, 39, 999]])
+    members = torch.stack(module(inputs)["members"])
+    assert members.shape == (3, 2, 2)
+    assert (members.std(0) > 1e-3).all()
+    assert torch.equal(module.eval()(inputs), members.mean(0))
 
 
 def test_listing_the_names_does_not_import_torch() -> None:

@@ -62,6 +62,28 @@ def test_distributed_loop_ends_with_the_weights_of_the_plain_one(
         torch.testing.assert_close(weights, plain, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
+def test_batch_norm_of_the_whole_batch_is_that_of_one_process(worlds: Worlds, kind: type[nn.Module]) -> None:
+    """The last batch has 3 samples, so a rank of 5 has none."""
+
+    def normed(kind: type[nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model, _ = make()
+        model = nn.Sequential(model, kind(3)).double()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    plain, optimizer = normed(nn.BatchNorm1d)
+    expected = train(plain, optimizer, DataLoader(SAMPLES, 5)), [*plain.buffers()]
+
+    def work() -> tuple[list[Tensor], list[Tensor]]:
+        whole = kind is nn.BatchNorm1d
+        model, optimizer = distribute.distribute(*normed(kind), sync_batchnorm=whole)
+        weights = train(model, optimizer, distribute.shard(DataLoader(SAMPLES, 5)))
+        return weights, [buffer.clone() for buffer in model.buffers()]
+
+    for found in worlds.each(5, work):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_processes_of_a_loader_that_is_gone_are_gone(worlds: Worlds) -> None:
     def work() -> tuple[int, int]:
         samples, by = TensorDataset(torch.arange(8)), {"multiprocessing_context": "fork", "num_workers": 1}

@@ -293,6 +293,7 @@ MODELS = {
     "gru": (5, 4),
     "transformer": (5, 4),
     "jets": (5, 4),
+    "tabular": (8,),
 }
 
 

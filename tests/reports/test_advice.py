@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tutti.records.run import EpochRecord, Evaluation, RankRecord
-from tutti.reports.advice import advice, stages_by_rank, where_the_time_went
+from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
+from tutti.reports.advice import advice, rare_class, stages_by_rank, where_the_time_went
 
 
 def ranks(*others: dict[str, float], **stages: float) -> list[dict[str, float]]:
@@ -52,6 +53,31 @@ def test_a_slow_rank_is_named_with_what_gives_it_less_work() -> None:
     # Ranks that hold one model together compute parts of different sizes, and a server has no samples.
     assert "slowest" not in advice(ranks(slow), config(parallel="pipeline=2"))
     assert "slowest" not in advice(ranks({"wait": 0.1}), config())
+
+
+@pytest.mark.parametrize(
+    ("confusion", "settings", "said"),
+    [
+        ([[95, 0], [4, 1]], {}, "class yes is rare, and 1 of its 5 samples were found: try --class-weights"),
+        ([[1, 4, 0], [0, 94, 1]], {}, "class no is rare, and 1 of its 5"),
+        ([[95, 0], [2, 3]], {}, ""),  # found
+        ([[80, 0], [20, 0]], {}, ""),  # not rare
+        ([[95, 0], [5, 0]], {"sampling": "balanced"}, ""),
+        ([[95, 0], [5, 0]], {"class_weights": "1,9"}, ""),
+        ([[90, 0, 0], [5, 0, 0], [5, 0, 0]], {}, ""),
+        (None, {}, ""),
+    ],
+)
+def test_a_rare_class_that_is_hardly_found_is_named_with_remedies(
+    confusion: list[list[int]] | None, settings: dict[str, Any], said: str
+) -> None:
+    found = Evaluation(100, 0.1, {"balanced_accuracy": 0.6}, confusion)
+    tested = Summary.of([], found, 1, World())
+    advised = rare_class(tested, ("no", "yes", "maybe"), config(**settings))
+    assert advised.startswith(said)
+    assert bool(advised) == bool(said)
+    assert ("--monitor val_balanced_accuracy" in advised) == bool(said)
+    assert rare_class(replace(tested, test=None, validation=found), ("no", "yes"), settings) == advised
 
 
 def record(*ranks: RankRecord) -> EpochRecord:

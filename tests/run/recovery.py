@@ -137,7 +137,7 @@ class Supervisor:
             options = (saved.own or saved.shared)["training"]["schedule"]["options"]
             load(optimizer, names, saved, options, copy=True)
         here = self.memory.place
-        cut = CutPlace(here.page, here.copies)
+        cut = CutPlace(here.page, here.copies, here.data)
         object.__setattr__(cut, "rank", comm)
         own, replica = strategy.pace is not Pace.TOGETHER, place(module, comm, strategy.home)
         free = strategy.pace is Pace.FREE

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
+from tutti.records.texts import metric_text
 from tutti.run import summary_lines
 
 THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1], [0, 0, 0]])
@@ -69,3 +70,8 @@ def test_an_early_end_says_why_and_which_weights_are_left() -> None:
         "weights: those of epoch 3, the best: validation loss 0.2500  accuracy 80.00%"
     ]
     assert summary_lines.ending(replace(best, validation=None)) == ["weights: those of epoch 3, the best"]
+
+
+def test_a_large_amount_is_a_whole_number() -> None:
+    amounts = (250_512.3, -10_000.0, 9999.0, 0.12345, 1e9)
+    assert [metric_text("mae", one) for one in amounts] == ["250,512", "-10,000", "9999", "0.1235", "1e+09"]

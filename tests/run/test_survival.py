@@ -73,6 +73,17 @@ def weights_of(result: tutti.Result) -> torch.Tensor:
     return torch.cat([one.detach().flatten() for one in result.model.parameters()])
 
 
+def reading(note: Path) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """Return data that note when they are read."""
+
+    def read() -> tuple[torch.Tensor, torch.Tensor]:
+        with note.open("a") as file:
+            file.write("read\n")
+        return INPUTS, TARGETS
+
+    return read
+
+
 def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_path: Path) -> None:
     alone = tutti.train(model(), workers=2, **OPTIONS)
     deaths = [(1, 1), (0, UPDATES + 3), (1, 3 * UPDATES), (0, 6 * UPDATES - 1)]
@@ -82,9 +93,10 @@ def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_pa
         callbacks=Killed(tmp_path, deaths),
         on_failure="respawn",
         out=str(tmp_path / "run"),
-        **OPTIONS,
+        **{**OPTIONS, "data": reading(tmp_path / "reads")},
     )
-    assert len(list(tmp_path.iterdir())) == len(deaths) + 1
+    assert len(list(tmp_path.iterdir())) == len(deaths) + 2
+    assert (tmp_path / "reads").read_text() == "read\n"
     assert torch.equal(weights_of(survived), weights_of(alone))
     assert survived.summary.test == alone.summary.test
     assert [one.train for one in survived.history] == [one.train for one in alone.history]

@@ -15,12 +15,22 @@ from tests.farm import killed as killed_program
 from tests.preloaded import interpreter
 from tutti.cli import cv
 from tutti.cli.main import main
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import open_pool
 from tutti.farm.coordinator import FarmOutcome
-from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.farm.jobs import FarmJob
+from tutti.records.farm_folder import SPLITS, FarmFolder, JobState
 from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS, RunFolder, TrainedOn
 from tutti.records.splits import count_splits, read_split
+from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.result import CrossValidated
+from tutti.studies.cross_validation.splits import splitter_of
+from tutti.studies.cross_validation.study import CrossValidation
+from tutti.studies.samples import look_at
+from tutti.studies.score import Score
+from tutti.studies.search.space import space_of
+from tutti.studies.search.study import Search
 
 HERE = Path(__file__)
 MODELS = HERE.with_name("cv_models.py")
@@ -237,6 +247,28 @@ def test_folds_by_a_column_of_a_table_which_is_no_input(
     assert seen.columns == ("a", "b")
     assert main([*words, "--group-by", "persons", "--out", str(tmp_path / "other")]) == 2
     assert "has no column 'persons' (--group-by)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{}, {"group": "person"}], ids=["classes", "groups"])
+def test_folds_leave_out_the_test_part_of_a_run_with_the_same_seed(
+    data: str, tmp_path: Path, options: dict[str, object]
+) -> None:
+    job = FarmJob("", TrainConfig(model="mlp", data=data, data_options=options, test=0.25, seed=3))
+    searched = Search(job.config, space_of({"lr": [0.1, 0.2]}), [Score("loss", False)], folds=3)
+    pool = VirtualWorld(1).run(
+        lambda comm: open_pool(data, comm, options).divided(comm, 0.1, 3, test=0.25).test
+    )
+    tested = set(pool[0].rows.tolist())
+    samples = look_at([job], 1)
+    validated = CrossValidation({"mlp": job}, splitter_of(3, grouped=bool(options)), {}, options.get("group"))
+    searched.begin(samples, str(tmp_path / "farm"))
+    of_search = [read_split(tmp_path / "farm" / SPLITS, k, SAMPLES, samples.fingerprint) for k in range(3)]
+    for split in [*validated.splits(samples), *of_search]:
+        assert {*range(SAMPLES)} - {*split.train, *split.test} == tested
+        assert len(tested) == SAMPLES / 4 - (SAMPLES / 4) % 4 * bool(options)
+        assert not options or not {*split.train // 4} & {*split.test // 4}
+    trained = [*validated.jobs(3, tmp_path)["mlp"], *searched.jobs(tmp_path, 0, {"lr": 0.1})]
+    assert {one.config.test for one in trained} == {0.0}
 
 
 def test_a_farm_that_was_stopped_says_how_to_go_on(

@@ -41,6 +41,20 @@ def test_models_schedules_and_swept_options_are_crossed() -> None:
     assert found["mlp/none/lr=0.1,model.hidden=4"].config.schedule is None
 
 
+def test_each_model_has_its_own_defaults_where_no_option_is_given() -> None:
+    base = FarmJob("", TrainConfig(epochs=1, lr=0.5))
+    schedules = _named("schedule", "none", "linear")
+    found = candidates_of(base, _named("model", "mlp", "tabular"), schedules, {"batch_size": [16]})
+    common = {"epochs": 1, "lr": 0.5, "batch_size": 16}
+    for name, options in [
+        ("mlp/none/batch_size=16", {"optimizer": "adam", "schedule": None}),
+        ("tabular/none/batch_size=16", {"optimizer": "adamw", "schedule": "cosine"}),
+        ("tabular/linear/batch_size=16", {"optimizer": "adamw", "schedule": "linear"}),
+    ]:
+        wanted = {**common, **options}
+        assert {option: getattr(found[name].config, option) for option in wanted} == wanted
+
+
 def test_models_of_one_name_are_told_apart_by_their_files() -> None:
     found = _named("model", "a.py:Net", "b.py:Net", "mlp")
     assert [one.name for one in found] == ["a.Net", "b.Net", "mlp"]

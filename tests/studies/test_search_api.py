@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import tutti
 from tests.studies.cv_models import net
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.data import open_pool
 from tutti.errors import UserError
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import RunFolder
+from tutti.studies.arguments import Arguments
 from tutti.studies.search.study import Search, read_search
 
 
@@ -76,3 +80,19 @@ def test_a_search_from_python(
 def test_bad_input(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         tutti.tune(**{"model": "mlp", "space": {"lr": "0.1..0.2"}, "epochs": 1, **changed})
+
+
+def test_data_that_a_farm_keeps_have_the_same_test_part(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.arange(60.0), "b": 1.0, "p": np.arange(60) // 4, "y": np.arange(60) % 2})
+    options = {"target": "y", "group": "p"}
+    given = Arguments.of("tune", frame, {"data_options": options})
+    np.savez(tmp_path / "kept.npz", **(given.arrays or {}))
+
+    def tested(comm: Any) -> list[list[int]]:
+        sources = (frame, options), (str(tmp_path / "kept.npz"), given.config.data_options)
+        pools = [open_pool(data, comm, chosen) for data, chosen in sources]
+        return [pool.divided(comm, 0.1, 0, test=0.2).test.rows.tolist() for pool in pools]
+
+    ((here, there),) = VirtualWorld(1).run(tested)
+    assert here == there
+    assert len(here) == 4 * len({row // 4 for row in here}) == 12

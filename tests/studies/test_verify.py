@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.comm.ranks import World
 from tutti.cli import verify as verify_command
 from tutti.cli.main import main
 from tutti.comm.base import Communicator
@@ -142,6 +143,14 @@ def fixed(shape: tuple[int, ...], outputs: int) -> nn.Module:
 def seven_ignored(outputs: Tensor, targets: Tensor) -> Tensor:
     """Parts of some batches have equally many labels that count, and others not."""
     return nn.functional.cross_entropy(outputs, targets, ignore_index=7)
+
+
+def test_batch_norm_follows_one_process() -> None:
+    config = replace(CONFIG, model=f"{__name__}:normalised", model_options={})
+    with World(3) as world:  # virtual ranks share a thread, and autograd
+        verdict, *_ = world.run(follow.work, pickle.dumps(VerifyJob(config, "float64")))
+    assert verdict.follows
+    assert max(one.found.largest for one in verdict.deviations.values()) < 1e-10
 
 
 def test_layers_that_a_model_keeps_in_evaluation_mode_are_so_on_both_sides() -> None:

@@ -137,3 +137,14 @@ def test_predictions_have_the_numbers_of_the_samples():
     assert found.rows.tolist() == [2, 3, 5, 19]
     assert found.targets.tolist() == whole.targets[rows].tolist()
     assert predictions_of(whole, torch.zeros(20, 3)).rows.tolist() == list(range(20))
+
+
+def test_each_member_of_an_ensemble_has_a_loss_of_its_own() -> None:
+    members = torch.tensor([[[1.0], [5.0]], [[3.0], [1.0]]])
+
+    def ensemble(_: object) -> dict[str, object]:
+        return {"logits": members.mean(0), "members": members.unbind()}
+
+    found = Objective(LOSSES["mse"]).compute(ensemble, members[0], torch.tensor([2.0, 2.0]))
+    assert found.outputs.tolist() == [[2.0], [3.0]]
+    assert (float(found.loss), found.weight) == ((1 + 9 + 1 + 1) / 4, 2)

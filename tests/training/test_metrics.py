@@ -61,13 +61,18 @@ def test_a_single_output_that_approaches_the_class_number_means_the_nearest_clas
     assert found[0].confusion == [[2, 0, 0], [1, 2, 0], [0, 0, 1]]
 
 
-def test_auto_follows_targets_and_loss() -> None:
+def test_auto_follows_targets_and_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     floats = torch.randn(4)
-    assert names("auto", "auto", torch.arange(4)) == ["accuracy"]
-    assert names("auto", "mse", torch.arange(4)) == ["accuracy"]
+    two = ["accuracy", "balanced_accuracy", "auc"]
+    assert names("auto", "auto", torch.arange(4)) == names("auto", "mse", torch.arange(4)) == ["accuracy"]
+    assert names("auto", "auto", torch.arange(4) % 2) == names("auto", "mse", torch.arange(4) % 2) == two
+    assert names("auto", "auto", torch.ones(3, 2).long()) == ["accuracy"]  # a label for each position
+    monkeypatch.setattr("tutti.training.metrics.MOST_RANKED", 3)
+    assert names("auto", "auto", torch.arange(4) % 2) == two[:2]
     assert names("auto", "auto", floats) == ["mae", "rmse", "r2"]
     assert names("auto", "bce", torch.tensor([0.0, 0.5])) == []
-    assert names("auto", "bce", torch.tensor([0.0, 1.0])) == ["accuracy"]
+    assert names("auto", "bce", torch.tensor([0.0, 1.0])) == two
+    assert names("auto", "bce", torch.eye(2)) == ["accuracy"]
     assert names("none", "auto", floats) == []
     assert names("accuracy, top5", "auto", torch.arange(4)) == ["accuracy", "top5"]
 

@@ -3,6 +3,7 @@
     page      wishes │ folder │ description of copy 1, of copy 2 │ takeover
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
+    data      an arena with the data set, which need not be read again (`tutti.run.shared_data`)
 
 The copies take turns, and a copy is described last, by a number that grows: a rank that dies while it copies
 leaves the other one. No rank makes any of it larger, or writes to it by a call: a disk without room for more
@@ -21,6 +22,7 @@ from typing import Final
 
 from tutti.checkpoint.writer_process import Order, write_checkpoint
 from tutti.comm.shm import memfd
+from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import newest, tidy
@@ -45,6 +47,7 @@ class MemoryPlace:
 
     page: FileAddress
     copies: tuple[FileAddress, FileAddress]
+    data: FileAddress
 
     @property
     def whole(self) -> int:
@@ -163,7 +166,8 @@ class StateMemory:
     def __init__(self) -> None:
         self._made = [memfd.make_roomy(what) for what in ("state-page", "state-1", "state-2")]
         page, *copies = map(FileAddress.of, self._made)
-        self.place = MemoryPlace(page, (copies[0], copies[1]))
+        self._data = Arena.create()
+        self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address)
 
     def want_copy(self, wanted: bool) -> None:
         """Ask the ranks to copy their state as soon as they can, or withdraw that."""
@@ -173,3 +177,4 @@ class StateMemory:
         """Give it back."""
         for one in self._made:
             os.close(one)
+        self._data.close()

@@ -89,6 +89,8 @@ class Command(ABC):
             if meant:
                 raise BadOption(f"unknown option '{name}'; did you mean '{meant[0]}'? {explains}")
             raise UnknownName(kind, name, [*parser.flags(), *of_parts], explains)
+        if (group := getattr(parsed, "group_by", None)) is not None:
+            dotted.setdefault("data_options", {})["group"] = group
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
         return argparse.Namespace(**own), given, dotted

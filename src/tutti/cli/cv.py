@@ -27,7 +27,7 @@ from tutti.studies.cross_validation.candidates import (
 )
 from tutti.studies.cross_validation.display import print_jobs, train_shown, write_cv_page
 from tutti.studies.cross_validation.result import AUTO
-from tutti.studies.cross_validation.study import CrossValidation, without_groups
+from tutti.studies.cross_validation.study import CrossValidation
 from tutti.studies.crossing import SHARED, refuse_single_run
 from tutti.studies.farms import Blocks
 from tutti.studies.score import score_of
@@ -52,12 +52,7 @@ class CvCommand(Command):
         repeats = "how often all samples are divided, each time in another way"
         parser.option("--repeats", repeats, "N", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
-        parser.option(
-            "--group-by",
-            "keep samples of one group in one fold: the name of a column of the data's table, which is no "
-            "input then, or of an array of their HDF5 or NPZ file",
-            "NAME",
-        )
+        parser.group_option("fold")
         schedules = "schedules with commas, each as for 'tutti train', or none"
         parser.option("--schedule", schedules, "NAMES", NONE, dest="schedules")
         parser.option(
@@ -76,7 +71,7 @@ class CvCommand(Command):
         parser.option("--score", scores, "NAME", AUTO)
         define_farm(parser, "farms/DATE-MODELS-DATA")
         parser.option("--dry-run", "look at the data, print the runs and end")
-        parser.config_options(leave_out=[*({*SHARED} - {"data", "data_options", "seed"}), "schedule"])
+        parser.config_options(leave_out=[*({*SHARED} - {"data", "data_options", "seed", "test"}), "schedule"])
         parser.fields.append("schedule_options")
         parser.dotted.append("schedule_options")
 
@@ -95,7 +90,6 @@ class CvCommand(Command):
         if score != AUTO:
             found, metrics = score_of(score, config.metrics, "--score")
             score, config = str(found), replace(config, metrics=cast("str", metrics))
-        config = without_groups(config, own.group_by)
         models = alternatives("model", [(None, word) for word in words_of(own.models)])
         schedules = alternatives("schedule", [(None, word) for word in words_of(own.schedules)])
         candidates = candidates_of(FarmJob("", config), models, schedules, sweep_of(own.sweep))

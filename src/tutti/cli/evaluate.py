@@ -51,7 +51,8 @@ class EvaluateCommand(Command):
             _evaluate_ensemble(own, given, dotted)
             return 0
         other_data = "data" in given or bool(dotted)
-        here: dict[str, Any] = {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
+        here: dict[str, Any] = {"test": 0.0} if other_data else {}
+        here |= {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
         here |= {"weights": None, "parallel": None, "parallel_options": {}, "predictions": False}
         run = find_run(own.folder, own.trust, own.weights, {*here, *given})
         trained = run.config

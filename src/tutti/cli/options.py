@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from typing_extensions import override
 
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import PARTS, Options, TrainConfig, flag, help_of, type_name
+from tutti.run.config import PARTS, Options, TrainConfig, flag, help_of, type_name, with_defaults
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
@@ -159,6 +159,15 @@ class Parser(argparse.ArgumentParser):
                 made = group.add_argument(name, dest=dest, metavar="VALUE", default=argparse.SUPPRESS)
                 self._unwritten[made] = partial(_help, f)
 
+    def group_option(self, where: str) -> None:
+        """Add the option that names the group of each sample, which `Command.parse` makes one of the data."""
+        self.option(
+            "--group-by",
+            f"keep samples of one group in one {where}: the name of a column of the data's table, which is "
+            "no input then, or of an array of their HDF5 or NPZ file",
+            "NAME",
+        )
+
     def trust_option(self) -> None:
         """Add the option by which the code that a configuration file names may run."""
         self.option("--trust", "let the code run that a configuration file names")
@@ -267,7 +276,8 @@ def config_from(
     given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None
 ) -> TrainConfig:
     """The configuration of a command line, whose options come before those of `base`."""
-    values = TrainConfig.from_json(given).as_json() if base is None else base.changed(given).as_json()
+    config = TrainConfig.from_json(with_defaults(given)) if base is None else base.changed(given)
+    values = config.as_json()
     for part, options in dotted.items():
         values[part] = {**values.get(part, {}), **options}
     return TrainConfig.from_json(values)
@@ -276,6 +286,7 @@ def config_from(
 def command_words(config: TrainConfig) -> list[str]:
     """The words after `tutti train` that make this configuration; what is as by default is left out."""
     words: list[str] = []
+    plain = TrainConfig.from_json(with_defaults({"model": config.model}))
     for f in fields(TrainConfig):
         value = getattr(config, f.name)
         if f.name in DOTTED:
@@ -285,7 +296,7 @@ def command_words(config: TrainConfig) -> list[str]:
             words = [value, *words]
         elif value is True:
             words.append(flag(f.name))
-        elif value != f.default:
+        elif value is not None and value != getattr(plain, f.name):
             words += ["-n" if f.name == "workers" else flag(f.name), str(value)]
     return words
 

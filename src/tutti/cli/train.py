@@ -15,7 +15,7 @@ from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
-from tutti.reports.advice import where_the_time_went
+from tutti.reports.advice import rare_class, where_the_time_went
 from tutti.run.config import Options, TrainConfig
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run as run_job
@@ -61,6 +61,7 @@ class TrainCommand(Command):
             choices=("auto",),
         )
         parser.option("--budget", "how long --plan auto measures at most", "SECONDS", 20.0, type=float)
+        parser.group_option("part")
         parser.trust_option()
         parser.option(
             "--trace",
@@ -101,9 +102,12 @@ class TrainCommand(Command):
         outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began))
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED
-        if isinstance(outcome, RunOutcome) and started_by().rank == 0:
-            said = where_the_time_went(outcome.history, outcome.config.as_json())
+        if isinstance(outcome, RunOutcome) and outcome.summary is not None and started_by().rank == 0:
+            resolved = outcome.config.as_json()
+            said = where_the_time_went(outcome.history, resolved)
             print(f"where the time went: {said or 'no time was recorded'}")
+            if said := rare_class(outcome.summary, outcome.labels, resolved):
+                print(said)
         return 0
 
 

@@ -63,9 +63,10 @@ class TuneCommand(Command):
         parser.option("--objective", objective, "NAMES", "accuracy")
         parser.option("--folds", "train each trial on K folds, and take the mean", "K", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
+        parser.group_option("part")
         define_farm(parser, "farms/DATE-MODEL-DATA")
         parser.option("--dry-run", "check the space, look at the data and end")
-        kept = {"data", "data_options", "seed", "validation"}
+        kept = {"data", "data_options", "seed", "validation", "test"}
         parser.config_options(leave_out=[*({*SHARED} - kept)])
         parser.dotted.append(SPACE)
 

@@ -35,11 +35,13 @@ class Communicator(ABC):
         size: how many ranks there are (the world size).
         hosts: how many hosts they are on.
         servers: the ranks beside these that are kept for parameter centres, if there are any.
+        in_backward: whether operations may be called while autograd computes gradients.
     """
 
     rank: int
     size: int
     hosts: int
+    in_backward: bool = True
     servers: Servers | None = None
 
     # --- collectives: all ranks take part
@@ -158,6 +160,10 @@ class Communicator(ABC):
     @abstractmethod
     def compute(self, seconds: float) -> None:
         """Charge `seconds` of computing to the virtual clock; real communicators do nothing."""
+
+    def note_progress(self) -> None:
+        """Give a sign of life, before each batch of an evaluation: a silent rank may hang."""
+        return
 
     @abstractmethod
     def close(self) -> None:

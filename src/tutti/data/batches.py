@@ -138,6 +138,11 @@ class Batches:
         """The smallest number of samples that a rank may find in one pass."""
         return self._last_size // self.size // self.passes
 
+    @property
+    def fewest_of_all(self) -> int:
+        """The smallest number of samples in one pass of all ranks together."""
+        return self._last_size // self.passes
+
     def rounds(self, samples: int) -> int:
         """Return the number of rounds that take some samples."""
         return -(-samples // self.round_size)

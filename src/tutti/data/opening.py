@@ -2,7 +2,7 @@
 
     memory      │ train: inputs │ targets │ validation: inputs │ targets │ test: inputs │ targets │
     run           rows 0 1 3 4 5 6 8                trained on, nothing is copied
-                  rows 2 7                          kept aside for validation
+                  rows 2 7                          kept aside for validation, others for a test
 
 The samples lie in their stored order. A run, a fold and a prediction are rows of them.
 """
@@ -33,7 +33,7 @@ from tutti.data.preparation import prepared
 from tutti.data.rows import Array, Rows
 from tutti.data.scale import mean_scale, pixel_scale, units_of
 from tutti.data.sources import read_inputs, read_source
-from tutti.data.splits import Indices, split
+from tutti.data.splits import Indices, divide
 from tutti.data.streaming import Source, StreamedPart
 from tutti.data.targets import CLASSES, KnownClasses
 from tutti.errors import BadData, BadOption, UserError
@@ -57,9 +57,11 @@ class SamplePool:
 
     Attributes:
         dataset: with the parts of the source, not scaled.
+        groups: the number of each training sample's group, int64; None: there are none.
     """
 
     dataset: DataSet
+    groups: Tensor | None = None
 
     @classmethod
     def outline(cls, contents: ReadData) -> SamplePool:
@@ -91,11 +93,12 @@ class SamplePool:
             _fingerprint(*contents.parts["train"]),
             contents.table,
         )
-        return cls(dataset)
+        return cls(dataset, None if contents.groups is None else _meta(contents.groups, np.dtype(np.int64)))
 
     def _tensors(self) -> Iterator[Tensor]:
         """Yield the tensors, each once."""
-        every = (tensor for part in self.dataset.parts for tensor in part.tensors())
+        every = [tensor for part in self.dataset.parts for tensor in part.tensors()]
+        every += [] if self.groups is None else [self.groups]
         yield from {id(tensor): tensor for tensor in every}.values()
 
     @property
@@ -120,7 +123,7 @@ class SamplePool:
             places[id(one)] = memory[start : start + one.nbytes].view(one.dtype).view(one.shape)
             start += _room(one)
         dataset = self.dataset.with_parts(lambda part: part.changed(lambda one: places[id(one)]))
-        return replace(self, dataset=dataset)
+        return replace(self, dataset=dataset, groups=None if self.groups is None else places[id(self.groups)])
 
     def fill(self, contents: ReadData) -> None:
         """Write a data set into the memory; one process does."""
@@ -135,6 +138,8 @@ class SamplePool:
                 _write(column.rows, read.rows)
                 if name == "train" and column.values is not None and read.values is not None:
                     _write(column.values, read.values)  # those of all parts
+        if self.groups is not None:
+            self.groups.numpy()[:] = np.unique(cast("Array", contents.groups), return_inverse=True)[1]
 
     def divided(
         self,
@@ -144,6 +149,7 @@ class SamplePool:
         place: tuple[str, int] | None = None,
         embeds: bool = False,
         trained: TrainedOn | None = None,
+        test: float = 0.0,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
 
@@ -155,6 +161,7 @@ class SamplePool:
                 in place of any other, and there is no test part: that is left for when all is decided.
             embeds: the model takes category numbers for columns of many texts.
             trained: the data of a model, whose preparation of a table is applied in place of another.
+            test: the share that is kept aside as the test part, before the validation part.
         """
         before = None
         if trained is not None and self.dataset.table is not None:
@@ -164,56 +171,68 @@ class SamplePool:
                     "the model was trained on numbers as they are, which would be prepared here; give "
                     "--data.prepare off"
                 )
-        train, aside, fitted = agreed(
+        train, aside, tested, fitted = agreed(
             comm,
-            lambda: self._division(validation, seed, place, embeds, before),
+            lambda: self._division(test, validation, seed, place, embeds, before),
             "splits",
-            lambda found: zlib.crc32(found[1].data, zlib.crc32(found[0].data)),
+            lambda found: [zlib.crc32(rows.data) for rows in found[:3]],
         )
         whole = self.dataset
         scale = fitted if isinstance(fitted, Scale) else prepared(fitted, cast("Table", whole.table))
         rows = None if len(train) == len(whole.train) and place is None else torch.from_numpy(train)
-        validation_part, test = whole.validation, whole.test
+        validation_part, test_part = whole.validation, whole.test
         if len(aside):
             validation_part = whole.train.with_rows(torch.from_numpy(aside), scale)
         elif validation_part is not None:
             validation_part = validation_part.with_rows(None, scale)
-        if test is not None:
-            test = None if place else test.with_rows(None, scale)
+        if len(tested):
+            test_part = whole.train.with_rows(torch.from_numpy(tested), scale)
+        elif test_part is not None:
+            test_part = None if place else test_part.with_rows(None, scale)
         first = whole.train.with_rows(rows, scale)
         units = trained.units if trained is not None else None
         if whole.table is not None and before is None:
             units = units_of(first.targets.numpy())
-        return replace(whole, train=first, validation=validation_part, test=test, units=units)
+        return replace(whole, train=first, validation=validation_part, test=test_part, units=units)
+
+    def rows(
+        self, targets: Array, groups: Array | None, test: float, validation: float, seed: int
+    ) -> tuple[Indices, Indices, Indices]:
+        """Return the rows to train on, those of the validation and of the test part, also of an outline."""
+        whole = self.dataset
+        if test and whole.test is not None:
+            raise BadOption(f"--test is {test}, but {whole.name} has a test part; leave --test out")
+        share = 0 if whole.validation is not None else validation
+        if isinstance(whole.train, StreamedPart):
+            return whole.train.divide(test, share, seed)
+        return divide(targets, test, share, seed, whole.classes, groups)
 
     def _division(
         self,
+        test: float,
         validation: float,
         seed: int,
         place: tuple[str, int] | None,
         embeds: bool,
         before: Preparation | None,
-    ) -> tuple[Indices, Indices, Scale | Preparation]:
-        """Return the rows to train on and those kept aside, and the scale or what a table's follows from."""
-        part, classes, filled = self.dataset.train, self.dataset.classes, self.dataset.filled
-        share = 0 if self.dataset.validation is not None else validation
+    ) -> tuple[Indices, Indices, Indices, Scale | Preparation]:
+        """Return the rows of the training, validation and test part, and the scale or what makes it."""
+        part, filled = self.dataset.train, self.dataset.filled
         if place is not None:
             file, number = place
-            known = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
-            train, aside = known.train, known.test
-        elif isinstance(part, StreamedPart):
-            train, aside = part.split(share, seed)
+            found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
+            train, aside, tested = found.train, found.test, np.arange(0)
         else:
-            train, aside = split(part.stored_targets.numpy(), share, seed, classes)
+            groups = None if self.groups is None else self.groups.numpy()
+            targets = part.stored_targets.numpy()
+            train, aside, tested = self.rows(targets, groups, test, validation, seed)
         if before is not None:
-            return train, aside, before
+            return train, aside, tested, before
         if self.dataset.table is not None:
-            rows, telling = _rows_of(part, train)
-            found = fit(rows.__getitem__, telling, self.dataset.table, len(part), filled, embeds)
-            return train, aside, found
+            return train, aside, tested, _fit(part, self.dataset.table, train, filled, embeds)
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, filled) for column in columns]
-        return train, aside, scale_of_columns(part.stored_inputs, scales)
+        return train, aside, tested, scale_of_columns(part.stored_inputs, scales)
 
 
 def open_data(
@@ -351,11 +370,12 @@ def _scale_of(part: Part, column: Column[Tensor], train: Indices, filled: bool) 
     return Scale()
 
 
-def _rows_of(part: Part, train: Indices) -> tuple[Array | Mapped, Indices]:
-    """Return the inputs of a part, and the training samples that tell of all."""
+def _fit(part: Part, table: Table, train: Indices, filled: bool, embeds: bool) -> Preparation:
+    """Return the preparation of a table from some training samples."""
     if isinstance(part, StreamedPart):
-        return part.source.files, part.thinned(train)
-    return cast("Tensor", part.stored_inputs).numpy(), train
+        return fit(part.source.files.__getitem__, part.thinned(train), table, len(part), filled, embeds)
+    stored = cast("Tensor", part.stored_inputs).numpy()
+    return fit(stored.__getitem__, train, table, len(part), filled, embeds)
 
 
 def _write(memory: Tensor, rows: Rows) -> None:

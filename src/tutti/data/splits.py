@@ -1,4 +1,4 @@
-"""The split of the training samples into those to train on and those kept aside for validation."""
+"""The division of the training samples into those to train on, a validation part and a test part."""
 
 from __future__ import annotations
 
@@ -11,11 +11,37 @@ from tutti.errors import BadData
 Indices = NDArray[np.int64]
 
 
-def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple[Indices, Indices]:
+def divide(
+    targets: Array,
+    test: float,
+    validation: float,
+    seed: int,
+    classes: int | None,
+    groups: Array | None = None,
+) -> tuple[Indices, Indices, Indices]:
+    """Choose the samples to train on, a validation part and a test part, each in their stored order.
+
+    The validation share is one of the samples that are not in the test part; otherwise as for `split`.
+    """
+    if not test:
+        return *split(targets, validation, seed, classes, groups), np.arange(0)
+    rest, tested = split(targets, test, seed, classes, groups, "test")
+    train, aside = split(targets[rest], validation, seed, classes, None if groups is None else groups[rest])
+    return rest[train], rest[aside], tested
+
+
+def split(
+    targets: Array,
+    share: float,
+    seed: int,
+    classes: int | None,
+    groups: Array | None = None,
+    part: str = "validation",
+) -> tuple[Indices, Indices]:
     """Choose the samples to train on and those kept aside, each in their stored order.
 
     With classes, every class gives the same share (to a sample), and its last sample is always trained on;
-    samples without a label are one more.
+    samples without a label are one more. With groups, whole ones are kept aside, whatever their classes.
 
     Args:
         targets: of shape (samples, ...).
@@ -23,6 +49,8 @@ def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple
         seed: decides which.
         classes: the number of classes; None for float targets. These, and targets of several labels for
             each sample, are split without regard to them.
+        groups: the number of each sample's group, from 0; None: there are none.
+        part: what is kept aside, for messages.
 
     Raises:
         BadData: one of the two would be empty.
@@ -33,26 +61,42 @@ def split(targets: Array, share: float, seed: int, classes: int | None) -> tuple
     random = np.random.default_rng((seed, 0x5EED))
     wanted = round(share * count)
     if wanted == 0 or wanted == count:
-        empty = "validation" if wanted == 0 else "training"
+        empty = part if wanted == 0 else "training"
         raise BadData(
-            f"a validation share of {share} of {count:,} samples leaves {empty} without any; "
-            f"use '--validation 0' for none, or a share that leaves both some"
+            f"a {part} share of {share} of {count:,} samples leaves {empty} without any; "
+            f"use '--{part} 0' for none, or a share that leaves both some"
         )
-    if classes is None or targets.ndim > 1:
+    if groups is not None:
+        aside = _whole_groups(groups, wanted, random)
+        if len(aside) == count:
+            raise BadData(f"all samples are of one group, so none can be kept for {part}; use '--{part} 0'")
+    elif classes is None or targets.ndim > 1:
         aside = random.permutation(count)[:wanted]
     else:
-        groups_of = np.where(targets < 0, classes, targets)
-        sizes = np.bincount(groups_of, minlength=classes + 1)
+        labels = np.where(targets < 0, classes, targets)
+        sizes = np.bincount(labels, minlength=classes + 1)
         quotas = _quotas(sizes, wanted)
-        groups = np.split(np.argsort(groups_of, kind="stable"), np.cumsum(sizes)[:-1])
-        aside = np.concatenate([random.permutation(g)[:q] for g, q in zip(groups, quotas, strict=True)])
+        alike = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
+        aside = np.concatenate([random.permutation(one)[:q] for one, q in zip(alike, quotas, strict=True)])
     if len(aside) == 0:
-        raise BadData(
-            "every class has a single sample, so none can be kept for validation; use '--validation 0'"
-        )
+        raise BadData(f"every class has a single sample, so none can be kept for {part}; use '--{part} 0'")
     kept = np.ones(count, dtype=bool)
     kept[aside] = False
     return np.flatnonzero(kept), np.flatnonzero(~kept)
+
+
+def _whole_groups(groups: Array, wanted: int, random: np.random.Generator) -> Indices:
+    """Return the samples of random groups: as many as fit into `wanted`, or the smallest group."""
+    sizes = np.bincount(groups)
+    there = random.permutation(np.flatnonzero(sizes))
+    taken = np.zeros(len(sizes), dtype=bool)
+    for group in there:
+        if sizes[group] <= wanted:
+            taken[group] = True
+            wanted -= sizes[group]
+    if not taken.any():
+        taken[there[np.argmin(sizes[there])]] = True
+    return np.flatnonzero(taken[groups])
 
 
 def _quotas(sizes: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:

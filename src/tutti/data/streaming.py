@@ -34,7 +34,7 @@ from tutti.data.formats.npy import Mapped
 from tutti.data.parts import Part, Scale, epoch_generator
 from tutti.data.remote import is_remote
 from tutti.data.rows import Indices
-from tutti.data.splits import split
+from tutti.data.splits import divide
 from tutti.errors import BadData, BadOption
 from tutti.load_object import names_object
 
@@ -238,18 +238,18 @@ class StreamedPart(Part):
         each = max(1, SEEN_BYTES // self.sample_bytes // SEEN_PIECES)
         return np.concatenate([piece[:each] for piece in np.array_split(rows, SEEN_PIECES)])
 
-    def split(self, share: float, seed: int) -> tuple[Indices, Indices]:
-        """Choose samples to train on and samples kept aside, in stretches of neighbours.
+    def divide(self, test: float, validation: float, seed: int) -> tuple[Indices, Indices, Indices]:
+        """Choose samples to train on, a validation part and a test part, in stretches of neighbours.
 
         A tenth of single samples would be as slow to read as nearly all of them.
 
         Raises:
-            BadData: one of the two would be empty.
+            BadData: one of them would be empty.
         """
         samples = len(self)
         length = max(1, min(BLOCK_BYTES // self.sample_bytes, samples // FEWEST_STRETCHES))
-        _, aside = split(np.empty(-(-samples // length)), share, seed, None)
-        is_aside = np.zeros(samples, dtype=bool)
-        for stretch in aside:
-            is_aside[stretch * length : (stretch + 1) * length] = True
-        return np.flatnonzero(~is_aside), np.flatnonzero(is_aside)
+        stretches = np.zeros(-(-samples // length), dtype=np.int8)
+        _, aside, tested = divide(stretches, test, validation, seed, None)
+        stretches[aside], stretches[tested] = 1, 2
+        part_of = np.repeat(stretches, length)[:samples]
+        return np.flatnonzero(part_of == 0), np.flatnonzero(part_of == 1), np.flatnonzero(part_of == 2)

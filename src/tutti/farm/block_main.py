@@ -28,10 +28,10 @@ from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.memfd import FileAddress
 from tutti.farm.coordinator import EpochOver, JobOver
 from tutti.farm.messages import BlockReady, TrainTask
-from tutti.farm.shared_data import SharedData
 from tutti.launch.rank_main import channel as own_channel
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
+from tutti.run.shared_data import SharedData
 from tutti.run.train import RunContext, train
 from tutti.training.progress import Progress
 
@@ -97,7 +97,7 @@ def _communicator(comm: Communicator) -> Iterator[Communicator]:
     # No rank reads or writes it from here on.
     comm.barrier()
     if comm.rank == 0:
-        arena.release_all()
+        arena.release_from()
     arena.close()
     adopt(comm)
 

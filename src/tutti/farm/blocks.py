@@ -26,11 +26,12 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Final, cast
 
 from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import DiskFull, PeerLost, TuttiError, in_one_line
 from tutti.farm.block_placement import all_serve, settings_of
 from tutti.farm.coordinator import BlockFailed, EpochOver, JobOver, PoolEvent, StopAsked
 from tutti.farm.jobs import FarmJob
-from tutti.farm.messages import INDEX_BYTES, BlockReady, SharedPlace, TrainTask
+from tutti.farm.messages import BlockReady, TrainTask
 from tutti.launch.exit_reports import first_failure
 from tutti.launch.fork_server_client import ForkServer, RankGroup
 from tutti.launch.placement import Placement
@@ -65,7 +66,7 @@ class Block:
 
     Args:
         server: forks the ranks.
-        data: the place of the host's data.
+        data: the arena of the host's data.
         settings: of each rank.
 
     Attributes:
@@ -73,7 +74,7 @@ class Block:
         spent: they have run code of the user's.
     """
 
-    def __init__(self, server: ForkServer, data: SharedPlace, settings: Sequence[RankSetting]) -> None:
+    def __init__(self, server: ForkServer, data: FileAddress, settings: Sequence[RankSetting]) -> None:
         self.ready = self.spent = False
         self._stack = ExitStack()
         stop = StopPage.make_file()
@@ -145,7 +146,6 @@ class HostPool:
         self._size, self._threads = placement.ranks // blocks, placement.threads or 1
         self._settings = settings_of(placement, blocks, sorted(os.sched_getaffinity(0)))
         self._arena = Arena.create()
-        self._data = SharedPlace(self._arena.address, self._arena.allocate(INDEX_BYTES))
         self._selector = selectors.DefaultSelector()
         self._watch(stopping, self._signal)
         self._watch(server.control, self._hear_server)
@@ -294,7 +294,7 @@ class HostPool:
         ]
 
     def _start(self, number: int) -> None:
-        block = self._blocks[number] = Block(self._server, self._data, self._settings[number])
+        block = self._blocks[number] = Block(self._server, self._arena.address, self._settings[number])
         self._watch(block.channel, partial(self._hear, number))
         for source, read in block.sources():
             self._watch(source, partial(self._read, source, read))

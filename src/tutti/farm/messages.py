@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
 
-from tutti.comm.shm.memfd import FileAddress
 from tutti.run.train_job import TrainJob
-
-INDEX_BYTES: Final = 1 << 20
-"""Room for the index."""
-
-
-class SharedPlace(NamedTuple):
-    """The memory of the process that started the blocks, and where in it the index of the data begins."""
-
-    arena: FileAddress
-    table: int
 
 
 @dataclass(frozen=True)

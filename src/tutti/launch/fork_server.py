@@ -1,14 +1,15 @@
 """A process that has torch imported and forks the ranks: the import takes seconds, a fork milliseconds.
 
     supervisor ── socket ──────────────▶ fork server ──fork──▶ rank 0, rank 1
-               ── socket of a group ───▶             ──fork──▶ rank 0, rank 1 of the group
+               ── socket of a group ───▶      ▲      ──fork──▶ rank 0, rank 1 of the group
+               ──fork──▶ guard ──────fork─────┘
 
     on each socket: ──RankPlace, EndRanks──▶   ◀──Ready, RankEnded──
 
 It computes nothing itself, so that every rank begins like a process that has just been started. It ends with
 the supervisor, or when that closes the first socket, or after `IDLE_S` without ranks; processes that ranks
-have left running end before it. A group begins and ends without other ranks: its ranks are killed when its
-socket is closed.
+have left running end before it. If it is killed, its parent, the guard, kills them. A group begins and ends
+without other ranks: its ranks are killed when its socket is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Final
+from typing import Final, NoReturn
 
 from tutti.errors import with_remedy
 from tutti.launch.leaving import leave, prepare_fork
@@ -98,8 +99,6 @@ def receive(control: socket.socket) -> tuple[Message | None, list[int]]:
 
 def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
     """Be the fork server, and in every process that it forks a rank."""
-    # While it imports torch, it does not watch the supervisor's pidfd: the kernel does that for it.
-    die_with_parent(supervisor)
     # Ctrl-C reaches the whole foreground group, and systemd and Slurm send the others to all processes of a
     # job; what they mean is for the supervisor to decide.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -107,19 +106,30 @@ def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # The supervisor has started this process with SIGINT blocked; it is ignored before it is let through.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    guard = os.getpid()
+    server = os.fork()
+    if server:
+        os.close(control)
+        _guard(supervisor, server)
+    # While it imports torch, it does not watch the guard's pidfd: the kernel does that for it.
+    die_with_parent(guard)
     # Imported modules stay: collecting garbage meanwhile takes a sixth of the time until ranks start.
     gc.disable()
     import psutil  # noqa: F401
     import torch  # noqa: F401
 
+    # What each rank needs to join the others.
+    import tutti.comm.shm.communicator
+    import tutti.launch.busy_cores
+    import tutti.launch.world  # noqa: F401
+
     _load(entry)
-    # From here on the supervisor's pidfd tells that it is gone, which leaves time to end the ranks.
-    # Besides, the kernel's signal would come when only the *thread* ends that has started this process.
+    # From here on the guard's pidfd tells that it is gone, which leaves time to end the ranks.
     outlive_parent()
     # A rank may die before the processes that it has started: they then become children of this one, not of
     # init, and `_clear` finds and ends them.
     adopt_orphans()
-    forked = ForkServerProcess(supervisor, socket.socket(fileno=control), idle_s).serve()
+    forked = ForkServerProcess(guard, socket.socket(fileno=control), idle_s).serve()
     if forked is None:
         # There is nothing to clean up, and taking torch down takes time.
         os._exit(0)
@@ -130,11 +140,42 @@ def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
         leave()
 
 
+def _guard(supervisor: int, server: int) -> NoReturn:
+    """Kill what a server that was killed has left, and end as it has; end at once with the supervisor.
+
+    A server whose guard is gone ends its ranks, and itself.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    adopt_orphans()
+    ends = select.poll()
+    with suppress(ProcessLookupError):
+        for process in (supervisor, server):
+            ends.register(os.pidfd_open(process), select.POLLIN)
+        # If the supervisor ended before, its number may be another's: look who the parent is.
+        if os.getppid() == supervisor:
+            ends.poll()
+    ended, status = os.waitpid(server, os.WNOHANG)
+    if not ended:
+        os._exit(0)
+    import psutil
+
+    with suppress(ChildProcessError):
+        while True:  # What a child has started becomes a child of this process with its end.
+            signal_all((child.pid for child in psutil.Process().children()), signal.SIGKILL)
+            os.waitpid(-1, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        with suppress(OSError):  # SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
 class ForkServerProcess:
     """The fork server's own side; it ends after `idle_s` seconds without ranks."""
 
-    def __init__(self, supervisor: int, control: socket.socket, idle_s: float) -> None:
-        self._supervisor, self._control, self._idle_s = supervisor, control, idle_s
+    def __init__(self, parent: int, control: socket.socket, idle_s: float) -> None:
+        self._parent, self._control, self._idle_s = parent, control, idle_s
         self._groups = [control]
         # By process: the socket of its group, and its number there.
         self._ranks: dict[int, tuple[socket.socket, int]] = {}
@@ -144,20 +185,20 @@ class ForkServerProcess:
         """Fork ranks until the end; return in each rank, and None here."""
         with ExitStack() as stack:
             stack.callback(self._close)
-            supervisor = os.pidfd_open(self._supervisor)
-            stack.callback(os.close, supervisor)
+            parent = os.pidfd_open(self._parent)
+            stack.callback(os.close, parent)
             # If it ended before the pidfd was opened, its number may be another's: look who the parent is.
-            if os.getppid() != self._supervisor:
+            if os.getppid() != self._parent:
                 return None
             self._ended = stack.enter_context(SignalWatch([signal.SIGCHLD]))
             self._selector = stack.enter_context(selectors.DefaultSelector())
-            for one in (self._control, supervisor, self._ended):
+            for one in (self._control, parent, self._ended):
                 self._selector.register(one, selectors.EVENT_READ)
             try:
                 send(self._control, Ready())
-                return self._serve(supervisor)
+                return self._serve(parent)
             except (BrokenPipeError, ConnectionResetError):
-                # The supervisor is gone.
+                # The supervisor or the guard is gone.
                 self._clear(GRACE_S)
                 return None
 
@@ -165,10 +206,10 @@ class ForkServerProcess:
         for one in self._groups:
             one.close()
 
-    def _serve(self, supervisor: int) -> tuple[RankPlace, Descriptors] | None:
+    def _serve(self, parent: int) -> tuple[RankPlace, Descriptors] | None:
         while True:
             ready = [key.fileobj for key, _ in self._selector.select(None if self._ranks else self._idle_s)]
-            if supervisor in ready:
+            if parent in ready:
                 raise BrokenPipeError
             if not (ready or self._ranks):
                 return None

@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn.modules import activation as activations
 
 from tutti.errors import UnknownName
+from tutti.models.embedding import EmbeddedTable
 from tutti.models.fitting import share, whole_numbers
+from tutti.records.preparation import TableInputs
 from tutti.registry import part
 
 OTHERS = {"GLU", "LogSoftmax", "MultiheadAttention", "Softmax", "Softmax2d", "Softmin", "Threshold"}
@@ -27,6 +29,8 @@ def mlp(
     hidden: object = (256, 128),
     activation: str = "relu",
     dropout: float = 0.0,
+    embed: object = "auto",
+    table: TableInputs | None = None,
 ) -> nn.Module:
     """Build fully connected layers over the flattened input.
 
@@ -36,6 +40,8 @@ def mlp(
         hidden: sizes of the layers before it; an empty list leaves a linear model.
         activation: after each of them: relu, sigmoid, tanh, gelu, or another of `torch.nn`'s.
         dropout: probability with which each of their outputs is dropped in training.
+        embed: width of the vectors of a table's texts with more than 30 values; "auto": see `EmbeddedTable`.
+        table: the inputs of a prepared table.
 
     Raises:
         BadOption: a size or a probability that cannot be used.
@@ -46,6 +52,9 @@ def mlp(
     dropped = share("dropout", dropout)
     layers: list[nn.Module] = [nn.Flatten()]
     width = prod(shape)
+    if table is not None and table.categories:
+        layers = [vectors := EmbeddedTable(table, embed)]
+        width = vectors.width
     for size in whole_numbers("hidden", hidden):
         layers += [nn.Linear(width, size), ACTIVATIONS[str(activation).lower()]()]
         if dropped:

@@ -25,6 +25,7 @@ from tutti.own_loop.stepper import OwnLoop, Stepper
 from tutti.replica import Replica
 from tutti.strategies.base import WeightPlacement
 from tutti.training import evaluation
+from tutti.training.batch_norm import BatchStatistics, batch_norms
 
 Model = TypeVar("Model", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -45,7 +46,10 @@ def init() -> Communicator:
 
 
 def distribute(
-    model: Model, optimizer: AnyOptimizer, reduction: str | None = None
+    model: Model,
+    optimizer: AnyOptimizer,
+    reduction: str | None = None,
+    sync_batchnorm: bool = False,
 ) -> tuple[Model, AnyOptimizer]:
     """Train `model` on all ranks; nothing else in the program changes if its loss is a mean over samples.
 
@@ -60,6 +64,8 @@ def distribute(
         reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
             "sum", the same for all models. By default it is their mean: `backward()` refuses a loss that is
             seen to be a sum.
+        sync_batchnorm: let BatchNorm layers normalise by the whole batch, and not by each rank's part of it,
+            so that they, too, compute what one process computes. `torch.nn.SyncBatchNorm` always does.
 
     Returns:
         The same two objects.
@@ -85,6 +91,11 @@ def distribute(
         return model, optimizer
     _share_state(optimizer, loop.comm)
     replica, copies = (same[0].replica, same[0].copies) if same else _replica_of(model, loop)
+    if loop.comm.size > 1:
+        statistics = BatchStatistics(loop.comm, lambda: loop.counts.own > 0)
+        statistics.normalise(
+            one for one in batch_norms(model) if sync_batchnorm or isinstance(one, nn.SyncBatchNorm)
+        )
     torch.autograd.backward = _backward
     loop.reduction = reduction
     loop.steppers.append(Stepper(replica, optimizer, copies, loop, len(loop.steppers)))

@@ -84,10 +84,12 @@ def better_by_name(name: str) -> str | None:
 
 
 def metric_text(name: str, value: float) -> str:
-    """Return the value of a metric: a share of the samples in percent."""
+    """Return the value of a metric: a share of the samples in percent, a large amount in whole numbers."""
     if math.isnan(value):
         return "nan"
-    return f"{value:.2%}" if is_share(name) else f"{value:.4g}"
+    if is_share(name):
+        return f"{value:.2%}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def figures(evaluation: Evaluation) -> str:

@@ -1,15 +1,18 @@
-"""Advice for a faster run, from its seconds by stage."""
+"""Advice at the end of a run: what would be faster, by its seconds by stage, and what finds a rare class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tutti.records.run import STAGES, EpochRecord, by_rank
+from tutti.records.run import STAGES, EpochRecord, Summary, by_rank
 from tutti.records.stragglers import UNEVEN, Straggler, straggler
 
 STANDS_OUT: Final = 0.1
 """The share of the time below which a stage is not worth a change."""
+
+RARE: Final = 0.1
+"""The share of the samples below which one of two classes is rare."""
 
 _SAYS: Final = {
     "extract": "waiting for the files of the data takes",
@@ -65,6 +68,24 @@ def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
         totals["samples"] = sum(rank.samples for rank in ranks)
         found.append(totals)
     return found
+
+
+def rare_class(summary: Summary, labels: Sequence[str], config: Mapping[str, Any]) -> str:
+    """Advise a run that finds less than half of a rare class, of two, on its test or validation part."""
+    judged = summary.test or summary.validation
+    rows = [] if judged is None else judged.confusion or []
+    if judged is None or len(rows) != 2 or config.get("class_weights") or config.get("sampling"):
+        return ""
+    rare, there = min(enumerate(map(sum, rows)), key=lambda pair: pair[1])
+    found = rows[rare][rare]
+    if there >= RARE * sum(map(sum, rows)) or 2 * found >= there:
+        return ""
+    best = ", and --restore-best --monitor val_balanced_accuracy"
+    return (
+        f"class {labels[rare] if labels else rare} is rare, and {found:,} of its {there:,} samples were "
+        "found: try --class-weights balanced or --sampling balanced"
+        + (best if "balanced_accuracy" in judged.metrics else "")
+    )
 
 
 def _remedy(stage: str, config: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import Options, TrainConfig, with_defaults
 from tutti.run.jobs import Recipe
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
@@ -77,6 +77,7 @@ class TrainOptions(TypedDict, total=False):
     data_options: Options
     target: str | int | Sequence[str | int] | None
     validation: float
+    test: float
     split: str | None
     predictions: bool
     validate: str
@@ -107,6 +108,7 @@ class TrainOptions(TypedDict, total=False):
     class_weights: str | Sequence[float] | None
     clip_norm: float | None
     clip_value: float | None
+    batch_norm: str
     precision: str
     layout: str
     device: str
@@ -239,7 +241,7 @@ def _job(
         chosen["workers"] = str(given["workers"])
     spell(options)
     chosen |= options
-    config = TrainConfig.from_json(chosen)
+    config = TrainConfig.from_json(with_defaults(chosen))
     found = None if resume is None else Resume.find(resume, config.out)
     outcome = None
     if found is not None:

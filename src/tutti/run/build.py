@@ -48,10 +48,11 @@ from tutti.run.optimization import build_optimizer, build_schedule, load_optimiz
 from tutti.run.train_job import PARTS, TrainJob
 from tutti.state import Saved
 from tutti.strategies import STRATEGIES, Clip, Strategy
-from tutti.strategies.base import Pace
+from tutti.strategies.base import Pace, Worker
 from tutti.training.agenda import Agenda
 from tutti.training.augmentations import Augmentation
 from tutti.training.balance import SpeedBalance
+from tutti.training.batch_norm import BatchStatistics, batch_norms
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import ForwardPass, Objective, evaluate
@@ -135,7 +136,7 @@ def open_config_data(
         pool = pool or open_pool(given, comm, options, known or meant_by(config.loss))
     place = None if config.split is None else split_of(config.split)
     embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
-    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained)
+    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained, config.test)
     if leads and isinstance(found.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return found
@@ -445,6 +446,9 @@ def assemble(
         skip_nonfinite=config.skip_nonfinite,
     )
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    statistics = None
+    if _normalises_together(config, portion, strategy, worker):
+        statistics = BatchStatistics(portion.peers)
     workers = Workers(
         portion.peers,
         replica,
@@ -453,10 +457,23 @@ def assemble(
         portion.compute or graph_of(config, objective, replica, batches),
         collective=portion.compute is not None,
         everyone=comm,
+        statistics=statistics,
         meets=strategy.pace is not Pace.FREE and portion.compute is None,
     )
     task = replace(task, module=module)
     return Assembly(config, task, strategy, portion, workers, schedule, ending, callbacks, saved)
+
+
+def _normalises_together(config: TrainConfig, portion: Portion, strategy: Strategy, worker: Worker) -> bool:
+    """Return whether BatchNorm has the statistics of the whole batch, though ranks have parts of it."""
+    together = strategy.pace is Pace.TOGETHER and worker.waits and config.parallel is None
+    return (
+        config.batch_norm == "sync"
+        and together
+        and portion.peers.size > 1
+        and portion.peers.in_backward
+        and bool(batch_norms(portion.module))
+    )
 
 
 def resolved(

@@ -145,6 +145,9 @@ class TrainConfig:
     )
     augment_options: Options = option({}, lambda: f"the number that belongs to one: {_numbers_of_augment()}")
     validation: float = option(0.1, "share of the training samples kept for validation, below 1", least=0)
+    test: float = option(
+        0.0, "share of the samples kept for a test at the end, before the validation part is taken", least=0
+    )
     split: str | None = option(
         None, "one of the splits in a file, such as splits.npz:0; what it holds out is the validation part"
     )
@@ -246,6 +249,11 @@ class TrainConfig:
     )
     clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")
     clip_value: float | None = option(None, "largest absolute value of an element of the gradient")
+    batch_norm: str = option(
+        "sync",
+        "statistics of BatchNorm in training: of the whole batch of an update (sync), or of each rank's part",
+        ("sync", "local"),
+    )
     precision: str = option("fp32", "arithmetic of forward and backward", ("fp32", "bf16", "fp16", "fp64"))
     layout: str = option(
         "contiguous",
@@ -365,6 +373,18 @@ class TrainConfig:
         return config
 
 
+def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a user, and for the others what a built-in model has in its file as `DEFAULTS`.
+
+    Its learning rate is for its own optimizer, and its epochs are no default beside steps.
+    """
+    model = given.get("model", TrainConfig.model)
+    of_model = MODELS.literal(model, "DEFAULTS") or {} if model in MODELS else {}
+    beside = {"optimizer": ("lr", "optimizer_options"), "steps": ("epochs",)}
+    chosen = {*given, *(other for name in given for other in beside.get(name, ()))}
+    return {**{name: one for name, one in of_model.items() if name not in chosen}, **given}
+
+
 OF_LONG_RUNS: Final = (
     *("weights", "monitor", "patience", "goal", "restore_best", "time_limit", "checkpoint", "keep"),
     *("predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
@@ -393,6 +413,7 @@ def type_name(of: Field[Any]) -> str:
 _TOGETHER: Final = (
     ("epochs", "steps", "both say how long the run is"),
     ("split", "validation", "both say which samples are held out"),
+    ("split", "test", "both say which samples are held out"),
     ("parallel", "servers", "servers keep the centre of whole models"),
     ("parallel", "balance", "it is for ranks with whole models"),
     ("parallel", "skip_nonfinite", "its ranks hold one model together"),
@@ -452,8 +473,9 @@ def _refused(config: TrainConfig) -> Iterator[str]:
     count = config.workers[:20]
     if count != AUTO and not (count.isdecimal() and 1 <= int(count) <= MOST_RANKS):
         yield f"--workers is '{count}'; give a whole number from 1 to {MOST_RANKS}, or auto"
-    if config.validation >= 1:
-        yield f"--validation is {config.validation}; give a share of at least 0 and below 1, such as 0.1"
+    for name in ("validation", "test"):
+        if getattr(config, name) >= 1:
+            yield f"--{name} is {getattr(config, name)}; give a share of at least 0 and below 1, such as 0.1"
     if config.goal is not None and not math.isfinite(config.goal):
         yield f"--goal is {config.goal}; give a finite number"
     for name in ("lr", "clip_norm", "clip_value"):

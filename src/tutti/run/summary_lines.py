@@ -76,6 +76,12 @@ def training(config: TrainConfig, together: bool) -> str:
     )
 
 
+def own_statistics(config: TrainConfig) -> str:
+    """Say that BatchNorm has each rank's own statistics, and why."""
+    way = f"--parallel {config.parallel}" if config.parallel else f"strategy {config.strategy}"
+    return f"BatchNorm: each rank has its own statistics, as with {way} ranks do not share whole batches"
+
+
 def stopped(why: str, step: int | None, way_on: str) -> str:
     """Say why the run has stopped before its end, where, and what goes on with it."""
     after = "" if step is None else f" after step {step:,}"

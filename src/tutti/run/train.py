@@ -23,12 +23,12 @@ from tutti.data.scale import uneven
 from tutti.data.streaming import StreamedPart
 from tutti.errors import BadOption, StateLost
 from tutti.exports.sources import load_from
-from tutti.launch.hangs import print_stacks_when_asked
+from tutti.launch.hangs import EPOCH_OVER, PHASES, print_stacks_when_asked
 from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.folder_lock import FolderLock
-from tutti.records.heartbeat import TESTING
+from tutti.records.heartbeat import STARTING, TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
 from tutti.records.run_folder import RunFolder, check_writable
@@ -51,6 +51,7 @@ from tutti.run.optimization import build_optimizer
 from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
 from tutti.run.saving import Recording, Saving, is_over, observed, saving
+from tutti.run.shared_data import SharedData
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
 from tutti.strategies import Clip, Strategy
@@ -58,6 +59,7 @@ from tutti.strategies.base import WeightPlacement
 from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
+from tutti.training.batch_norm import batch_norms
 from tutti.training.loggers import Logbook, logger_names, loggers_of
 from tutti.training.losses import weights_in
 from tutti.training.losses.weights import BALANCED
@@ -88,33 +90,38 @@ class RunContext:
 
 
 class Pulse(Progress):
-    """The sign that a rank does something else than to train, which may take any time."""
+    """The sign of what a rank does that does not train, which may take any time."""
 
     def __init__(self, comm: BlockingCommunicator) -> None:
         self._peers = comm.peers
 
     @override
     def doing(self, what: str, step: int | None = None) -> None:
-        self._peers.publish_steps(None)
+        self._peers.publish_phase(list(PHASES).index(what))
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self._peers.publish_steps(None)
+        self.doing(EPOCH_OVER)
 
     @override
     def end(self) -> None:
-        self._peers.publish_steps(None)
+        self.doing(EPOCH_OVER)
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
+    if job.memory is not None and comm.hosts == 1:
+        context = replace(context, open_data=SharedData(job.memory.data, one_run=True).open)
     # A process that tutti has not started, itself or by mpirun, is not watched.
     if isinstance(comm, BlockingCommunicator) and is_supervised():
+        pulse = Pulse(comm)
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
-        context = replace(context, follower=Pulse(comm), on_step=comm.peers.publish_steps)
+            if comm.rank < comm.size - job.config.servers:  # Servers have no phases.
+                pulse.doing(STARTING)
+        context = replace(context, follower=pulse, on_step=comm.peers.publish_steps)
     return train(comm, job, context)
 
 
@@ -141,7 +148,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
             dataset = context.open_data(job, comm)
-            if job.memory is None:  # Ranks that come after these read them again.
+            if job.memory is None or comm.hosts == 1:  # Else ranks that come after these read them again.
                 free_given_data(job, comm)
             task = prepare_task(job, dataset)
             if config.weights is not None and checkpoint is None:
@@ -261,6 +268,7 @@ class FittedRun:
                 outputs_for(data),
                 data.table_inputs,
                 None,
+                labels=data.labels,
             )
             if trainer.course.stopped is not None:
                 assert saver is not None, "nothing else stops a run"
@@ -410,6 +418,9 @@ def _print_beginning(parts: Assembly) -> None:
     task, train = parts.task, parts.task.dataset.train
     together = not parts.schedule.batches.own
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
+    alone = parts.workers.comm.size > 1 and parts.workers.statistics is None
+    if alone and parts.config.batch_norm == "sync" and batch_norms(parts.task.module):
+        print(summary_lines.own_statistics(parts.config), flush=True)
     if isinstance(train, StreamedPart):
         each, windows = train.sample_bytes, train.windows
         print(

@@ -101,6 +101,7 @@ class RunOutcome:
     weights: dict[str, Any] | None  # the model's state by name, if it was asked for
     stopped: str | None = None  # why
     callbacks: tuple[bytes | None, ...] = ()  # pickled attributes of rank 0's copies; None: they cannot be
+    labels: tuple[str, ...] = ()  # the classes' names; empty when unknown
 
 
 @dataclass(frozen=True)
@@ -167,4 +168,5 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         outputs=data.classes or data.outputs,
         table=data.table,
         weights=None,
+        labels=data.labels,
     )

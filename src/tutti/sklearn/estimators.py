@@ -61,7 +61,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         schedule_options: of the schedule.
         epochs: passes over the samples; 20 if neither epochs nor steps are given.
         steps: weight updates, instead of epochs.
-        batch_size: samples behind one weight update.
+        batch_size: samples behind one weight update; 32, unless the model has its own default.
         clip_norm: largest 2-norm of the gradient.
         validation: share of the samples that is kept aside, to validate on after each epoch.
         monitor: the figure that decides which epoch is the best, such as "val_loss" or "val_accuracy".
@@ -100,7 +100,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         schedule_options: Options | None = None,
         epochs: int | None = None,
         steps: int | None = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         clip_norm: float | None = None,
         validation: float = 0.0,
         monitor: str | None = None,

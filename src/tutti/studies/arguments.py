@@ -24,7 +24,7 @@ from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
 from tutti.run.api import TrainOptions, refuse_built, spell, weights_of, without_loaders
 from tutti.run.build import seeded
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import Options, TrainConfig, with_defaults
 from tutti.run.pickled import Pickled
 from tutti.run.pickled_arguments import by_name
 from tutti.strategies import Strategy
@@ -81,18 +81,18 @@ class Arguments:
             raise BadOption("resume=True needs out: the folder of the farm to go on with")
         given = {
             "strategy": left.pop("strategy", None) or "auto",
-            "optimizer": left.pop("optimizer", None) or "adam",
+            **({"optimizer": one} if (one := left.pop("optimizer", None)) else {}),
             "loss": left.pop("loss", "auto"),
             "metrics": left.pop("metrics", "auto"),
             "sampling": weights_of(left.pop("sampling", None)),
             "augment": left.pop("augment", None),
             **given,
         }
-        refuse_built(given["optimizer"])
+        refuse_built(given.get("optimizer"))
         data = without_loaders(data, cast("TrainOptions", left), quiet)
         spell(cast("TrainOptions", left))
         values, objects = by_name(given)
-        config, contents = _opened(data, TrainConfig.from_json({**values, **left}))
+        config, contents = _opened(data, TrainConfig.from_json(with_defaults({**values, **left})))
         return cls(
             config, contents, objects, Blocks.of(block, blocks, threads, timeout, limit), out, resume, quiet
         )
@@ -103,7 +103,10 @@ class Arguments:
         if self.contents is None:
             return None
         found = to_keys(replace(self.contents, columns=()))
-        return {key: rows[:] if rows.ndim else np.asarray(rows) for key, rows in found.items()}
+        kept = {key: rows[:] if rows.ndim else np.asarray(rows) for key, rows in found.items()}
+        if self.contents.groups is not None:
+            kept["groups"] = np.unique(self.contents.groups, return_inverse=True)[1]
+        return kept
 
     @contextmanager
     def stream(self) -> Iterator[IO[str]]:
@@ -124,4 +127,6 @@ def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[St
     kept: Options = {"classes": contents.classes or "none"}
     if contents.filled:
         kept["missing"] = "mean"
+    if contents.groups is not None:
+        kept["group"] = "groups"
     return replace(config, data=DATA, data_options=kept), contents

@@ -29,6 +29,7 @@ SHARED: Final = {
     "data": "all runs are of one data set",
     "data_options": "all runs are of one data set",
     "validation": "all runs are compared by the same samples",
+    "test": "keep these samples out of the data",
     "seed": "give --seed once, for all",
     "threads": "give --threads once, for all",
 }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tutti import models
@@ -35,6 +36,7 @@ class Samples:
     labels: tuple[str, ...]  # the classes' names; empty when unknown
     fingerprint: str  # tells the samples from those of other data
     groups: NDArray[Any] | None = None  # of the training samples; None: no column of the data has them
+    rest: NDArray[np.int64] | None = None  # those that are not in the test part; None: all
 
 
 def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = None) -> Samples:
@@ -56,8 +58,10 @@ def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = Non
     for run in runs:
         _refuse_unfit(run, pool.dataset, contents)
     _, targets = contents.parts["train"]
-    labels = tuple(map(str, contents.labels))
-    return Samples(contents.name, targets, labels, pool.dataset.fingerprint, contents.groups)
+    config, groups, labels = runs[0].config, contents.groups, tuple(map(str, contents.labels))
+    numbers = None if groups is None else np.unique(groups, return_inverse=True)[1]
+    rest = pool.rows(targets, numbers, config.test, 0.0, config.seed)[0] if config.test else None
+    return Samples(contents.name, targets, labels, pool.dataset.fingerprint, groups, rest)
 
 
 def _refuse_unfit(job: TrainJob, dataset: DataSet, contents: ReadData) -> None:

@@ -53,12 +53,22 @@ class Objective:
     def compute(
         self, module: Callable[..., object], inputs: Inputs, targets: Tensor, weights: Tensor | None = None
     ) -> ForwardPass:
-        """Compute a model's outputs and loss for a batch."""
+        """Compute a model's outputs and loss for a batch.
+
+        A model that returns "members" beside its outputs is an ensemble: each member has a loss of its own,
+        and the loss is their mean.
+        """
+        found = self.arithmetic.call(module, inputs)
+        outputs = self.arithmetic.output(found)
         if self.loss.whole:
-            outputs = self.arithmetic.call(module, inputs)
-            loss, weight = self.loss.measure(outputs, LossBatch(inputs, targets), weights)
-            return ForwardPass(self.arithmetic.output(outputs), loss, weight, loss)
-        return self.measure(self.arithmetic.forward(module, inputs), targets, weights)
+            loss, weight = self.loss.measure(found, LossBatch(inputs, targets), weights)
+            return ForwardPass(outputs, loss, weight, loss)
+        if not (isinstance(found, Mapping) and "members" in found):
+            return self.measure(outputs, targets, weights)
+        each = [self.measure(self.arithmetic.output(one), targets, weights) for one in found["members"]]
+        loss = torch.stack([one.loss for one in each]).mean()
+        reported = torch.stack([one.reported for one in each]).mean()
+        return ForwardPass(self.loss.in_units(outputs), loss, each[0].weight, reported)
 
     def measure(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> ForwardPass:
         """Compute the loss of a network's own outputs."""
@@ -144,7 +154,11 @@ class Tally:
 
         The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
-        found = self.sums_here()
+        mine = copy(self)
+        if glance:
+            mine._gathers = False
+            mine._rows = []
+        found = mine.sums()
         return self._evaluation(found, [] if glance else self._of_all(found.rows))
 
     def sums_here(self) -> Sums:
@@ -293,6 +307,7 @@ def evaluate(
     # No collective inside: virtual ranks share the gradient mode and autocast of their thread.
     with evaluating(module), torch.no_grad():
         for start in range(mine.start, mine.start + longest.stop, batch_size):
+            comm.note_progress()
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)

@@ -92,9 +92,11 @@ def try_gradient(module: nn.Module, part: Part, objective: Objective) -> None:
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
-def check_smallest_batch(module: nn.Module, batches: Batches, *, arithmetic: Arithmetic = FP32) -> None:
-    """Raise BadOption if a rank gets a single sample of an update, and BatchNorm needs more."""
-    if batches.fewest > 1:
+def check_smallest_batch(
+    module: nn.Module, batches: Batches, whole: bool = False, arithmetic: Arithmetic = FP32
+) -> None:
+    """Raise BadOption if BatchNorm gets a single sample of an update: of a rank's, or of the `whole`."""
+    if (batches.fewest_of_all if whole else batches.fewest) > 1:
         return
     inputs = arithmetic.inputs(batches.part.take(torch.arange(1))[0])
     try:

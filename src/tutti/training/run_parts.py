@@ -18,6 +18,7 @@ from tutti.state import State, Values
 from tutti.strategies.base import Worker
 from tutti.training.agenda import Decision
 from tutti.training.balance import SpeedBalance
+from tutti.training.batch_norm import BatchStatistics
 from tutti.training.callbacks import Callbacks
 from tutti.training.progress import Progress
 
@@ -52,6 +53,7 @@ class Workers:
     collective: bool = False  # several ranks compute together, so also a batch without samples
     everyone: Communicator | None = None  # all ranks of the job, for the records; None: those of `comm`
     seconds_per_sample: float | None = None
+    statistics: BatchStatistics | None = None  # of BatchNorm over the whole batch; None: each rank's own
     meets: bool = True  # the workers come to the exchange of a step together, so that one may be late
 
 

@@ -17,6 +17,7 @@ from tutti.records.run import EpochRecord, Evaluation, RankRecord, now
 from tutti.records.texts import RunLength
 from tutti.state import LocalState, Saved, State, TensorPiece, Values, name_of, pieces_of, whole_piece
 from tutti.training.agenda import Agenda, Decision
+from tutti.training.batch_norm import normalising
 from tutti.training.best_weights import BestWeights
 from tutti.training.dropout import drawn_by_sample
 from tutti.training.evaluation import (
@@ -106,7 +107,7 @@ class Trainer:
         self._gradient.objective = objective
         if not module.training:
             module.train()
-        check_smallest_batch(module, batches, arithmetic=objective.arithmetic)
+        check_smallest_batch(module, batches, self._workers.statistics is not None, objective.arithmetic)
         if self._plan is not None:
             task = ValidationTask(self.replica, self._plan.part, self._comm, objective)
             self._validation = VALIDATIONS.named(self._plan.how)(task)
@@ -120,7 +121,10 @@ class Trainer:
         try:
             if callbacks is not None:
                 callbacks.begin(course.made, course.history)
-            with drawn_by_sample(module, batches.seed) as self._gradient.masks:
+            with (
+                normalising(module, self._workers.statistics),
+                drawn_by_sample(module, batches.seed) as self._gradient.masks,
+            ):
                 while self._goes_on:
                     self._note(self._epoch(course.begun))
                     if self._agenda is not None and self._goes_on:

@@ -13,6 +13,7 @@ from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.errors import BadOption
 from tutti.replica import Replica
+from tutti.training.batch_norm import BatchStatistics
 from tutti.training.dropout import SampleMasks
 from tutti.training.evaluation import Objective, Tally
 from tutti.training.finite import LossScale, SkippedUpdates, refuse_loss
@@ -41,6 +42,7 @@ class UpdateGradient:
         self._comm, self._replica, self._worker = workers.comm, workers.replica, workers.worker
         self._compute_batch = workers.compute or self._forward_backward
         self._collective, self._seconds_per_sample = workers.collective, workers.seconds_per_sample
+        self._statistics = workers.statistics
         self.objective, self._batches, self._stages = objective, schedule.batches, stages
         self._shares: dict[float, Tensor] = {}
         self._checked = 0
@@ -58,7 +60,7 @@ class UpdateGradient:
         """Compute the gradient of this rank's part of an update; return its samples, and their weight."""
         samples, weight = 0, 0.0
         for batch in passes:
-            if batch.share or self._collective:
+            if batch.share or self._collective or self._statistics is not None:
                 computed, of_losses = self._pass(batch, step, epoch, tally)
                 samples, weight = samples + computed, weight + of_losses
         if isinstance(tally.loss, Tensor):
@@ -120,6 +122,8 @@ class UpdateGradient:
 
     def _forward_backward(self, batch: Batch) -> Computed:
         """Add this batch's gradient, weighted by its share of the update."""
+        if not batch.share and self._statistics is not None:
+            return self._absent(self._statistics)
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         self._stages.lap("copy")
@@ -132,6 +136,16 @@ class UpdateGradient:
             share = self._shares[factor] = found.loss.new_tensor(factor)
         torch.autograd.backward(found.loss, share)
         return Computed(arithmetic.number(found.reported), found.outputs.detach(), targets, found.weight)
+
+    def _absent(self, statistics: BatchStatistics) -> Computed:
+        """Take part in the statistics of a batch without a sample: by one that does not count."""
+        arithmetic = self.objective.arithmetic
+        inputs, targets = self._batches.part.take(torch.zeros(1, dtype=torch.int64))
+        inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
+        with statistics.absent():
+            found = self.objective.compute(self._replica.module, inputs, targets)
+            torch.autograd.backward(found.loss, torch.zeros_like(found.loss))
+        return Computed(0.0, found.outputs.detach()[:0], targets[:0], 0.0)
 
     def _charge(self, samples: int) -> None:
         """Move the virtual clock, if there is one, by the cost of the samples."""

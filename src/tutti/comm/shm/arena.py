@@ -41,6 +41,9 @@ PAGE: Final = mmap.PAGESIZE
 FIRST: Final = PAGE
 """The offset of the first allocation of an arena."""
 
+ROOT: Final = 24
+"""The offset of a word for the processes that share an arena: where others find what one has put there."""
+
 _MAGIC: Final = 0x74757474692D31
 _MAGIC_WORD, _NEXT_WORD, _SIZE_WORD = 0, 1, 2
 _HEADER_WORDS: Final = PAGE // 8
@@ -148,9 +151,9 @@ class Arena:
             code = ctypes.get_errno()
             raise OSError(code, f"cannot give back {length} bytes of shared memory: {os.strerror(code)}")
 
-    def release_all(self) -> None:
-        """Give the pages of all allocations back to the system."""
-        self.release(FIRST, self._header[_NEXT_WORD] - FIRST)
+    def release_from(self, offset: int = FIRST) -> None:
+        """Give back what was allocated from an offset on, by default all, as `release` does."""
+        self.release(offset, self._header[_NEXT_WORD] - offset)
 
     def words(self, offset: int, count: int) -> memoryview:
         """`count` 64-bit integers from `offset` (a multiple of 8) on, mapped for as long as they are used."""

@@ -27,6 +27,8 @@ R = TypeVar("R")
 class VirtualCommunicator(Communicator):
     """One rank's view of a group of virtual ranks. Made by `VirtualWorld.run` and by `split`."""
 
+    in_backward = False  # ranks are greenlets of one thread, whose autograd they would interleave
+
     def __init__(self, group: VirtualGroup, rank: int) -> None:
         self._group = group
         self._cluster = group.cluster

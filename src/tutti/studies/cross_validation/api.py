@@ -78,7 +78,7 @@ def cross_validate(
         found, options["metrics"] = score_of(score, options.get("metrics", "auto"), "score")
         score = str(found)
     given = Arguments.of("cross_validate", data, options)
-    refuse_single_run(given.config, "validation")
+    refuse_single_run(given.config, "validation", "test")
     config, blocks = without_groups(given.config, groups), given.blocks
     chosen = alternatives("model", _named(models)), alternatives("schedule", _named(schedules))
     candidates = candidates_of(FarmJob("", config, given.objects), *chosen, sweep or {})

@@ -13,7 +13,7 @@ from typing import Any, Final
 from tutti.errors import BadOption
 from tutti.farm.jobs import FarmJob
 from tutti.load_object import names_object
-from tutti.run.config import OBJECT
+from tutti.run.config import OBJECT, TrainConfig, with_defaults
 from tutti.run.pickled import Pickled
 from tutti.studies.crossing import crossed, refuse_shared, with_options
 
@@ -79,6 +79,8 @@ def candidates_of(
     found = {}
     for model, schedule, swept in itertools.product(models, schedules, crossed(sweep)):
         common = {**base.config.as_json(), **model.values, **schedule.values}
+        given = {field: one for field, one in common.items() if one != getattr(TrainConfig, field, {})}
+        common |= with_defaults(given)
         name = "/".join([model.name, schedule.name, *_swept(swept)])
         if name in found:
             raise BadOption(f"two candidates would be called '{name}'; give --sweep each value once")

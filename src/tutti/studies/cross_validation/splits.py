@@ -42,8 +42,13 @@ def splitter_of(
     return several(n_splits=folds, n_repeats=repeats, random_state=seed)
 
 
-def make_splits(cv: object, targets: Array, groups: ArrayLike | None = None) -> list[Split]:
-    """Make the splits."""
+def make_splits(
+    cv: object, targets: Array, groups: ArrayLike | None = None, rest: Array | None = None
+) -> list[Split]:
+    """Make the splits, of the samples in `rest` alone if that is given."""
+    if rest is not None:
+        splits = make_splits(cv, targets[rest], None if groups is None else np.asarray(groups)[rest])
+        return [Split(rest[split.train], rest[split.test]) for split in splits]
     samples = len(targets)
     known = None if groups is None else np.asarray(groups)
     if known is not None and known.shape != (samples,):

@@ -56,7 +56,7 @@ class CrossValidation:
         from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
 
         groups = samples.groups if isinstance(self.groups, str) else self.groups
-        return make_splits(self.cv, samples.targets, groups)
+        return make_splits(self.cv, samples.targets, groups, samples.rest)
 
     def jobs(self, folds: int, folder: Path) -> dict[str, list[FarmJob]]:
         """Return the jobs of each candidate for a number of folds, in a folder of a farm."""
@@ -68,7 +68,8 @@ class CrossValidation:
     def _job(self, one: FarmJob, fold: int, folder: Path) -> FarmJob:
         # The same seed for all candidates, so that folds can be compared one by one.
         seed = one.config.seed + fold
-        config = replace(one.config, split=f"{folder / SPLITS}:{fold}", seed=seed, predictions=True)
+        place = f"{folder / SPLITS}:{fold}"
+        config = replace(one.config, split=place, test=0.0, seed=seed, predictions=True)
         if self.arrays is not None:
             config = replace(config, data=str(folder / DATA))
         return replace(one, name=job_name(one.name, fold), config=config)

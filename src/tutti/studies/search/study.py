@@ -145,7 +145,7 @@ class Search:
         configs = [config]
         if self.folds > 1:
             # What is held out is in the splits.
-            config = replace(config, validation=TrainConfig.validation)
+            config = replace(config, validation=TrainConfig.validation, test=0.0)
             configs = [
                 replace(config, split=f"{splits}:{fold}", seed=config.seed + fold)
                 for fold in range(self.folds)
@@ -178,8 +178,9 @@ class Search:
             # Imports scikit-learn, for a second.
             from tutti.studies.cross_validation.splits import make_splits, splitter_of
 
-            splitter = splitter_of(self.folds, 1, self.config.seed, self.stratified)
-            splits = make_splits(splitter, samples.targets)
+            grouped = samples.groups is not None
+            splitter = splitter_of(self.folds, 1, self.config.seed, self.stratified, grouped)
+            splits = make_splits(splitter, samples.targets, samples.groups, samples.rest)
             write_splits(folder.splits, splits, samples.fingerprint, self.config.seed)
         keep_data(folder, self.arrays)
         return folder

@@ -20,7 +20,9 @@ MICROBATCH: Final = "microbatch"
 """The part of a batch that goes through a pipeline at once."""
 
 
-def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int, part: str) -> Iterator[str]:
+def by_design(
+    objective: Objective, module: nn.Module, batch: Batch, parts: int, part: str, normalised: bool = False
+) -> Iterator[str]:
     """Name the modules of the model that make parts of a batch differ from the whole by design.
 
     Args:
@@ -29,6 +31,7 @@ def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int,
         batch: the first one.
         parts: how many parts are tried.
         part: what a part is, in words.
+        normalised: BatchNorm has the statistics of the whole batch.
     """
     # A model may keep some of its layers in evaluation mode.
     layers = dict(copy.deepcopy(module).train().named_modules())
@@ -42,7 +45,7 @@ def by_design(objective: Objective, module: nn.Module, batch: Batch, parts: int,
         for name, one in layers.items()
         if isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 and one.training
     ]
-    if norms:
+    if norms and not normalised:
         yield (
             f"BatchNorm ('{norms[0]}') normalises with the statistics of each {part}; GroupNorm or "
             f"LayerNorm would not"

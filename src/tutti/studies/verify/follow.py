@@ -53,6 +53,7 @@ from tutti.studies.verify.tolerance import (
     deviations,
     table,
 )
+from tutti.training.batch_norm import batch_norms, normalising
 from tutti.training.dropout import SampleMasks, drawn_by_sample
 from tutti.training.update_gradient import divide_by_weight
 
@@ -128,11 +129,15 @@ class Parallel:
         self.task, self.portion, self._names = parts.task, parts.portion, names
         self.batches, self._schedule = parts.schedule.batches, parts.schedule.scheduler
         self.replica, self.worker = parts.workers.replica, parts.workers.worker
+        self._statistics, self._part = parts.workers.statistics, parts.task.dataset.train
         self.task.module.train()
 
     def step(self, number: int, passes: Sequence[Batch]) -> StepResult:
         """Forward, backward and a step with this rank's samples (collective); all ranks get the state."""
-        with drawn_by_sample(self.task.module, self.batches.seed) as masks:
+        with (
+            normalising(self.task.module, self._statistics),
+            drawn_by_sample(self.task.module, self.batches.seed) as masks,
+        ):
             loss = self._forward_backward(number, passes, masks)
         gradient = end_to_end(self.portion.state(gradient_of), self._names)
         self.portion.data.all_reduce(gradient)
@@ -154,6 +159,12 @@ class Parallel:
                 passed = self.task.forward(self.task.module, batch)
                 torch.autograd.backward(passed.loss * batch.share)
                 found = passed.reported.item(), passed.weight
+            elif self._statistics is not None:
+                inputs, targets = self._part.take(torch.zeros(1, dtype=torch.int64))
+                with self._statistics.absent():
+                    passed = self.task.forward(self.task.module, Batch(inputs, targets, 0.0))
+                    torch.autograd.backward(passed.loss * 0)
+                continue
             else:
                 continue
             total += found[0] * batch.share
@@ -170,7 +181,8 @@ class Parallel:
 class _Runs:
     """The sequential run, and others that differ from it by rounding alone.
 
-    One has the samples of every batch in reverse order; the other adds up the gradients of a batch's parts.
+    One has the samples of every batch in reverse order, and other last digits of the inputs where BatchNorm
+    mixes the samples; the other adds up the gradients of a batch's parts, if these can be computed apart.
     Either may happen to round as the plain one does, for a shape or a processor. Where order or parts change
     more than rounding, as with random numbers or a loss that is no mean over the samples, they are left out.
 
@@ -180,13 +192,16 @@ class _Runs:
         updates: how many steps there are.
         part: the samples that are computed together, in words; None: all of a batch.
         parts: how many of them a batch has at least.
+        normalised: BatchNorm has the statistics of the whole batch.
 
     Attributes:
         reasons: what makes parts differ from the whole by design. Then nothing is added up from parts.
         causes: what was seen to make them differ, and should not.
     """
 
-    def __init__(self, recipe: Recipe, task: Task, updates: int, part: str | None, parts: int) -> None:
+    def __init__(
+        self, recipe: Recipe, task: Task, updates: int, part: str | None, parts: int, normalised: bool
+    ) -> None:
         data, size, seed = task.dataset, recipe.config.batch_size, recipe.config.seed
         chances = build_chances(recipe, data)
         whole = Batches(data.train, size, seed=seed, chances=chances)
@@ -197,7 +212,8 @@ class _Runs:
         self.reasons: tuple[str, ...] = ()
         self.causes: tuple[str, ...] = ()
         if part is not None:
-            self.reasons = tuple(by_design(task.objective, task.module, first, parts, part))
+            self.reasons = tuple(by_design(task.objective, task.module, first, parts, part, normalised))
+        self._normalised = normalised
         self._task, self._part, self._parts = task, part, parts
         self.plain, self.reversed, self.added_up = (Sequential(recipe, task, updates) for _ in range(3))
 
@@ -209,13 +225,13 @@ class _Runs:
             found = of_the_loss(self._task.objective, self.plain.module, batch, self._parts)
             self.causes = () if found is None else (found,)
         self.plain.backward(epoch, [batch])
-        self.reversed.backward(epoch, [batch] if self._random else [_turned(batch)])
+        self.reversed.backward(epoch, [batch] if self._random else [_turned(batch, self._normalised)])
         parts = cut_batch(batch, self._parts) if self._comparable_in_parts else [batch]
         self.added_up.backward(epoch, parts)
 
     @property
     def _comparable_in_parts(self) -> bool:
-        return not (self._random or self.reasons or self.causes)
+        return not (self._random or self._normalised or self.reasons or self.causes)
 
     def step(self, clip: Clip, parallel: StepResult, found: dict[str, Deviation], step: int) -> None:
         """Step, and note how far the parallel run is, and how far rounding takes the sequential ones."""
@@ -254,7 +270,9 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
     part = _part(layout, comm.size, passes_of(config, strategy))
     parts = max(2, comm.size * passes_of(config, strategy))
     # One set of initial weights: rank 0's, which all get when the model is laid out.
-    sequential = _Runs(job, task, config.steps, part, parts) if comm.rank == 0 else None
+    sync = config.batch_norm == "sync" and layout is None and passes_of(config, strategy) == 1
+    normalised = sync and comm.size > 1 and comm.in_backward and bool(batch_norms(task.module))
+    sequential = _Runs(job, task, config.steps, part, parts, normalised) if comm.rank == 0 else None
     names = trained_names(task.module)
     with closing(portion_of(layout, comm, task.module, task.workload(config.batch_size))) as portion:
         # Each rank gets the same share: the speeds of ranks do not count here.
@@ -315,12 +333,20 @@ def _note(distances: dict[str, Distance], step: int, one: StepResult, other: Ste
     distances["weights"].note(step, (one.weights - other.weights).norm().item(), other.weights.norm().item())
 
 
-def _turned(batch: Batch) -> Batch:
-    """A batch in reverse order."""
+def _turned(batch: Batch, rounded: bool) -> Batch:
+    """A batch in reverse order; and `rounded`: each input up or down by a unit of its last digit."""
     samples = None if batch.samples is None else batch.samples.flip(0)
     weights = None if batch.weights is None else batch.weights.flip(0)
     inputs = mapped(batch.inputs, methodcaller("flip", 0))
+    inputs = mapped(inputs, _nudged) if rounded else inputs
     return Batch(inputs, batch.targets.flip(0), batch.share, samples, weights)
+
+
+def _nudged(inputs: Tensor) -> Tensor:
+    if not inputs.is_floating_point():
+        return inputs
+    towards = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=inputs.dtype) - 0.5
+    return inputs.nextafter(towards * torch.inf)
 
 
 def _rounds(batches: Batches) -> Iterator[Round]:

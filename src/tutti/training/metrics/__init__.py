@@ -26,7 +26,7 @@ from tutti.records.texts import TOP, better_by_name
 from tutti.registry import Registry
 from tutti.training.losses import Loss
 from tutti.training.stopping import LOSS
-from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, are_flags, spread
+from tutti.training.targets import AMOUNTS, CLASSES, FLAGS, Reading, spread
 
 MetricFunction = Callable[..., object]
 """(outputs, targets) -> values of each sample, or a number for all of them."""
@@ -164,6 +164,9 @@ Spec = str | Callable[..., object]
 """A metric's name, or a function that computes it."""
 
 
+MOST_RANKED: Final = 10_000_000
+"""The most training samples whose outputs are brought together unless a metric is named that needs it."""
+
 METRICS: Registry[Metric] = parts.METRICS
 """The built-in metrics."""
 
@@ -174,18 +177,19 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
     Args:
         spec: comma-separated names, or a sequence of names and callables: a name in `METRICS`,
             package.module:function or file.py:function. "auto" is accuracy for classes and labels of 0 or
-            1; mae, rmse and r2 for amounts; nothing for other float targets. "none" is nothing.
+            1, with balanced_accuracy and auc for two classes; mae, rmse and r2 for amounts; nothing for
+            other float targets. "none" is nothing.
         loss: of the run.
         dataset: the targets of its training part decide "auto".
     """
     given = [spec] if callable(spec) else spec
     parts: Sequence[Spec] = _words(given) if isinstance(given, str) else list(given)
+    reading = Reading.of(dataset, loss.name, loss.labels, loss.amounts)
     if "auto" in parts:
         others = [part for part in parts if part != "auto"]
-        parts = [*(name for name in _automatic(loss, dataset) if name not in others), *others]
+        parts = [*(name for name in _automatic(loss, reading) if name not in others), *others]
     if parts == ["none"] or not parts:
         return ()
-    reading = Reading.of(dataset, loss.name, loss.labels, loss.amounts)
     metrics = tuple(_metric(part, reading).on(reading) for part in parts)
     names = [metric.name for metric in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -229,10 +233,12 @@ def _words(spec: str) -> list[str]:
     return [name.strip() for name in spec.split(",") if name.strip()]
 
 
-def _automatic(loss: Loss, dataset: DataSet) -> list[str]:
-    targets = dataset.train.targets
-    if not targets.is_floating_point() or (loss.flags and are_flags(targets)):
-        return ["accuracy"]
+def _automatic(loss: Loss, reading: Reading) -> list[str]:
+    if reading.kind == CLASSES or (loss.flags and reading.kind == FLAGS):
+        samples = len(reading.targets)
+        if reading.columns != 2 or reading.targets.numel() != samples:
+            return ["accuracy"]
+        return ["accuracy", "balanced_accuracy", *(["auc"] if samples <= MOST_RANKED else [])]
     return ["mae", "rmse", "r2"] if loss.amounts else []
 
 

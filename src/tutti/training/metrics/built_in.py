@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -124,12 +126,14 @@ def balanced_accuracy() -> Metric:
     return _of_counts("balanced_accuracy", lambda hits, predictions, labels: hits / labels, torch.nan)
 
 
-def _of_each_class(name: str, score: str) -> Metric:
-    """Make the mean of a score of scikit-learn of each class against all others, where there are both."""
+Ranking = Callable[[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64] | None], float]
+"""(which labels are of a class, the scores of all for it, their weights) -> a figure of their order."""
+
+
+def _of_each_class(name: str, figure: Ranking) -> Metric:
+    """Make the mean of a figure of each class against all others, where there are both."""
 
     def function(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor) -> float:
-        from sklearn import metrics  # It takes half a second to import.
-
         probabilities, wanted = reading.probabilities(outputs, targets)
         sample_weight = None
         if weights:
@@ -142,7 +146,7 @@ def _of_each_class(name: str, score: str) -> Metric:
         if not probabilities.isfinite().all():
             return float("nan")
         found = [
-            getattr(metrics, score)(there.numpy(), scores.numpy(), sample_weight=sample_weight)
+            figure(there.numpy(), scores.numpy(), sample_weight)
             for there, scores in columns
             if there.any() and not there.all()
         ]
@@ -154,18 +158,38 @@ def _of_each_class(name: str, score: str) -> Metric:
     return replace(_of_labels(name, read), width=0)
 
 
+def _area(
+    there: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> float:
+    """Return the share of pairs of a label of the class and another in their right order; ties are halves."""
+    each = np.ones(len(scores)) if weights is None else weights
+    order = np.argsort(scores[~there], kind="stable")
+    others, own = scores[~there][order], each[there]
+    before = np.concatenate([[0.0], each[~there][order].cumsum()])
+    below, up_to = (before[np.searchsorted(others, scores[there], side)] for side in ("left", "right"))
+    return float((own * (below + up_to)).sum() / (2 * own.sum() * before[-1]))
+
+
 @part("auc")
 @made
 def auc() -> Metric:
     """Area under the ROC curve of each class against all others, the mean over the classes."""
-    return _of_each_class("auc", "roc_auc_score")
+    return _of_each_class("auc", _area)
+
+
+def _precision_of_ranks(
+    there: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> float:
+    from sklearn.metrics import average_precision_score  # It takes a second to import.
+
+    return float(average_precision_score(there, scores, sample_weight=weights))
 
 
 @part("average_precision")
 @made
 def average_precision() -> Metric:
     """Average precision of each class against all others, the mean over the classes."""
-    return _of_each_class("average_precision", "average_precision_score")
+    return _of_each_class("average_precision", _precision_of_ranks)
 
 
 def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:

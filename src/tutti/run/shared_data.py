@@ -1,0 +1,166 @@
+"""Data sets in memory that outlives ranks: who needs one first reads it; other blocks and later ranks see it.
+
+    root      where the last index begins
+    index     its length │ data set ▸ where it lies, and what it is
+    arena     │ root │ samples of one data set │ index │ samples of another │ index of both │ ...
+
+The process that starts the ranks has made the arena: that of a farm for its blocks, that of a run for the
+ranks that come after a loss. The rank that reads has the lock on the root, for which others wait asleep; the
+kernel frees it if the rank dies, and the next reader frees the memory that it has left. Runs see their parts
+as rows of the same memory: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.comm.shm.arena import FIRST, ROOT, Arena
+from tutti.comm.shm.memfd import FileAddress
+from tutti.data import DataSet, SamplePool
+from tutti.data.arrays import keeping_doubles
+from tutti.data.sources import read_source
+from tutti.data.targets import meant_by
+from tutti.errors import UserError
+from tutti.launch.runtime_settings import give_back_memory
+from tutti.load_object import names_object
+from tutti.records.json_lines import to_json
+from tutti.run.build import data_seed, given_data, open_config_data, seeded
+from tutti.run.jobs import Recipe
+
+
+class _Lying(NamedTuple):
+    """A data set in the arena: where it begins, what it is, and how one run divides it; empty: not kept."""
+
+    offset: int
+    outline: SamplePool
+    divided: bytes = b""
+
+
+class SharedData:
+    """The data sets of this host, as one of its ranks sees them.
+
+    Args:
+        address: of the arena, which has nothing else.
+        one_run: all ranks are of one run, so that those that come later find its data divided and scaled.
+    """
+
+    def __init__(self, address: FileAddress, *, one_run: bool = False) -> None:
+        self._arena, self._one_run = Arena.open(address), one_run
+        self._known: dict[str, _Lying] = {}
+        self._seen: dict[int, SamplePool] = {}
+
+    def open(self, recipe: Recipe, comm: Communicator) -> DataSet:
+        """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was."""
+        found: _Lying | UserError | None = None
+        if comm.node.rank == 0:
+            try:
+                found = self._look_up(recipe)
+            except UserError as error:
+                found = error  # the other ranks wait for the leader's word
+        lying = cast("_Lying | UserError", comm.node.broadcast_object(found))
+        if isinstance(lying, UserError):
+            raise lying
+        pool = self._pool(lying)
+        if lying.divided:
+            return cast("DataSet", _Unpickler(lying.divided, pool).load())
+        dataset = open_config_data(recipe, comm, pool)
+        if self._one_run and comm.node.rank == 0:
+            with self._arena.lock(ROOT):
+                self._known[_key(recipe)] = lying._replace(divided=_pickled(dataset, pool))
+                self._write_index()
+        return dataset
+
+    def _look_up(self, recipe: Recipe) -> _Lying:
+        key = _key(recipe)
+        if key not in self._known:
+            with self._arena.lock(ROOT):
+                self._known, end = self._read_index()
+                if key not in self._known:
+                    self._arena.release_from(end)  # A rank that died while it read has left this.
+                    self._read(recipe, key)
+                    give_back_memory()  # No job needs as much again.
+        return self._known[key]
+
+    def _read(self, recipe: Recipe, key: str) -> None:
+        with seeded(data_seed(recipe.config)), keeping_doubles(recipe.config.precision == "fp64"):
+            given, options = given_data(recipe)
+            contents = read_source(given, options, meant_by(recipe.config.loss))
+            outline = SamplePool.outline(contents)
+        outline.refuse_too_large()
+        self._known[key] = _Lying(self._arena.allocate(outline.nbytes), outline)
+        self._pool(self._known[key]).fill(contents)
+        self._write_index()
+
+    def _pool(self, lying: _Lying) -> SamplePool:
+        if lying.offset not in self._seen:
+            memory = self._arena.tensor(lying.offset, (lying.outline.nbytes,), torch.uint8)
+            self._seen[lying.offset] = lying.outline.laid(memory)
+        return self._seen[lying.offset]
+
+    def _read_index(self) -> tuple[dict[str, _Lying], int]:
+        """Return what is there, and where it ends."""
+        begin = self._arena.words(ROOT, 1)[0]
+        if not begin:
+            return {}, FIRST
+        length = self._arena.words(begin, 1)[0]
+        content = self._arena.words(begin + 8, -(-length // 8)).cast("B")[:length]
+        return pickle.loads(content), begin + 8 + length
+
+    def _write_index(self) -> None:
+        content = pickle.dumps(self._known)
+        begin = self._arena.allocate(8 + len(content))
+        self._arena.words(begin, 1)[0] = len(content)
+        self._arena.words(begin + 8, -(-len(content) // 8)).cast("B")[: len(content)] = content
+        self._arena.words(ROOT, 1)[0] = begin  # Last: from here on all of it is there.
+
+
+def _pickled(dataset: DataSet, pool: SamplePool) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, pool).dump(dataset)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes numbers in place of the tensors of a pool."""
+
+    def __init__(self, file: io.BytesIO, pool: SamplePool) -> None:
+        super().__init__(file)
+        self._numbers = {id(tensor): number for number, tensor in enumerate(_tensors(pool))}
+
+    @override
+    def persistent_id(self, obj: object) -> int | None:
+        return self._numbers.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what `_Pickler` has written for a pool like this one."""
+
+    def __init__(self, content: bytes, pool: SamplePool) -> None:
+        super().__init__(io.BytesIO(content))
+        self._tensors = _tensors(pool)
+
+    @override
+    def persistent_load(self, pid: int) -> Tensor:
+        return self._tensors[pid]
+
+
+def _tensors(pool: SamplePool) -> list[Tensor]:
+    return [tensor for part in pool.dataset.parts for tensor in part.tensors()]
+
+
+def _key(recipe: Recipe) -> str:
+    """Return what decides which samples a run has, before they are divided."""
+    config = recipe.config
+    # A factory may draw random numbers, which depend on the seed.
+    seed = data_seed(config) if names_object(config.data) else None
+    double, meant = config.precision == "fp64", meant_by(config.loss)
+    named = to_json([config.data, config.data_options, seed, double, meant])
+    return hashlib.sha256(named.encode()).hexdigest()
