@@ -308,8 +308,9 @@ def _texts(names: object) -> tuple[str, ...]:
 
 def _labels(names: object) -> tuple[Any, ...]:
     """Return the names of classes, which may be whole numbers or booleans."""
-    known = isinstance(names, np.ndarray | StoredRows) and names.dtype.kind in "biu"
-    return tuple(np.asarray(names[:]).tolist()) if known else _texts(names)
+    if isinstance(names, np.ndarray | StoredRows) and names.dtype.kind in "biu":
+        return tuple(np.asarray(names[:]).tolist())
+    return _texts(names)
 
 
 def _whole(value: object) -> int | None:

@@ -236,11 +236,13 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
     both = [*flags, *categories]
     return _Plan(
         torch.from_numpy(fill),
-        *(torch.tensor(some, dtype=torch.int64) for some in (dates, numbers)),
+        _whole(dates),
+        _whole(numbers),
         torch.tensor([mean for _, column in amounts for mean in column.mean], dtype=torch.float64),
         torch.tensor([std for _, column in amounts for std in column.std], dtype=torch.float64),
-        *(torch.tensor(some, dtype=torch.int64) for some in (gaps, [number for number, _ in both])),
-        torch.tensor([0, *accumulate(len(found) for _, found in both)][:-1], dtype=torch.int64) - GAP,
+        _whole(gaps),
+        _whole([number for number, _ in both]),
+        _whole([0, *accumulate(len(found) for _, found in both)][:-1]) - GAP,
         torch.from_numpy(np.concatenate([*(found for _, found in both), np.empty(0)]).astype(np.int64)),
         len(flags),
         first_flag,
@@ -248,6 +250,10 @@ def _plan(preparation: Preparation, table: Table) -> _Plan:
         inputs.width,
         max(inputs.width, nothing + 1),
     )
+
+
+def _whole(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _places(column: PreparedColumn, stored: TableColumn) -> Indices:

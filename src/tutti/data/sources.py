@@ -30,7 +30,7 @@ from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
-from tutti.data.tables import LIKE, OF_ALL, PREPARE, TABLE_OPTIONS, check_options
+from tutti.data.tables import LIKE, OF_ALL, TABLE_OPTIONS, check_options
 from tutti.data.targets import CLASSES, KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.free_memory import free_bytes
@@ -192,11 +192,11 @@ def like_training(
     known = options_of(Path(str(local_copy(data))).expanduser())
     if target is not None and "target" in known:
         found.setdefault("target", target)
-    if table is not None and PREPARE in known:
+    if table is not None and "prepare" in known:
         found.pop("columns", None)
         return {**found, LIKE: table.columns}
-    if PREPARE in known:
-        found[PREPARE] = "off"
+    if "prepare" in known:
+        found["prepare"] = "off"
     if columns and "columns" in known and not all(name.isdecimal() for name in columns):
         found.setdefault("columns", list(columns))
     return found

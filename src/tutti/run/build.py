@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -119,7 +119,8 @@ def open_config_data(
     config = recipe.config
     begun = trained is None and (config.weights is not None or _resumed(recipe) is not None)
     if begun:
-        trained = comm.broadcast_object(_weights_data(recipe) if comm.rank == 0 else None)
+        found = comm.broadcast_object(_weights_data(recipe) if comm.rank == 0 else None)
+        trained = cast("TrainedOn | None", found)
     if begun and trained is not None and trained.preparation is not None and _resumed(recipe) is None:
         table = table_of([trained.preparation])
         options = like_training(config.data, config.data_options, trained.columns, table)

@@ -27,7 +27,7 @@ from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.preparation import matched
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
-from tutti.data.tables import LIKE, PREPARE
+from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption
 from tutti.exports.sources import read_from
 from tutti.records.output_kinds import Kind, kind_of
@@ -352,7 +352,7 @@ def _in_order(frame: Any, data: TrainedOn, missing: str) -> object:
     names = [*data.columns]
     if not data.dtype.startswith("float"):  # of arrays that had names
         return frame.select(names) if hasattr(frame, "select") else frame[names]
-    found = read_frame(frame, {"columns": names, "missing": missing, PREPARE: "off"}, labelled=False)
+    found = read_frame(frame, {"columns": names, "missing": missing, "prepare": "off"}, labelled=False)
     return found.parts["train"][0]
 
 
