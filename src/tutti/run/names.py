@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,7 +120,8 @@ def check_files(config: TrainConfig) -> None:
 def _find_package(package: str, spec: str, field: str) -> None:
     """Refuse a package that is neither installed nor in the working directory."""
     place = Path.cwd()
-    if package and find_spec(package) is None and not any(place.glob(f"{package}*")):
+    known = package in sys.modules or find_spec(package) is not None
+    if package and not known and not any(place.glob(f"{package}*")):
         raise BadOption(
             f"the {field} '{spec}' is in no package: there is no '{package}' here, nor in {place}; install "
             "it, or check the name"
