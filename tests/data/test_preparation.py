@@ -132,8 +132,8 @@ def test_numbers_and_texts_become_what_scikit_learn_makes_of_them() -> None:
 )
 def test_columns_that_tell_nothing_are_left_out(name: str, values: list[object], reason: str | None) -> None:
     frame = pandas.DataFrame({name: values, "a": [0.5, 1.5, 2.5] * 20, "y": [0, 1] * 30})
-    left_out = fitted(frame).left_out
-    assert left_out == ({} if reason is None else {name: reason})
+    for embeds in (False, True):
+        assert fitted(frame, embeds).left_out == ({} if reason is None else {name: reason})
     chosen = fitted(frame, columns=[name, "a"])
     assert chosen.left_out == ({name: reason} if reason in (CONSTANT, MISSING) else {})
 
@@ -317,5 +317,6 @@ def test_a_batch_of_any_size_has_the_same_bits(opened: Callable[..., DataSet]) -
     for size in (1, 7, 128):
         pieces = [data.train.take(some)[0] for some in torch.arange(200).split(size)]
         assert torch.equal(torch.cat(pieces), whole)
-    moved = data.on("cpu").train.take(torch.arange(200))[0]
-    assert torch.equal(moved, whole)
+    assert torch.equal(data.on("cpu").train.take(torch.arange(200))[0], whole)
+    elsewhere = data.on("meta").train.take(torch.arange(200))[0]
+    assert (elsewhere.device.type, elsewhere.shape) == ("meta", whole.shape)

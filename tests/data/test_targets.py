@@ -204,7 +204,7 @@ def test_a_class_without_a_name_is_no_missing_label():
         (ALL % 21 + 0.0, TABLE, "21 different whole numbers"),
         (ALL % 21 + 0.0, {}, "21 different whole numbers"),
         (ALL * 1000, {}, "from 0 to 59,000"),
-        ([0.0, 1.5, 2.5], {"classes": 3}, r"sample 1 has 1\.5, and 2 of 3 are not whole"),
+        ([0.0, 1.5, 2.5], {"classes": 3}, r"2 labels that are no whole numbers: sample 1 has 1\.5"),
         ([[0, 1, 2], [1, 0, 0]], {}, r"of the shape \(2, 3\).*--data\.classes N"),
         ([0, 0, 0], {}, r"--data\.classes N"),
         (np.zeros((3, 0)), {}, r"shape \(3, 0\)"),

@@ -52,6 +52,16 @@ by_class = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0, 0.1, 2.0, 0.
 """A loss whose denominator is not the number of samples."""
 
 
+HEAVY: Run = WEIGHED | {"data": "tests.model_parallel.runs:weighted"}
+
+
+def weighted() -> dict[str, Any]:
+    """The same images; each sample has a weight, and some weigh nothing."""
+    arrays = np.random.default_rng(1).integers(0, 5, 75) / 2
+    (inputs, labels), (test_inputs, test_labels) = images()
+    return {"x": inputs, "y": labels, "w": arrays, "x_test": test_inputs, "y_test": test_labels}
+
+
 def images() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Images of 14 x 14, each class with a pattern of its own: 75 to train and validate on, 23 to test."""
     random = np.random.default_rng(0)

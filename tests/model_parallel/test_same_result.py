@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from tests.model_parallel.runs import (
     CNN,
+    HEAVY,
     LENET,
     MLP,
     TOLERANCE,
@@ -21,7 +24,14 @@ from tests.model_parallel.runs import (
     deviation,
     on_ranks,
 )
+from tutti.data.parts import Part
+from tutti.errors import BadOption
+from tutti.model_parallel.base import Workload
+from tutti.model_parallel.layout import Layout
+from tutti.model_parallel.pipeline import divide
 from tutti.records.pipeline import SCHEDULES
+from tutti.training.losses import LOSSES
+from tutti.training.precision import FP32
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,7 +51,7 @@ TENSOR: dict[str, Run] = {
     "lenet": LENET,
     "cnn, one step": CNN | {"steps": 1, "lr": 1.0},
     "adam": MLP | ADAM,
-    "weighed": LENET | WEIGHED,
+    "weighed": LENET | HEAVY,
     "clipped": LENET | CLIPPED,
     "norm": own("normalised"),
     "tied": own("tied"),
@@ -50,10 +60,10 @@ TENSOR: dict[str, Run] = {
 SHARDED: dict[str, Run] = {
     "lenet": LENET,
     "adam": MLP | ADAM,
-    "weighed": LENET | WEIGHED,
+    "weighed": LENET | HEAVY,
     "clipped": LENET | CLIPPED,
     "fewer samples than ranks": MLP | {"batch_size": 66, "steps": 4},
-    "fewer samples than ranks, weighed": MLP | WEIGHED | {"batch_size": 66, "steps": 4},
+    "fewer samples than ranks, weighed": MLP | HEAVY | {"batch_size": 66, "steps": 4},
     "grouped": own("grouped"),
     "tied": own("tied"),
     "looks at whole parameters": MLP | {"optimizer": f"{MODELS}:Normalised", "optimizer_options": {}},
@@ -98,6 +108,13 @@ def test_a_run_follows_the_undivided_model(
 ) -> None:
     plain = {key: value for key, value in RUNS[ranks][name].items() if not key.startswith("strategy")}
     assert deviation(trained(ranks)[name], alone(plain)) < TOLERANCE
+
+
+def test_a_pipeline_takes_no_weights_of_samples() -> None:
+    samples = Part(torch.zeros(8, 4), torch.zeros(8, 1), stored_weights=torch.ones(8))
+    workload = Workload(samples, 8, LOSSES["mse"], FP32)
+    with pytest.raises(BadOption, match="weights of samples cannot go through a pipeline"):
+        divide(Layout("pipeline", 2, 1), nn.Linear(4, 1), workload)
 
 
 def test_teams_have_samples_of_their_own(trained: Callable[[int], dict[str, Found]]) -> None:

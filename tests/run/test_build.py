@@ -15,7 +15,7 @@ from tutti.data import Batches
 from tutti.data.parts import DataSet, Part
 from tutti.errors import BadOption
 from tutti.replica import Replica
-from tutti.run.build import build_model, deal, graph_of, seeded
+from tutti.run.build import build_model, deal, graph_of, open_config_data, seeded, trained_on
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import TrainJob
 from tutti.strategies import EASGD, Local, Solo, Strategy, Sync
@@ -67,3 +67,23 @@ def test_a_loss_with_a_denominator_of_its_own_is_not_recorded(monkeypatch: pytes
     assert graph_of(TrainConfig(cuda_graph="auto"), *rest) is None
     with pytest.raises(BadOption, match=r"use --cuda-graph off"):
         graph_of(TrainConfig(cuda_graph="on", device="cuda"), *rest)
+
+
+@pytest.mark.parametrize(("model", "categories"), [("told", (36,)), ("plain", ())])
+def test_models_that_are_told_of_a_table_get_category_numbers(
+    tmp_path: Path, model: str, categories: tuple[int, ...]
+) -> None:
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n\n"
+        "def told(shape, outputs, table):\n    return nn.Linear(table.width, outputs)\n\n"
+        "def plain(shape, outputs):\n    return nn.Linear(shape[0], outputs)\n"
+    )
+    rows = "".join(f"{n % 7},t{n % 35},{n % 2}\n" for n in range(210))
+    (tmp_path / "a.csv").write_text("a,t,y\n" + rows)
+    config = TrainConfig(model=f"{tmp_path}/nets.py:{model}", data=str(tmp_path / "a.csv"), validation=0.0)
+    (data,) = VirtualWorld(ranks=1).run(lambda comm: open_config_data(TrainJob(config), comm))
+    assert data.table_inputs is not None
+    assert data.table_inputs.categories == categories
+    assert trained_on(data).table == data.table_inputs
+    module = build_model(TrainJob(config), data)
+    assert module(data.train.take(torch.arange(5))[0]).shape == (5, 2)

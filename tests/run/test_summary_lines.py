@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
-from tutti.records.texts import metric_text
+from tutti.records.texts import figures, metric_text
 from tutti.run import summary_lines
 
 THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1], [0, 0, 0]])
@@ -75,3 +75,11 @@ def test_an_early_end_says_why_and_which_weights_are_left() -> None:
 def test_a_large_amount_is_a_whole_number() -> None:
     amounts = (250_512.3, -10_000.0, 9999.0, 0.12345, 1e9)
     assert [metric_text("mae", one) for one in amounts] == ["250,512", "-10,000", "9999", "0.1235", "1e+09"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [(0.21537, "0.2154"), (9999.5, "9999.5000"), (44502991.0259, "44,502,991"), (1e12, "1e+12")],
+)
+def test_losses_of_large_amounts_are_whole_numbers(loss: float, text: str) -> None:
+    assert figures(Evaluation(1, loss, {})) == f"loss {text}"

@@ -46,7 +46,7 @@ def houses(seed: int = 0, cities: str = "Lima Oslo Paris Rome") -> pd.DataFrame:
             "zip": [f"{number:04}x" if number % 50 else "7" for number in random.integers(0, 60, COUNT)],
             "built": pd.Timestamp("1990-03-01") + pd.to_timedelta(random.integers(0, 9999, COUNT), unit="D"),
             "garden": random.random(COUNT) < 0.5,
-            "price": (5e5 + 4e3 * area + 9e4 * (city == "Rome")).round(),
+            "price": (5e5 + 4e3 * area + 9e4 * (city == "Rome")).round() + 0.5,
         }
     )
     return found.assign(built=found.built.dt.date)
@@ -104,7 +104,7 @@ def test_what_a_table_lacks_is_named_with_the_nearest(run: Path, tmp_path: Path)
         tutti.load(run).predict(lacking)
     with pytest.raises(BadData, match=r"'city'.*mean 'citi'"):
         predicted(run, f"{tmp_path}/c.csv", tmp_path / "out.csv")
-    with pytest.raises(BadData, match="area, city, zip"):
+    with pytest.raises(BadData, match="area, city, zip, built, garden of a table"):
         tutti.load(run).predict(np.zeros((2, 5)))
 
 
@@ -126,6 +126,8 @@ def test_arrays_are_taken_where_all_columns_are_numbers(tmp_path: Path) -> None:
     made = trained(tmp_path / "run", data=f"{tmp_path}/a.csv", **OPTIONS)
     model = tutti.load(made)
     np.testing.assert_array_equal(model.predict(frame[["area", "more"]].to_numpy()), model.predict(frame))
+    with pytest.raises(BadData, match="area, more of a table"):
+        model.predict(np.zeros((2, 3)))
 
 
 def test_an_ensemble_knows_the_texts_of_all_its_members(run: Path, tmp_path: Path) -> None:
@@ -151,7 +153,8 @@ def test_a_run_that_begins_with_weights_prepares_as_theirs_did(run: Path, tmp_pa
     options = OPTIONS | {"data": f"{tmp_path}/a.csv", "weights": str(run), "lr": 1e-30}
     made = trained(tmp_path / "run", **options)
     before, after = (RunFolder(one).read(TrainedOn) for one in (run, made))
-    assert (before.preparation, before.units) == (after.preparation, after.units)
+    assert before.preparation is not None
+    assert before.preparation == after.preparation
     np.testing.assert_array_equal(tutti.load(made).predict(HOUSES), tutti.load(run).predict(HOUSES))
 
 
@@ -164,7 +167,8 @@ def test_a_run_that_goes_on_in_another_precision_prepares_as_before(tmp_path: Pa
     payload = pickle.dumps(TrainJob(config, quiet=True, resume=Resume(folder.path)))
     VirtualWorld(1).run(lambda comm: training.work(comm, payload))
     after = folder.read(TrainedOn)
-    assert (before.preparation, before.units) == (after.preparation, after.units)
+    assert before.preparation is not None
+    assert before.preparation == after.preparation
 
 
 def test_programs_take_numbers_of_texts_and_give_amounts_in_their_units(run: Path, tmp_path: Path) -> None:
@@ -203,7 +207,8 @@ def test_only_losses_of_distances_on_prepared_tables_are_scaled(
     data = {"data_options": {"target": "price", **({"prepare": "off"} if "prepare" in options else {})}}
     given = {name: value for name, value in options.items() if name != "prepare"}
     made = trained(tmp_path / "run", **OPTIONS | {"data": f"{tmp_path}/a.csv"} | data | given)
-    assert (RunFolder(made).read(TrainedOn).units is not None) is scaled
+    preparation = RunFolder(made).read(TrainedOn).preparation
+    assert (preparation is not None and preparation.units is not None) is scaled
 
 
 def test_a_target_that_never_varies_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import joblib
 import numpy as np
 import psutil
+import pyarrow
 import pytest
 import torch
 from sklearn.base import clone
@@ -308,3 +309,42 @@ def test_threads_train_one_after_the_other() -> None:
     for thread in threads:
         thread.join()
     assert not BESIDE.is_set()
+
+
+def people(samples: int = 60) -> tuple[Any, Any]:
+    """A table with texts, a gap and a column of another size, and amounts in units of thousands."""
+    random = np.random.default_rng(0)
+    age, town = random.integers(20, 60, samples).astype(float), np.array(["Ulm", "Kiel", "Bonn"])
+    towns = town[random.integers(0, 3, samples)]
+    amounts = 1e3 * age + 2e4 * (towns == "Ulm")
+    table = {
+        "age": [None, *age[1:]],
+        "town": towns.tolist(),
+        "income": (1e5 * random.random(samples)).tolist(),
+    }
+    return pyarrow.table(table), amounts
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])
+def test_tables_are_prepared_and_amounts_are_in_their_own_units(library: str) -> None:
+    table, amounts = people()
+    if library != "pyarrow":
+        pytest.importorskip(library)
+        table = table.to_pandas() if library == "pandas" else pytest.importorskip("polars").from_arrow(table)
+    estimator = regressor(epochs=60).fit(table, amounts)
+    assert estimator.score(table, amounts) > 0.9
+    assert list(estimator.feature_names_in_) == ["age", "town", "income"]
+    again = pickle.loads(pickle.dumps(estimator))
+    assert again.predict(table[:7]) == pytest.approx(estimator.predict(table)[:7], rel=1e-4)
+
+
+def test_a_classifier_of_tables_gives_the_labels_and_takes_weights() -> None:
+    table, amounts = people()
+    labels = np.where(amounts > 5e4, "rich", "poor")
+    estimator = classifier(epochs=30).fit(table, labels)
+    assert (estimator.predict(table) == labels).mean() > 0.9
+    assert estimator.predict_proba(table).sum(1) == pytest.approx(1)
+    weighted = classifier(epochs=30).fit(table, labels, sample_weight=(labels == "rich") * 1.0)
+    assert set(weighted.predict(table)) == {"rich"}
+    with pytest.raises(ValueError, match="inconsistent"):
+        classifier().fit(table, labels[1:])

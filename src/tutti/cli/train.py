@@ -106,7 +106,7 @@ class TrainCommand(Command):
             resolved = outcome.config.as_json()
             said = where_the_time_went(outcome.history, resolved)
             print(f"where the time went: {said or 'no time was recorded'}")
-            if said := rare_class(outcome.summary, outcome.labels, resolved):
+            if said := rare_class(outcome.summary, outcome.data.labels, resolved):
                 print(said)
         return 0
 

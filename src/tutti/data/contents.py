@@ -50,7 +50,7 @@ _LENGTHS: Final = f".{LENGTHS}"
 _CLASSES: Final = "classes"
 _COLUMNS: Final = "column_names"
 _INPUT_NAMES: Final = "input_names"
-_TABLE: Final = "table"
+_TABLE: Final = "stored_table"
 EXTRA_KEYS: Final = frozenset({*_NAMES, _CLASSES, _COLUMNS, _INPUT_NAMES, _TABLE})
 """Keys beside those of inputs and targets: the number of classes, names, and a `Table` as JSON."""
 
@@ -189,17 +189,9 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"{shape}; give a name for each column, or none"
             )
     weights = {part: values[key] for (part, kind), key in slots.items() if kind == "weights" and labelled}
-    table, classes = _table(values.get(_TABLE), what), _whole(values.get(_CLASSES))
+    table = parse_record(str(values[_TABLE]), Table) if _TABLE in values else None
+    classes = _whole(values.get(_CLASSES))
     return Contents(name, parts, classes, names, columns, table=table, weights=weights)
-
-
-def _table(value: object, what: str) -> Table | None:
-    if value is None:
-        return None
-    try:
-        return parse_record(str(value), Table)
-    except ValueError as error:
-        raise BadData(f"'{_TABLE}' of {what} is not what tutti wrote ({error}); leave it out") from error
 
 
 def _several_together(values: Mapping[str, object], what: str) -> dict[str, object]:

@@ -36,15 +36,6 @@ KEY: Final = "nearly as many texts as rows"
 ONE_HOT: Final = 30
 """The most texts of a column that get a flag each."""
 
-_KEY_SHARE: Final = 0.9
-"""A column with more different texts than this share of its rows is a key."""
-
-_LEAST_ROWS: Final = 30
-"""Of fewer rows, different whole numbers are not taken for row numbers."""
-
-_RARE: Final = 2
-"""A text in fewer rows has no category number of its own."""
-
 _MEDIAN_ROWS: Final = 1 << 18
 """Medians are those of evenly spaced rows, at most about as many as these."""
 
@@ -87,12 +78,10 @@ def fit(
             left_out[column.name] = MISSING
         elif not gaps and known.min() == known.max():
             left_out[column.name] = CONSTANT
+        elif column.kind == TEXT and not table.chosen and _is_key(known):
+            left_out[column.name] = KEY
         elif column.kind in (TEXT, FLAG):
-            made = _of_codes(column, known, gaps, embeds)
-            if len(made.categories) and not table.chosen and _is_key(known):
-                left_out[column.name] = KEY
-            else:
-                columns.append(made)
+            columns.append(_of_codes(column, known, gaps, embeds))
         elif not table.chosen and column.kind == NUMBER and not gaps and _counts_rows(known, samples):
             left_out[column.name] = ROW_NUMBERS
             numbered.append(_of_numbers(column, known, gaps, by_mean))
@@ -145,7 +134,8 @@ def _of_codes(column: TableColumn, known: Array, gaps: bool, embeds: bool) -> Pr
         return PreparedColumn(column.name, FLAG, gaps=gaps)
     counts = np.bincount(known.astype(np.int64))
     many = int((counts > 0).sum()) > ONE_HOT
-    numbers = np.flatnonzero(counts >= _RARE if many and embeds else counts)
+    # A text of a single row has no category number of its own: so the number of all others is trained, too.
+    numbers = np.flatnonzero(counts >= 2 if many and embeds else counts)
     if many and not embeds:
         numbers = np.argsort(-counts, kind="stable")[:ONE_HOT]
     categories = tuple(column.texts[number] for number in numbers)
@@ -156,14 +146,14 @@ def _of_codes(column: TableColumn, known: Array, gaps: bool, embeds: bool) -> Pr
 
 
 def _is_key(known: Array) -> bool:
-    """Return whether nearly every row has another text."""
+    """Return whether nearly every row has another text, and there are too many for columns of flags."""
     different = int((np.bincount(known.astype(np.int64)) > 0).sum())
-    return different > max(ONE_HOT, _KEY_SHARE * len(known))
+    return different > max(ONE_HOT, 0.9 * len(known))
 
 
 def _counts_rows(known: Array, samples: int) -> bool:
     """Return whether all numbers are whole, and different ones up to the number of samples."""
-    enough = _LEAST_ROWS <= len(known) <= samples <= 2 * len(known)
+    enough = 30 <= len(known) <= samples <= 2 * len(known)  # of fewer rows, amounts may be so
     if not enough or known.min() < 0 or known.max() > samples or (known != np.floor(known)).any():
         return False
     return bool(np.bincount(known.astype(np.int64)).max() == 1)

@@ -39,7 +39,6 @@ from tutti.data.targets import CLASSES, KnownClasses
 from tutti.errors import BadData, BadOption, UserError
 from tutti.free_memory import free_bytes
 from tutti.records.preparation import Preparation, Table
-from tutti.records.run_folder import TrainedOn
 from tutti.records.splits import read_split
 
 T = TypeVar("T")
@@ -148,7 +147,7 @@ class SamplePool:
         seed: int,
         place: tuple[str, int] | None = None,
         embeds: bool = False,
-        trained: TrainedOn | None = None,
+        before: Preparation | None = None,
         test: float = 0.0,
     ) -> DataSet:
         """Divide the training samples into those to train on and those kept aside (collective).
@@ -160,17 +159,9 @@ class SamplePool:
             place: a file of splits and the number of one; its held-out samples are the validation part then,
                 in place of any other, and there is no test part: that is left for when all is decided.
             embeds: the model takes category numbers for columns of many texts.
-            trained: the data of a model, whose preparation of a table is applied in place of another.
+            before: the preparation of a table in training, which is applied in place of another.
             test: the share that is kept aside as the test part, before the validation part.
         """
-        before = None
-        if trained is not None and self.dataset.table is not None:
-            before = trained.preparation
-            if before is None:
-                raise BadOption(
-                    "the model was trained on numbers as they are, which would be prepared here; give "
-                    "--data.prepare off"
-                )
         train, aside, tested, fitted = agreed(
             comm,
             lambda: self._division(test, validation, seed, place, embeds, before),
@@ -190,10 +181,7 @@ class SamplePool:
         elif test_part is not None:
             test_part = None if place else test_part.with_rows(None, scale)
         first = whole.train.with_rows(rows, scale)
-        units = trained.units if trained is not None else None
-        if whole.table is not None and before is None:
-            units = units_of(first.targets.numpy())
-        return replace(whole, train=first, validation=validation_part, test=test_part, units=units)
+        return replace(whole, train=first, validation=validation_part, test=test_part)
 
     def rows(
         self, targets: Array, groups: Array | None, test: float, validation: float, seed: int
@@ -226,10 +214,12 @@ class SamplePool:
             groups = None if self.groups is None else self.groups.numpy()
             targets = part.stored_targets.numpy()
             train, aside, tested = self.rows(targets, groups, test, validation, seed)
-        if before is not None:
-            return train, aside, tested, before
         if self.dataset.table is not None:
-            return train, aside, tested, _fit(part, self.dataset.table, train, filled, embeds)
+            if before is not None:
+                return train, aside, tested, before
+            fitted = _fit(part, self.dataset.table, train, filled, embeds)
+            units = units_of(part.stored_targets.numpy()[train])
+            return train, aside, tested, replace(fitted, units=units)
         columns = columns_of(part.stored_inputs)
         scales = [_scale_of(part, column, train, filled) for column in columns]
         return train, aside, tested, scale_of_columns(part.stored_inputs, scales)

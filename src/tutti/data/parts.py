@@ -27,7 +27,7 @@ from tutti.data.columns import (
     names_beside,
     padded,
 )
-from tutti.records.preparation import Preparation, Table, TableInputs, TargetUnits
+from tutti.records.preparation import Preparation, Table, TableInputs
 from tutti.records.texts import Shape
 
 T = TypeVar("T")
@@ -288,7 +288,6 @@ class DataSet:
         filled: means of the training samples stand for inputs that are NaN.
         columns: the names of the inputs, where each is a column of a table.
         table: these columns, where they are to be prepared.
-        units: of targets that are amounts, over the training samples of a table that is prepared.
         fingerprint: tells the training samples of the source from others; the same for any type of floats.
     """
 
@@ -302,7 +301,6 @@ class DataSet:
     columns: tuple[str, ...] = ()
     fingerprint: str = ""
     table: Table | None = None
-    units: TargetUnits | None = None
 
     @property
     def shape(self) -> Shape:

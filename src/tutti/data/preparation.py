@@ -9,18 +9,17 @@ model's     age  since  year │ age is missing │ city is Oslo  city is Rome  
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.data.parts import Scale
+from tutti.data.parts import Part, Scale
 from tutti.data.rows import Indices
 from tutti.errors import BadData
 from tutti.records.preparation import (
@@ -116,55 +115,29 @@ def prepared(preparation: Preparation, table: Table) -> PreparedTable:
     return PreparedTable(fitted=preparation, table=table)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatchedTable(Scale):
-    """The map from the rows of a table to those of another, in which columns and texts have other numbers.
+def matched(part: Part, table: Table, wanted: Table) -> Part:
+    """Return a part of a table with the columns, and the numbers of texts, that another table has.
 
-    Attributes:
-        wanted: the columns of the other table. Texts that it has not become the last one.
-        table: the columns of the rows.
+    Texts that are none of the other's get the number of its last one. Rows are copied if anything differs.
     """
-
-    wanted: Table
-    table: Table
-
-    @cached_property
-    def _places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return where the columns are, which of them are texts, and their lookups, one after the other."""
-        at = {column.name: number for number, column in enumerate(self.table.columns)}
-        texts = [number for number, column in enumerate(self.wanted.columns) if column.kind == TEXT]
-        lookup, starts = [0], []
-        for column in (self.wanted.columns[number] for number in texts):
-            numbers = {text: number for number, text in enumerate(column.texts)}
-            starts.append(len(lookup))
-            here = self.table.columns[at[column.name]].texts
-            lookup += [numbers.get(text, len(numbers) - 1) for text in here]
-        order = [at[column.name] for column in self.wanted.columns]
-        of_columns, of_texts = torch.tensor(order), torch.tensor(texts, dtype=torch.int64)
-        return of_columns, of_texts, torch.tensor(starts, dtype=torch.int64), torch.tensor(lookup)
-
-    @override
-    def apply(self, stored: Tensor) -> Tensor:
-        order, texts, starts, lookup = self._places
-        found = stored.index_select(1, order)
-        if len(texts):
-            codes = found.index_select(1, texts)
-            missing = codes.isnan()
-            numbers = lookup[torch.where(missing, 0, codes.long() + starts)].to(stored.dtype)
-            found[:, texts] = numbers.masked_fill_(missing, torch.nan)
-        return found
-
-    @override
-    def on(self, device: str) -> MatchedTable:
-        moved = MatchedTable(wanted=self.wanted, table=self.table)
-        vars(moved)["_places"] = tuple(one.to(device) for one in self._places)
-        return moved
-
-
-def matched(wanted: Table, table: Table) -> MatchedTable:
-    """Return the map from the rows of a table to those that a trained model takes; see `prepared`."""
     _check(wanted.columns, table)
-    return MatchedTable(wanted=wanted, table=table)
+    part = replace(part, scale=Scale())
+    if [(one.name, one.texts) for one in table.columns] == [(one.name, one.texts) for one in wanted.columns]:
+        return part
+    at = {column.name: number for number, column in enumerate(table.columns)}
+    stored = cast("Tensor", part.stored_inputs)
+    if stored.is_meta:
+        raise BadData(
+            "the columns and texts of streamed tables must be those of training; give --data.stream false"
+        )
+    rows = stored.numpy()[:, [at[column.name] for column in wanted.columns]]
+    for number, column in enumerate(wanted.columns):
+        if column.kind == TEXT:
+            numbers = {text: code for code, text in enumerate(column.texts)}
+            here = table.columns[at[column.name]].texts
+            lookup = np.array([*(numbers.get(text, len(numbers) - 1) for text in here), np.nan])
+            rows[:, number] = lookup[np.nan_to_num(rows[:, number], nan=GAP).astype(np.int64)]
+    return replace(part, stored_inputs=torch.from_numpy(rows))
 
 
 def _check(wanted: Iterable[PreparedColumn | TableColumn], table: Table) -> None:
@@ -173,11 +146,7 @@ def _check(wanted: Iterable[PreparedColumn | TableColumn], table: Table) -> None
     for column in wanted:
         kind = there.get(column.name)
         if kind is None:
-            near = get_close_matches(column.name, there, n=1, cutoff=0.5)
-            meant = f"did you mean '{near[0]}'? " if near else ""
-            raise BadData(
-                f"there is no column '{column.name}', on which the model was trained; {meant}add it"
-            )
+            raise BadData(f"there is no column '{column.name}', on which the model was trained; add it")
         if kind not in (column.kind, EMPTY) and (kind, column.kind) != (FLAG, NUMBER):
             raise BadData(
                 f"the column '{column.name}' holds values of the kind {kind}, and the model was trained on "

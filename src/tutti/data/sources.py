@@ -127,13 +127,6 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
 
 def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | str) -> ReadData:
     found = with_checked_targets(contents, given, known)
-    _, first = found.parts["train"]
-    for part, (_, targets) in found.parts.items():
-        if targets.shape[1:] != first.shape[1:]:
-            raise BadData(
-                f"the {part} targets have the shape {targets.shape}, the train targets {first.shape}; "
-                "all parts need one shape for each target"
-            )
     labels = tuple(printable(one) if isinstance(one, str) else one for one in found.labels)
     return replace(found, labels=labels)
 

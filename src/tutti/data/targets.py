@@ -11,7 +11,7 @@ several for each sample     0 and 1, a single 1     classes: they are one-hot
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite
 from tutti.data.contents import ReadData
+from tutti.data.formats import listed
 from tutti.data.rows import Array
 from tutti.errors import BadData
 
@@ -37,8 +38,6 @@ _MEANT: Final = {"auto": CLASSES, "cross_entropy": CLASSES, "nll": CLASSES, "mse
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _WHOLE: Final = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0*)?")  # 007 is a code, and another than 7
 _DATE: Final = re.compile(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})([ T].*)?")
-
-_MOST_NAMED: Final = 10
 
 
 def meant_by(loss: str) -> str:
@@ -77,36 +76,38 @@ def with_checked_targets(
         BadData: targets that are neither, or may be both, or do not fit the classes that are given or known.
         NotFinite: NaN or inf among float targets.
     """
-    flat = _of_one_kind(contents)
+    joined = _joined(contents)
     if isinstance(known, KnownClasses):
-        return _as_known(contents, flat, known)
+        return _as_known(contents, joined, known)
     classes = contents.classes if given is None else given
-    if _are_texts(flat):
-        return _of_texts(contents, flat, classes)
+    if joined.dtype.kind == "U":
+        return _of_texts(contents, joined, classes)
     if classes is not None:
-        return _as_stated(contents, flat, classes)
-    several = any(values.ndim > 1 for values in flat.values())
-    return (_of_several if several else _of_numbers)(contents, flat, known)
+        return _as_stated(contents, joined, classes)
+    return (_of_numbers if joined.ndim == 1 else _of_several)(contents, joined, known)
 
 
-def _of_one_kind(contents: ReadData) -> dict[str, Array]:
-    """Return the targets of each part, (samples, 1) as (samples,): texts in all parts, or numbers in all."""
-    flat = {}
-    for part, (_, values) in contents.parts.items():
+def _joined(contents: ReadData) -> Array:
+    """Return the targets of all parts one after the other, (samples, 1) as (samples,): texts if some are."""
+    parts = contents.parts
+    for part, (_, values) in parts.items():
         if values.dtype.kind not in "biufUS" or not values.size:
             raise BadData(
                 f"the {part} targets are of type {values.dtype} and shape {values.shape}; give numbers or "
                 "texts"
             )
+        if values.shape[1:] != parts["train"][1].shape[1:]:
+            raise BadData(
+                f"the {part} targets have the shape {values.shape}, the train targets "
+                f"{parts['train'][1].shape}; all parts need one shape for each target"
+            )
         if values.dtype.kind not in "US":
             refuse_not_finite(f"{part} targets", values)
-        flat[part] = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-    texts = any(values.dtype.kind in "US" for values in flat.values())
-    return {part: _as_texts(values) for part, values in flat.items()} if texts else flat
-
-
-def _are_texts(flat: Mapping[str, Array]) -> bool:
-    return next(iter(flat.values())).dtype.kind == "U"
+    every = [values for _, values in parts.values()]
+    if any(values.dtype.kind in "US" for values in every):
+        every = [*map(_as_texts, every)]
+    joined = every[0] if len(every) == 1 else np.concatenate(every)
+    return joined[:, 0] if joined.ndim == 2 and joined.shape[1] == 1 else joined
 
 
 def _as_texts(values: Array) -> Array:
@@ -120,28 +121,28 @@ def _as_texts(values: Array) -> Array:
     return np.array(_texts_of(different))[at]
 
 
-def _of_texts(contents: ReadData, flat: Mapping[str, Array], classes: int | None) -> ReadData:
+def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadData:
     """Number classes that are texts in sorted order."""
-    for part, values in flat.items():
-        if values.ndim != 1:
-            raise BadData(f"the {part} targets are texts of shape {values.shape}; give one for each sample")
-    names = _different(flat)
+    if joined.ndim != 1:
+        raise BadData(f"the targets are texts of shape {joined.shape}; give one for each sample")
+    names = _different(joined)
     if classes is None:
-        _refuse_no_classes(contents, names)
+        _refuse_no_classes(contents, joined, names)
     elif classes < len(names):
         asked = f"{classes} classes were" if classes else "amounts were"
         raise BadData(
             f"{_what(contents)} has {len(names)} different texts, such as '{names[0]}', but {asked} asked for"
         )
-    labels = _texts_of(names)
-    numbers = {part: np.searchsorted(names, values).astype(np.int64) for part, values in flat.items()}
-    return _kept(contents, numbers, classes or len(labels), labels if classes in (None, len(labels)) else ())
+    count = classes or len(names)
+    return _kept(
+        contents, np.searchsorted(names, joined), count, _texts_of(names) if count == len(names) else ()
+    )
 
 
-def _refuse_no_classes(contents: ReadData, names: Array) -> None:
+def _refuse_no_classes(contents: ReadData, joined: Array, names: Array) -> None:
     """Refuse texts that are no names of classes."""
     _refuse_constant(contents, names)
-    samples, count, found = _samples(contents), len(names), f"such as '{names[0]}'"
+    samples, count, found = len(joined), len(names), f"such as '{names[0]}'"
     numbers = [name for name in names if _NUMBER.fullmatch(name)]
     if all(map(_DATE.fullmatch, names)):
         problem = f"has dates, {found}; give a number, such as the days since one of them"
@@ -149,7 +150,7 @@ def _refuse_no_classes(contents: ReadData, names: Array) -> None:
         other = next(name for name in names if not _NUMBER.fullmatch(name))
         problem = f"mixes numbers and texts, such as '{numbers[0]}' and '{other}'; mend it"
     elif count > FEW and 2 * count > samples:
-        problem = f"has {count:,} different texts in {samples:,} samples, {found}; choose no identifier"
+        problem = f"has {count:,} different texts in {samples:,} samples, {found}; choose another target"
     else:
         return
     raise BadData(
@@ -157,39 +158,39 @@ def _refuse_no_classes(contents: ReadData, names: Array) -> None:
     )
 
 
-def _of_several(contents: ReadData, flat: Mapping[str, Array], meant: str) -> ReadData:
+def _of_several(contents: ReadData, joined: Array, meant: str) -> ReadData:
     """Take one-hot targets for classes, other 0 and 1 for flags, and floats for amounts."""
-    widths = {values.shape[1:] for values in flat.values()}
-    if len(widths) == 1 and all(values.ndim == 2 and _are_flags(values) for values in flat.values()):
-        if meant == CLASSES and all((values.sum(axis=1) == 1).all() for values in flat.values()):
-            numbers = {part: values.argmax(axis=1) for part, values in flat.items()}
-            return _kept(contents, numbers, widths.pop()[0], contents.targets)
+    if _are_flags(joined):
+        if meant == CLASSES and (joined.sum(axis=1) == 1).all():
+            return _kept(contents, joined.argmax(axis=1), joined.shape[1], contents.targets)
         return replace(_as_amounts(contents), labels=contents.targets)
-    if meant == AMOUNTS or any(values.dtype.kind == "f" for values in flat.values()):
+    if meant == AMOUNTS or joined.dtype.kind == "f":
         return _as_amounts(contents)
     raise BadData(
-        f"{_what(contents)} has whole numbers of the shape {flat['train'].shape}, which may be labels or "
-        "amounts; give --data.classes N if every position has a label, or --data.classes none if they are "
-        "amounts"
+        f"{_what(contents)} has whole numbers of the shape {joined.shape}, which may be labels or amounts; "
+        "give --data.classes N if every position has a label, or --data.classes none if they are amounts"
     )
 
 
-def _of_numbers(contents: ReadData, flat: Mapping[str, Array], meant: str) -> ReadData:
+def _of_numbers(contents: ReadData, joined: Array, meant: str) -> ReadData:
     """Decide about one number, or one boolean, for each sample."""
-    floats, in_table = any(values.dtype.kind == "f" for values in flat.values()), bool(contents.columns)
-    kept = (meant == AMOUNTS and (floats or in_table)) or (meant == AS_GIVEN and floats)
-    if kept or any(map(_has_fractions, flat.values())):
+    floats, in_table = joined.dtype.kind == "f", bool(contents.columns)
+    if (
+        (meant == AMOUNTS and (floats or in_table))
+        or (meant == AS_GIVEN and floats)
+        or _has_fractions(joined)
+    ):
         if meant != AS_GIVEN:  # A loss of the user's may have no use for targets.
-            _refuse_constant(contents, np.unique([(one.min(), one.max()) for one in flat.values()]))
+            _refuse_constant(contents, np.unique([joined.min(), joined.max()]))
         return _as_amounts(contents)
-    values = _different(flat)
+    values = _different(joined)
     _refuse_constant(contents, values)
-    if values.dtype.kind == "b":
-        return _by_value(contents, flat, values)
+    if joined.dtype.kind == "b":
+        return _by_value(contents, joined, values)
     if contents.labels:
-        return _as_stated(contents, flat, max(int(values[-1]) + 1, len(contents.labels)))
+        return _as_stated(contents, joined, max(int(values[-1]) + 1, len(contents.labels)))
     count, dense = len(values), values[0] in (0, 1) and values[-1] - values[0] == len(values) - 1
-    if count > FEW and (floats or in_table or not dense or 2 * count > _samples(contents)):
+    if count > FEW and (floats or in_table or not dense or 2 * count > len(joined)):
         if meant == AMOUNTS or (floats and not in_table and not dense):
             return _as_amounts(contents)
         raise BadData(
@@ -200,62 +201,67 @@ def _of_numbers(contents: ReadData, flat: Mapping[str, Array], meant: str) -> Re
     # In arrays some class numbers may be lacking, and -1 may stand for no label, but for -1 and 1.
     lacking = (values[0] == 0 and values[-1] < FEW) or (values[0] < 0 and not np.array_equal(values, (-1, 1)))
     if (dense and values[0] == 0) or (lacking and not in_table):
-        return _as_stated(contents, flat, int(values[-1]) + 1)
-    return _by_value(contents, flat, values)
+        return _as_stated(contents, joined, int(values[-1]) + 1)
+    return _by_value(contents, joined, values)
 
 
-def _as_stated(contents: ReadData, flat: Mapping[str, Array], classes: int) -> ReadData:
+def _as_stated(contents: ReadData, joined: Array, classes: int) -> ReadData:
     """Return targets as class numbers of that many classes, or as values of that many; 0: as amounts."""
     if classes == 0:
         return _as_amounts(contents)
-    whole = {part: _whole(part, values) for part, values in flat.items()}
-    values = _different(whole)
+    values = _different(joined)
     outside = values[0] < 0 or values[-1] >= classes
-    if outside and len(values) == classes and all(one.ndim == 1 for one in whole.values()):
-        return _by_value(contents, whole, values)
-    for part, one in whole.items():
-        _refuse_outside(part, one, classes)
-    return _kept(contents, whole, classes, contents.labels if len(contents.labels) == classes else ())
+    if outside and joined.ndim == 1 and len(values) == classes and not _has_fractions(joined):
+        return _by_value(contents, joined, values)
+    _refuse_other_numbers(contents, joined, classes)
+    return _kept(contents, joined, classes, contents.labels if len(contents.labels) == classes else ())
 
 
-def _by_value(contents: ReadData, flat: Mapping[str, Array], values: Array) -> ReadData:
+def _by_value(contents: ReadData, joined: Array, values: Array) -> ReadData:
     """Number classes in the order of their values, which name them: whole numbers or booleans."""
-    numbers = {part: _renumbered(one, values, np.arange(len(values))) for part, one in flat.items()}
     names = values if values.dtype.kind == "b" else values.astype(np.int64)
+    numbers = _renumbered(joined, values, np.arange(len(values)))
     return _kept(contents, numbers, len(names), tuple(names.tolist()))
 
 
 def _as_amounts(contents: ReadData) -> ReadData:
-    floats = {part: values.astype(float_dtype()) for part, (_, values) in contents.parts.items()}
-    return _kept(contents, floats, None, ())
+    parts = {part: (x, values.astype(float_dtype())) for part, (x, values) in contents.parts.items()}
+    return replace(contents, parts=parts, classes=None, labels=())
 
 
-def _kept(
-    contents: ReadData, targets: dict[str, Array], classes: int | None, labels: tuple[Any, ...]
-) -> ReadData:
-    parts = {part: (inputs, targets[part]) for part, (inputs, _) in contents.parts.items()}
+def _kept(contents: ReadData, joined: Array, classes: int | None, labels: tuple[Any, ...]) -> ReadData:
+    """Return class numbers of all parts as the targets of each."""
+    parts = {
+        part: (contents.parts[part][0], joined[own].astype(np.int64)) for part, own in _of_parts(contents)
+    }
     return replace(contents, parts=parts, classes=classes, labels=labels)
 
 
-def _as_known(contents: ReadData, flat: Mapping[str, Array], known: KnownClasses) -> ReadData:
+def _of_parts(contents: ReadData) -> Iterator[tuple[str, slice]]:
+    """Yield each part, and the place of its targets among those of all parts."""
+    start = 0
+    for part, (_, targets) in contents.parts.items():
+        yield part, slice(start, start + len(targets))
+        start += len(targets)
+
+
+def _as_known(contents: ReadData, joined: Array, known: KnownClasses) -> ReadData:
     """Give targets the meaning and the numbers that a model knows."""
-    if known.count is None and not _are_texts(flat):
+    if known.count is None and joined.dtype.kind != "U":
         return _as_amounts(contents)
     labels, names = contents.labels, known.names or tuple(map(str, range(known.count or 0)))
-    if all(_are_flags(values) and values.shape[1] == known.count for values in flat.values()):
-        flat, labels = {part: values.argmax(axis=1) for part, values in flat.items()}, contents.targets
+    if _are_flags(joined) and joined.shape[1] == known.count:
+        joined, labels = joined.argmax(axis=1), contents.targets
     # Numbers are those of the classes where there are names for them here, or the model's are no numbers.
-    numbered = not _are_texts(flat) and not any(map(_NUMBER.fullmatch, map(_plain, names)))
-    for part, one in flat.items() if labels or numbered else ():
-        _refuse_outside(part, _whole(part, one), len(labels or names))
-    values = _different(flat)
+    numbered = joined.dtype.kind != "U" and not any(map(_NUMBER.fullmatch, map(_plain, names)))
+    if labels or numbered:
+        _refuse_other_numbers(contents, joined, len(labels or names))
+    values = _different(joined)
+    places = values
     if labels or not numbered:
         here = [str(labels[int(value)]) for value in values] if labels else _texts_of(values)
         places = _places(contents, here, names, known)
-    else:
-        places = values.astype(np.int64)
-    numbers = {part: _renumbered(one, values, places) for part, one in flat.items()}
-    return _kept(contents, numbers, known.count, known.names)
+    return _kept(contents, _renumbered(joined, values, places), known.count, known.names)
 
 
 def _places(contents: ReadData, here: Sequence[str], names: Sequence[str], known: KnownClasses) -> Array:
@@ -264,10 +270,9 @@ def _places(contents: ReadData, here: Sequence[str], names: Sequence[str], known
     alike = {_plain(name): number for number, name in enumerate(names)}
     found = [exact.get(text, alike.get(_plain(text)) if len(alike) == len(names) else None) for text in here]
     if None in found:
-        trained = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
         raise BadData(
             f"{contents.name} has the class '{here[found.index(None)]}', but the model was trained on "
-            f"{trained if known.count else 'amounts'}; give data of the same classes"
+            f"{listed(names) if known.count else 'amounts'}; give data of the same classes"
         )
     return np.array(found, np.int64)
 
@@ -290,10 +295,9 @@ def _renumbered(values: Array, different: Array, places: Array) -> Array:
     return found if values.dtype.kind == "U" else np.where(values == NO_LABEL, NO_LABEL, found)
 
 
-def _different(flat: Mapping[str, Array]) -> Array:
-    """Return the different values of all parts, sorted, without `NO_LABEL`; refuse targets without any."""
-    chunks = (chunk for values in flat.values() for _, chunk in chunks_of(values))
-    found = np.unique(np.concatenate([np.unique(chunk) for chunk in chunks]))
+def _different(values: Array) -> Array:
+    """Return the different values, sorted, without `NO_LABEL`; refuse targets without any."""
+    found = np.unique(np.concatenate([np.unique(chunk) for _, chunk in chunks_of(values)]))
     found = found if found.dtype.kind == "U" else found[found != NO_LABEL]
     if not len(found):
         raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
@@ -305,33 +309,27 @@ def _texts_of(values: Array) -> tuple[str, ...]:
 
 
 def _are_flags(values: Array) -> bool:
-    return values.ndim == 2 and bool(((values == 0) | (values == 1)).all())
+    return values.ndim == 2 and values.dtype.kind in "biuf" and bool(((values == 0) | (values == 1)).all())
 
 
 def _has_fractions(values: Array) -> bool:
     return values.dtype.kind == "f" and any((one != np.floor(one)).any() for _, one in chunks_of(values))
 
 
-def _whole(part: str, values: Array) -> Array:
-    if values.dtype.kind == "f":
-        broken = values != np.floor(values)
-        if broken.any():
+def _refuse_other_numbers(contents: ReadData, joined: Array, classes: int) -> None:
+    """Refuse numbers that are not whole, or outside 0..classes-1, with the first sample of its part."""
+    outside = (joined >= classes) | ((joined < 0) & (joined != NO_LABEL))
+    wrong, fault = outside, f"outside 0..{classes - 1}"
+    if _has_fractions(joined):
+        wrong, fault = joined != np.floor(joined), "that are no whole numbers"
+    for part, own in _of_parts(contents):
+        at = np.argwhere(wrong[own])
+        if len(at):
             raise BadData(
-                f"the {part} targets are no class numbers: {_first(values, broken)}, and "
-                f"{int(broken.sum()):,} of {values.size:,} are not whole; if they are amounts, leave "
-                "--data.classes out"
+                f"the {part} targets have {len(at):,} labels {fault}: sample {at[0][0]} has "
+                f"{joined[own][tuple(at[0])]}; number the classes from 0, write {NO_LABEL} for no label, "
+                "give a trained model data of its classes, and leave --data.classes out if they are amounts"
             )
-    return values.astype(np.int64)
-
-
-def _refuse_outside(part: str, values: Array, classes: int) -> None:
-    outside = ((values < 0) & (values != NO_LABEL)) | (values >= classes)
-    if outside.any():
-        raise BadData(
-            f"the {part} targets have {int(outside.sum()):,} labels outside 0..{classes - 1}: "
-            f"{_first(values, outside)}; number the classes from 0, write {NO_LABEL} for no label, and "
-            "give a trained model data of its classes"
-        )
 
 
 def _refuse_constant(contents: ReadData, different: Array) -> None:
@@ -344,13 +342,3 @@ def _refuse_constant(contents: ReadData, different: Array) -> None:
 
 def _what(contents: ReadData) -> str:
     return f"the target '{contents.targets[0]}'" if len(contents.targets) == 1 else "the target"
-
-
-def _samples(contents: ReadData) -> int:
-    return sum(len(targets) for _, targets in contents.parts.values())
-
-
-def _first(values: Array, wrong: Array) -> str:
-    """Name the first wrong value and its sample."""
-    at = int(wrong.argmax())
-    return f"sample {at * len(values) // values.size} has {values.flat[at]}"

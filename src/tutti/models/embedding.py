@@ -44,6 +44,8 @@ class EmbeddedTable(nn.Module):
         Args:
             inputs: numbers, flags and category numbers, of shape (n, columns).
         """
+        if not self.embeddings:
+            return inputs
         known = self.table.numbers + self.table.flags
         categories = inputs[:, known:].long().unbind(1)
         vectors = [embedding(one) for embedding, one in zip(self.embeddings, categories, strict=True)]

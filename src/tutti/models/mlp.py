@@ -26,22 +26,22 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def mlp(
     shape: tuple[int, ...],
     outputs: int,
+    table: TableInputs | None,
     hidden: object = (256, 128),
     activation: str = "relu",
     dropout: float = 0.0,
     embed: object = "auto",
-    table: TableInputs | None = None,
 ) -> nn.Module:
     """Build fully connected layers over the flattened input.
 
     Args:
         shape: of one input; any.
         outputs: size of the last layer.
+        table: the inputs of a prepared table; None: the data are none.
         hidden: sizes of the layers before it; an empty list leaves a linear model.
         activation: after each of them: relu, sigmoid, tanh, gelu, or another of `torch.nn`'s.
         dropout: probability with which each of their outputs is dropped in training.
         embed: width of the vectors of a table's texts with more than 30 values; "auto": see `EmbeddedTable`.
-        table: the inputs of a prepared table.
 
     Raises:
         BadOption: a size or a probability that cannot be used.

@@ -39,7 +39,7 @@ SUMS = 3
 def tabular(
     shape: tuple[int, ...],
     outputs: int,
-    table: TableInputs | None = None,
+    table: TableInputs | None,
     hidden: object = (128, 128),
     members: object = 16,
     dropout: float = 0.2,
@@ -60,7 +60,7 @@ def tabular(
     Args:
         shape: of one input; any. Without a prepared table all inputs are numbers, best of deviation 1.
         outputs: of each member.
-        table: the inputs of a prepared table.
+        table: the inputs of a prepared table; None: the data are none.
         hidden: sizes of the layers before the last.
         members: how many perceptrons.
         dropout: probability with which each of these layers' outputs is dropped in training.

@@ -117,6 +117,14 @@ class PreparedColumn(Record):
 
 
 @dataclass(frozen=True)
+class TargetUnits(Record):
+    """Mean and standard deviation of the amounts that a model was trained on, for each number of a target."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Preparation(Record):
     """How the columns of a table become a model's inputs, fitted on training rows.
 
@@ -124,11 +132,13 @@ class Preparation(Record):
         columns: in the order of the table; those that are left out are not among them.
         left_out: the others, each with the reason.
         by_mean: `fill` is the mean of the column, not its median.
+        units: of targets that are amounts, if the network computes in deviations from their mean.
     """
 
     columns: tuple[PreparedColumn, ...]
     left_out: dict[str, str] = field(default_factory=dict)
     by_mean: bool = False
+    units: TargetUnits | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,14 +154,6 @@ class Preparation(Record):
             sum(one.flags for one in each),
             tuple(count for one in each for count in one.categories),
         )
-
-
-@dataclass(frozen=True)
-class TargetUnits(Record):
-    """Mean and standard deviation of the amounts that a model was trained on, for each number of a target."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 def table_of(preparations: Iterable[Preparation]) -> Table:

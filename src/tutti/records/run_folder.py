@@ -62,7 +62,7 @@ from tutti.records.json_lines import (
     to_json_lines,
 )
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.preparation import Preparation, TableInputs, TargetUnits
+from tutti.records.preparation import Preparation, TableInputs
 from tutti.records.run import EpochRecord, RunStart, Summary
 from tutti.records.texts import Shape
 from tutti.records.trace import Lane, chrome_trace
@@ -118,8 +118,6 @@ class TrainedOn(Record):
             the counts of these data, a line for each; empty: there were none.
         preparation: how the columns of a table became the inputs, whose number is `shape`; None: they are no
             such table.
-        units: of amounts, if the network computes in deviations from their mean; None: it gives them as they
-            are.
     """
 
     name: str
@@ -135,7 +133,6 @@ class TrainedOn(Record):
     inputs: tuple[SeenInput, ...] = ()
     class_weights: tuple[tuple[float, ...], ...] = ()
     preparation: Preparation | None = None
-    units: TargetUnits | None = None
 
     @property
     def of_inputs(self) -> Shape:

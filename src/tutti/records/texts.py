@@ -92,10 +92,15 @@ def metric_text(name: str, value: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
+def loss_text(loss: float) -> str:
+    """Return a loss, that of large amounts in whole numbers."""
+    return f"{loss:.4f}" if not abs(loss) >= 1e4 else metric_text("loss", loss)
+
+
 def figures(evaluation: Evaluation) -> str:
     """Return loss and metrics in one line, such as "loss 0.2154  accuracy 93.12%"."""
     metrics = (f"{name} {metric_text(name, value)}" for name, value in evaluation.metrics.items())
-    return "  ".join((f"loss {evaluation.loss:.4f}", *metrics))
+    return "  ".join((f"loss {loss_text(evaluation.loss)}", *metrics))
 
 
 def epoch_text(record: EpochRecord) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack, cast
 import cloudpickle
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -25,7 +26,7 @@ from tutti.data.items import Unloaded
 from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
-from tutti.records.run_folder import RunFolder
+from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
 from tutti.run.config import Options, TrainConfig, with_defaults
@@ -34,6 +35,7 @@ from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
+from tutti.run.trained import TrainedModel
 from tutti.strategies import Strategy
 from tutti.terminal import lasting_output
 from tutti.training.callbacks import Callback
@@ -52,6 +54,7 @@ class Result:
         summary: the totals, and the evaluation on the test part (`summary.test`).
         config: the resolved configuration.
         folder: the run folder; None when none was asked for.
+        data: what it was trained on, as the model saw it.
     """
 
     model: nn.Module
@@ -59,6 +62,26 @@ class Result:
     summary: Summary
     config: TrainConfig = field(repr=False)
     folder: Path | None
+    data: TrainedOn = field(repr=False)
+
+    def predict(self, inputs: object) -> NDArray[Any]:
+        """Predict the class of each sample by its name, or by its number where it has none; else the amounts.
+
+        Args:
+            inputs: as they were given to train on: an array of shape (samples, ...), or a table with the
+                columns of the training, which is prepared as that was.
+
+        Returns:
+            Of shape (samples,), or (samples, ...).
+
+        Raises:
+            BadData: they are of another shape or kind.
+        """
+        return self.trained().predict(inputs)
+
+    def trained(self) -> TrainedModel:
+        """Return the model with the scale and the labels of its data, as `tutti.load` gives it."""
+        return TrainedModel(self.config, self.data, self.config.device, self.model).eval()
 
     def frame(self) -> Any:
         """Return the figures of every epoch, one row each: "train/loss", "validation/accuracy", "lr", ...
@@ -227,7 +250,7 @@ def train(
     own = [one for one in watchers if isinstance(one, Callback)]
     for callback, noted in zip(own, outcome.callbacks, strict=False):
         vars(callback).update({} if noted is None else cloudpickle.loads(noted))
-    return Result(trained, outcome.history, outcome.summary, outcome.config, folder)
+    return Result(trained, outcome.history, outcome.summary, outcome.config, folder, outcome.data)
 
 
 def _job(
@@ -342,8 +365,8 @@ def _trained_model(model: object, recipe: Recipe, outcome: RunOutcome) -> nn.Mod
         built = model
     else:
         with ONE_AT_A_TIME, seeded(config.seed):
-            of_data, options = (outcome.shape, outcome.outputs), config.model_options
-            built = models.build(recipe.given("model"), *of_data, options, outcome.table)
+            data, options = outcome.data, config.model_options
+            built = models.build(recipe.given("model"), data.of_inputs, data.outputs, options, data.table)
         if outcome.config.precision == "fp64":
             built = Arithmetic("fp64").prepare(built)
     assert outcome.weights is not None

@@ -36,7 +36,7 @@ from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
-from tutti.records.preparation import TargetUnits, table_of
+from tutti.records.preparation import table_of
 from tutti.records.run import Evaluation
 from tutti.records.run_folder import WEIGHTS, RunFolder, SeenInput, TrainedOn
 from tutti.records.splits import seed_of_data
@@ -117,13 +117,10 @@ def open_config_data(
             that whose weights the run begins with.
     """
     config = recipe.config
-    begun = trained is None and (config.weights is not None or _resumed(recipe) is not None)
-    if begun:
-        found = comm.broadcast_object(_weights_data(recipe) if comm.rank == 0 else None)
-        trained = cast("TrainedOn | None", found)
-    if begun and trained is not None and trained.preparation is not None and _resumed(recipe) is None:
-        table = table_of([trained.preparation])
-        options = like_training(config.data, config.data_options, trained.columns, table)
+    if trained is None and (config.weights is not None or _resumed(recipe) is not None):
+        data = comm.broadcast_object(weights_data(recipe) if comm.rank == 0 else None)
+        trained = cast("TrainedOn | None", data)
+        options = options or options_of_weights(recipe, trained)
     given: object = None
     leads = pool is None and comm.node.rank == 0
     # A data set may draw numbers for each sample.
@@ -137,10 +134,16 @@ def open_config_data(
         pool = pool or open_pool(given, comm, options, known or meant_by(config.loss))
     place = None if config.split is None else split_of(config.split)
     embeds = pool.dataset.table is not None and models.takes_table(recipe.given("model"))
-    found = pool.divided(comm, config.validation, config.seed, place, embeds, trained, config.test)
-    if leads and isinstance(found.train, StreamedPart):
+    before = None if trained is None else trained.preparation
+    if trained is not None and before is None and pool.dataset.table is not None:
+        raise BadOption(
+            "the model was trained on numbers as they are, which would be prepared here; give --data.prepare "
+            "off"
+        )
+    dataset = pool.divided(comm, config.validation, config.seed, place, embeds, before, config.test)
+    if leads and isinstance(dataset.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
-    return found
+    return dataset
 
 
 def _resumed(recipe: Recipe) -> Path | None:
@@ -149,7 +152,17 @@ def _resumed(recipe: Recipe) -> Path | None:
     return None if resume is None else resume.folder
 
 
-def _weights_data(recipe: Recipe) -> TrainedOn | None:
+def options_of_weights(recipe: Recipe, trained: TrainedOn | None) -> Options | None:
+    """Return the options by which data are read for weights that a run begins with; None: its own."""
+    config = recipe.config
+    begins = config.weights is not None and _resumed(recipe) is None
+    if not begins or trained is None or trained.preparation is None:
+        return None
+    table = table_of([trained.preparation])
+    return like_training(config.data, config.data_options, trained.columns, table)
+
+
+def weights_data(recipe: Recipe) -> TrainedOn | None:
     """Return what the weights were trained on that a run begins with; None: their place does not say."""
     place = _resumed(recipe) or Path(recipe.config.weights or "").absolute()
     if place.name == WEIGHTS:
@@ -187,17 +200,13 @@ def outputs_for(dataset: DataSet) -> int:
     return dataset.classes or max(1, math.prod(dataset.train.stored_targets.shape[1:]))
 
 
-def trained_on(
-    dataset: DataSet, balanced: Tensor | None = None, units: TargetUnits | None = None
-) -> TrainedOn:
+def trained_on(dataset: DataSet, balanced: Tensor | None = None, scaled: bool = True) -> TrainedOn:
     """Return what a model needs to see other data as it saw these.
 
-    Args:
-        dataset: the data.
-        balanced: the class weights by counts; None: there are none.
-        units: of the amounts that the network computes in deviations; None: it gives them as they are.
+    `balanced` has class weights by counts; amounts are `scaled` if the network computes in their units.
     """
     stored, scale, inputs = dataset.train.stored_inputs, dataset.train.scale, []
+    preparation = scale.preparation
     if isinstance(stored, Columns):
         names = stored.names or [""] * len(stored.columns)
         for name, column, own in zip(names, stored.columns, scale.each, strict=True):
@@ -216,8 +225,7 @@ def trained_on(
         dataset.columns,
         tuple(inputs),
         () if balanced is None else tuple(map(tuple, balanced.reshape(len(balanced), -1).tolist())),
-        scale.preparation,
-        units,
+        preparation if scaled or preparation is None else replace(preparation, units=None),
     )
 
 

@@ -96,9 +96,7 @@ def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataS
     scale = scale_seen(trained, dataset.table)
     dataset = dataset.with_parts(lambda part: replace(part, scale=scale))
     named = trained.columns if columns else dataset.columns
-    return replace(
-        dataset, columns=named, classes=trained.classes, labels=trained.labels, units=trained.units
-    )
+    return replace(dataset, columns=named, classes=trained.classes, labels=trained.labels)
 
 
 def scale_seen(trained: TrainedOn, table: Table | None = None) -> Scale:

@@ -32,7 +32,7 @@ from tutti.errors import UserError
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import names_object
 from tutti.records.json_lines import to_json
-from tutti.run.build import data_seed, given_data, open_config_data, seeded
+from tutti.run.build import data_seed, given_data, open_config_data, options_of_weights, seeded, weights_data
 from tutti.run.jobs import Recipe
 
 
@@ -91,7 +91,9 @@ class SharedData:
 
     def _read(self, recipe: Recipe, key: str) -> None:
         with seeded(data_seed(recipe.config)), keeping_doubles(recipe.config.precision == "fp64"):
-            given, options = given_data(recipe)
+            given, own = given_data(recipe)
+            begun = weights_data(recipe) if recipe.config.weights else None
+            options = options_of_weights(recipe, begun) or own
             contents = read_source(given, options, meant_by(recipe.config.loss))
             outline = SamplePool.outline(contents)
         outline.refuse_too_large()

@@ -43,26 +43,20 @@ def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
 
 def table(preparation: Preparation) -> str:
     """Describe how a table is prepared, in a line."""
-    columns, kinds = preparation.columns, []
+    kinds = []
     for kind in (NUMBER, FLAG, TEXT, DATE):
-        some = [column for column in columns if column.kind == kind]
-        flags = sum(column.inputs.flags for column in some)
-        how = f"one-hot: {plural(flags, 'column')}" if flags and kind == TEXT else ""
-        embedded = sum(column.embedded for column in some)
-        how += f"{', ' if how else ''}{embedded:,} as category numbers" if embedded else ""
-        if some:
-            kinds.append(plural(len(some), kind) + (f" ({how})" if how else ""))
-    gaps = [column for column in columns if column.gaps and column.mean]
+        some = [column for column in preparation.columns if column.kind == kind]
+        flags, embedded = sum(one.inputs.flags for one in some), sum(one.embedded for one in some)
+        how = [f"one-hot: {plural(flags, 'column')}"] if flags and kind == TEXT else []
+        how += [f"{embedded:,} as category numbers"] if embedded else []
+        kinds += [plural(len(some), kind) + (f" ({', '.join(how)})" if how else "")] if some else []
+    gaps = sum(column.gaps and bool(column.mean) for column in preparation.columns)
     stands = "mean" if preparation.by_mean else "median"
-    line = f"table: {', '.join(kinds)}"
-    line += f"; gaps in {plural(len(gaps), 'column')} become the {stands}" if gaps else ""
+    said = [f"table: {', '.join(kinds)}"]
+    said += [f"gaps in {plural(gaps, 'column')} become the {stands}"] if gaps else []
     left_out = [f"{printable(name)} ({why})" for name, why in preparation.left_out.items()]
-    more = f", ... ({len(left_out):,} in all)" if len(left_out) > _LEFT_OUT else ""
-    return line + (f"; left out: {', '.join(left_out[:_LEFT_OUT])}{more}" if left_out else "")
-
-
-_LEFT_OUT = 8
-"""The columns that are left out and named."""
+    more = f", ... ({len(left_out):,} in all)" if len(left_out) > 8 else ""
+    return "; ".join([*said, *([f"left out: {', '.join(left_out[:8])}{more}"] if left_out else [])])
 
 
 def training(config: TrainConfig, together: bool) -> str:

@@ -31,14 +31,13 @@ from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import STARTING, TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
-from tutti.records.run_folder import RunFolder, check_writable
+from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
 from tutti.records.texts import resumed_text
 from tutti.run import summary_lines
 from tutti.run.build import (
     Assembly,
     free_given_data,
     open_config_data,
-    outputs_for,
     prepare_task,
     reseed,
     seeded,
@@ -264,11 +263,8 @@ class FittedRun:
                 history,
                 None,
                 None if folder is None else str(folder.path),
-                data.shape,
-                outputs_for(data),
-                data.table_inputs,
+                self.trained_on,
                 None,
-                labels=data.labels,
             )
             if trainer.course.stopped is not None:
                 assert saver is not None, "nothing else stops a run"
@@ -287,6 +283,13 @@ class FittedRun:
         if self._speaks:
             _print_end(outcome, summary, data, pipeline)
         return self._with_model(outcome, weights) if job.bring_weights else outcome
+
+    @property
+    def trained_on(self) -> TrainedOn:
+        """What other data need to be seen as those of this run."""
+        loss = self.parts.task.objective.loss
+        of_classes = weights_in(loss) if self._config.class_weights == BALANCED else None
+        return trained_on(self.parts.task.dataset, of_classes, loss.units is not None)
 
     @property
     def _speaks(self) -> bool:
@@ -407,9 +410,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         if run._speaks and not job.takeover:
             print(f"run folder: {folder.path}", flush=True)  # A run that loses a rank goes on from there.
         folder.write_config(config.as_json())
-        of_classes = weights_in(task.objective.loss) if config.class_weights == BALANCED else None
-        scaled = task.objective.loss.units is not None
-        folder.write(trained_on(task.dataset, of_classes, task.dataset.units if scaled else None))
+        folder.write(run.trained_on)
         folder.append(run.start, flush=not job.takeover)
         yield folder
 

@@ -13,10 +13,8 @@ from tutti.checkpoint.memory_files import MemoryPlace
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
-from tutti.records.preparation import TableInputs
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
-from tutti.records.texts import Shape
 from tutti.run import summary_lines
 from tutti.run.config import STOP, TrainConfig, flag
 from tutti.run.jobs import Job
@@ -95,13 +93,10 @@ class RunOutcome:
     history: list[EpochRecord]
     summary: Summary | None  # None: the run has stopped before its end
     folder: str | None
-    shape: Shape  # of one input of the model
-    outputs: int
-    table: TableInputs | None  # where the data are a prepared table
+    data: TrainedOn  # as the model saw them
     weights: dict[str, Any] | None  # the model's state by name, if it was asked for
     stopped: str | None = None  # why
     callbacks: tuple[bytes | None, ...] = ()  # pickled attributes of rank 0's copies; None: they cannot be
-    labels: tuple[str, ...] = ()  # the classes' names; empty when unknown
 
 
 @dataclass(frozen=True)
@@ -164,9 +159,6 @@ def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> R
         history=folder.lines(EpochRecord).records,
         summary=summary,
         folder=str(folder.path),
-        shape=data.of_inputs,
-        outputs=data.classes or data.outputs,
-        table=data.table,
+        data=data,
         weights=None,
-        labels=data.labels,
     )

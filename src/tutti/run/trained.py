@@ -80,22 +80,12 @@ class Predictor(nn.Module, ABC):
         return part
 
     def seen(self, name: str, part: Part, columns: Sequence[str], table: Table | None) -> Part:
-        """Return a part of other data as its samples are given to the module.
-
-        Args:
-            name: of the data.
-            part: of them.
-            columns: their names, where they are a table; empty: the user has chosen them.
-            table: likewise, as they are stored.
-
-        Raises:
-            BadData: inputs are missing, or are of another shape or kind.
-        """
+        """Return a part of other data as its samples are given to the module; see `aligned` and `matched`."""
         if self.table is None:
             return self.given(replace(aligned(name, part, columns, self.data), scale=Scale()))
         if table is None:
             raise no_table(self.data)
-        return replace(part, scale=matched(self.table, table))
+        return matched(part, table, self.table)
 
     def outputs(self, inputs: object) -> Array:
         """Compute the outputs for some inputs, such as logits, some at a time.
@@ -125,8 +115,6 @@ class Predictor(nn.Module, ABC):
             inputs, table = found.parts["train"][0], found.table
         elif is_frame(inputs) and not all(name.isdecimal() for name in self.data.columns):
             inputs = _in_order(inputs, self.data, missing)
-        elif table is not None and any(column.kind in (TEXT, DATE) for column in table.columns):
-            raise no_table(self.data)
         given = taken_apart({"given": inputs})
         several = [(given.label("given", at), one) for at, one in enumerate(given.parts["given"])]
         columns, targets, _ = part_columns(
@@ -138,6 +126,10 @@ class Predictor(nn.Module, ABC):
 
         each = [column.changed(kept) for column in columns]
         stored = each[0].rows if given.single else Columns(tuple(each), given.names)
+        if table is not None and table is self.table:
+            named = any(column.kind in (TEXT, DATE) for column in table.columns)
+            if named or not given.single or each[0].rows.shape[1:] != (len(table.columns),):
+                raise no_table(self.data)
         return self.seen("this call", Part(stored, torch.from_numpy(targets)), (), table)
 
     def probabilities(self, inputs: object) -> Array:
@@ -206,11 +198,11 @@ class PlainModel(nn.Module):
 class PlainNetwork(PlainModel):
     """A trained network in plain operations. Attribute `network`: takes scaled inputs."""
 
-    def __init__(self, model: nn.Module, data: TrainedOn, table: Table | None, double: bool) -> None:
+    def __init__(self, model: nn.Module, data: TrainedOn, double: bool, table: Table | None = None) -> None:
         super().__init__(data, table, double)
         self.network, self._arithmetic = model, Arithmetic("fp64" if double else "fp32")
         self._prepared = None if table is None else scale_seen(data, table)
-        self._units = _units(data)
+        self._units = Units.of(data.preparation)
         if data.mean:
             mean, std = (torch.tensor(one, dtype=torch.float64) for one in (data.mean, data.std))
             per_channel = (1, -1) + (1,) * (len(data.shape) - 1)
@@ -262,7 +254,7 @@ class TrainedModel(Predictor):
         if table is None and data.preparation is not None:
             table = table_of([data.preparation])
         super().__init__(data, kind_of(config.loss, data.classes), table)
-        self._scale, self._units = scale_seen(data, table), _units(data)
+        self._scale, self._units = scale_seen(data, table), Units.of(data.preparation)
         # Where a trained model is used there need be no C compiler.
         layout = "contiguous" if config.layout == BATCH_LAST else config.layout
         self._arithmetic = Arithmetic(config.precision, layout, device)
@@ -301,7 +293,7 @@ class TrainedModel(Predictor):
                 "one; export its weights by --to safetensors or --to dcp"
             )
         double = self.precision == "fp64"
-        return PlainNetwork(self.model, self.data, self.table, double).eval()
+        return PlainNetwork(self.model, self.data, double, self.table).eval()
 
 
 def load(
@@ -354,7 +346,3 @@ def _in_order(frame: Any, data: TrainedOn, missing: str) -> object:
         return frame.select(names) if hasattr(frame, "select") else frame[names]
     found = read_frame(frame, {"columns": names, "missing": missing, "prepare": "off"}, labelled=False)
     return found.parts["train"][0]
-
-
-def _units(data: TrainedOn) -> Units | None:
-    return None if data.units is None else Units(data.units.mean, data.units.std)

@@ -1,7 +1,8 @@
 """The estimators.
 
 They follow scikit-learn's conventions: `__init__` keeps its arguments as they are, `fit` checks the data, and
-attributes that end with an underscore exist after it. Inputs become floats and are not scaled.
+attributes that end with an underscore exist after it. Arrays, and tables of numbers alone, become floats and
+are not scaled; other tables are prepared as in `tutti.train`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import cloudpickle
 import numpy as np
@@ -18,17 +19,27 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _check_y,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data.arrays import float_dtype, keeping_doubles
+from tutti.data.formats.arrow_columns import kind_of
+from tutti.data.formats.arrow_tables import arrow_table, is_frame
 from tutti.data.parts import Part
 from tutti.errors import BadModel
+from tutti.records.preparation import NUMBER
 from tutti.run.api import train
 from tutti.run.config import Options
+from tutti.run.trained import TrainedModel
 from tutti.strategies import Strategy
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.prediction import predict
@@ -165,7 +176,18 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             super().set_params(**{table: {**(getattr(self, table, None) or {}), key: value}})
         return self
 
-    def _train(self, inputs: Array, targets: Array, loss: str, options: Options, weights: Any) -> None:
+    def _checked(self, X: Any, y: Any, **of_targets: bool) -> tuple[Any, Array]:
+        """Return the samples, a table as it is, and the targets."""
+        if not _is_mixed(X):
+            return cast(
+                "tuple[Any, Array]", validate_data(self, X, y, **of_targets, **_inputs(self.precision))
+            )
+        validate_data(self, X, skip_check_array=True)
+        targets = _check_y(y, **of_targets, estimator=self)
+        check_consistent_length(X, targets)
+        return X, targets
+
+    def _train(self, inputs: Any, targets: Array, loss: str, options: Options, weights: Any) -> None:
         """Train a new model, by this loss unless there is another among the parameters."""
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in OWN}
         if params["loss"] == "auto":
@@ -175,12 +197,18 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         params = {name: _plain(value) for name, value in params.items() if value is not None}
         if weights is not None:
             told = {"dtype": np.float64, "ensure_non_negative": True}
-            params["sample_weight"] = _check_sample_weight(weights, inputs, **told)
-        # Of tensors the dimensions keep their order.
-        data = torch.from_numpy(inputs), torch.from_numpy(targets)
+            weights = _check_sample_weight(weights, inputs, **told)
+        data: object
+        if _is_mixed(inputs):
+            data, options = _as_table(inputs, targets, weights, options)
+        else:
+            # Of tensors the dimensions keep their order.
+            data = torch.from_numpy(inputs), torch.from_numpy(targets)
+            params |= {} if weights is None else {"sample_weight": weights}
         model = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
         result = train(model, data, data_options=options, seed=self._seed(), quiet=not self.verbose, **params)
         self.module_, self.history_, self.summary_ = result.model.eval(), result.history, result.summary
+        self._run = (result.config, result.data) if _is_mixed(inputs) else None
 
     def _seed(self) -> int:
         random = check_random_state(self.random_state)
@@ -191,6 +219,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, X: Any) -> Tensor:
         """Compute the outputs of the model, as float64."""
         check_is_fitted(self)
+        if self._run is not None:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            trained = TrainedModel(*self._run, self.device, self.module_).eval()
+            return torch.from_numpy(trained.outputs(X)).double()
         inputs = torch.from_numpy(validate_data(self, X, reset=False, **_inputs(self.precision)))
         arithmetic = Arithmetic(self.precision, device=self.device)
         module = self.module_ if arithmetic == FP32 else arithmetic.prepare(deepcopy(self.module_))
@@ -226,7 +258,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """Train a new model.
 
         Args:
-            X: inputs of shape (samples, features), or of further dimensions for models that take them.
+            X: inputs of shape (samples, features), or of further dimensions for models that take them; or a
+                table of pandas, polars or pyarrow, also with texts, dates and gaps.
             y: a label for each sample.
             sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
@@ -234,7 +267,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             ValueError: data that cannot be used.
             UserError: a parameter that cannot be used; the message says what to do.
         """
-        inputs, labels = validate_data(self, X, y, **_inputs(self.precision))
+        inputs, labels = self._checked(X, y)
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         options: Options = {"classes": len(self.classes_)}
@@ -277,7 +310,8 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
         """Train a new model.
 
         Args:
-            X: inputs of shape (samples, features), or of further dimensions for models that take them.
+            X: inputs of shape (samples, features), or of further dimensions for models that take them; or a
+                table of pandas, polars or pyarrow, also with texts, dates and gaps.
             y: numbers, of shape (samples,) or (samples, outputs).
             sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
@@ -285,11 +319,9 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
             ValueError: data that cannot be used.
             UserError: a parameter that cannot be used; the message says what to do.
         """
-        inputs, targets = validate_data(
-            self, X, y, multi_output=True, y_numeric=True, **_inputs(self.precision)
-        )
-        self._shape = targets.shape[1:]
-        self._train(inputs, targets.astype(inputs.dtype), "mse", {"classes": "none"}, sample_weight)
+        inputs, targets = self._checked(X, y, multi_output=True, y_numeric=True)
+        self._shape, floats = targets.shape[1:], _inputs(self.precision)["dtype"]
+        self._train(inputs, targets.astype(floats), "mse", {"classes": "none"}, sample_weight)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -302,6 +334,27 @@ def _inputs(precision: str) -> dict[str, Any]:
     """Options of `validate_data` for inputs."""
     with keeping_doubles(precision == "fp64"):
         return {"dtype": float_dtype(), "order": "C", "allow_nd": True, "force_writeable": True}
+
+
+def _is_mixed(X: object) -> bool:
+    """Return whether samples are a table with something else than numbers in it, such as texts or gaps."""
+    if not is_frame(X):
+        return False
+    table = arrow_table(X)
+    numbers = all(kind_of(field.type) == NUMBER for field in table.schema)
+    return not numbers or any(column.null_count for column in table.columns)
+
+
+def _as_table(frame: Any, targets: Array, weights: Array | None, options: Options) -> tuple[object, Options]:
+    """Return a table with columns for targets and weights, and the options that name them."""
+    table, goals = arrow_table(frame), []
+    for number, goal in enumerate(targets.reshape(len(targets), -1).T):
+        goals.append(f"target {number} of fit")
+        table = table.append_column(goals[-1], [goal])
+    if weights is not None:
+        table = table.append_column("weight of fit", [weights])
+        options = {**options, "weight": "weight of fit"}
+    return table, {**options, "target": goals}
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from tutti.launch.launcher import mpi_place
 from tutti.records.farm_folder import FarmFolder, JobState
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
-from tutti.records.texts import duration, figures, printable
+from tutti.records.texts import duration, figures, loss_text, printable
 from tutti.tables import TextTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.follow import REFRESH_S, Clock
@@ -99,7 +99,7 @@ class FarmProgress:
             if record is not None:
                 epoch = f"{record.epoch}" if epochs is None else f"{record.epoch}/{epochs}"
                 validation = figures(record.validation) if record.validation else ""
-                cells = [epoch, f"{record.train.loss:.4f}", validation]
+                cells = [epoch, loss_text(record.train.loss), validation]
             table.add_row(row.job, str(block), *cells, duration(now - row.began))
         parts: list[RenderableType] = [Text(self.headline(now))]
         if self.epochs:

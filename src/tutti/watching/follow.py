@@ -17,7 +17,16 @@ from rich.text import Text
 from tutti.records.farm_folder import FARM
 from tutti.records.heartbeat import Heartbeat
 from tutti.records.run import EpochRecord, Evaluation
-from tutti.records.texts import RunLength, duration, epoch_text, figures, metric_text, printable, resumed_text
+from tutti.records.texts import (
+    RunLength,
+    duration,
+    epoch_text,
+    figures,
+    loss_text,
+    metric_text,
+    printable,
+    resumed_text,
+)
 from tutti.tables import TextTable, progress_bar
 from tutti.terminal import console_on
 from tutti.watching.health import Condition, Health, examine
@@ -122,7 +131,7 @@ def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
         return [""] * (len(names) + 1)
     found = evaluation.metrics
     cells = [metric_text(name, found[name]) if name in found else "" for name in names]
-    return [f"{evaluation.loss:.4f}", *cells]
+    return [loss_text(evaluation.loss), *cells]
 
 
 def _ranks(run: Snapshot) -> TextTable:

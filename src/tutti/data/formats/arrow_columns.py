@@ -24,7 +24,7 @@ from tutti.data.arrays import as_floats, float_dtype
 from tutti.data.rows import Array
 from tutti.data.tables import CHOICES, LIKE, PREPARE
 from tutti.errors import BadData, BadOption
-from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, TEXT, Table, TableColumn
+from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, OTHER, TEXT, Table, TableColumn
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ _NUMBER: Final = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 _DAY_US: Final = 86_400e6
 
-_BLOCK: Final = 1 << 16
+_BLOCK: Final = 1 << 13
 """Rows that are copied at once, so that they stay in the cache while all columns are written."""
 
 
@@ -208,7 +208,8 @@ def _parsed(texts: Any, form: str) -> Any:
 def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[TableColumn, Array] | int:
     """Return texts as their numbers, or as days where they are dates; the count of more texts than `most`.
 
-    Texts of the column that is `wanted` keep their numbers; nothing is known of one that is `EMPTY`.
+    Texts of the column that is `wanted` keep their numbers, and all others get that of `OTHER`, if there is
+    one; nothing is known of a column that is `EMPTY`.
     """
     import pyarrow
 
@@ -232,10 +233,11 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
             _refuse_mistakes(path, wanted.name, texts, codes)
         found = texts.to_pylist()
         numbers = {text: number for number, text in enumerate(wanted.texts)}
-        for text in sorted({*found} - numbers.keys()):
-            numbers[text] = len(numbers)
+        if OTHER not in numbers:
+            for text in sorted({*found} - numbers.keys()):
+                numbers[text] = len(numbers)
         column = TableColumn(wanted.name, TEXT, tuple(numbers))
-        known = np.array([numbers[text] for text in found], np.float64)
+        known = np.array([numbers.get(text, len(numbers) - 1) for text in found], np.float64)
     return column, np.append(as_floats(known), as_floats(np.array([np.nan])))[codes]
 
 

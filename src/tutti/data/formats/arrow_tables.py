@@ -22,6 +22,7 @@ from tutti.data.structure import sequence_column
 from tutti.data.tables import ChosenColumns, choose, is_number
 from tutti.errors import BadData
 from tutti.records.npz import damaged
+from tutti.records.preparation import Table
 from tutti.records.texts import printable
 
 _MOST_NAMED: Final = 12
@@ -45,6 +46,24 @@ def is_frame(value: object) -> bool:
     return type(value).__name__ in ("DataFrame", "Table") and package in ("pandas", "polars", "pyarrow")
 
 
+def arrow_table(frame: Any) -> Any:
+    """Return a table in memory as one of Arrow.
+
+    Raises:
+        BadData: pandas holds what is no column of one kind.
+    """
+    arrow, name = arrow_package(), type(frame).__name__
+    try:
+        if type(frame).__module__.startswith("pandas"):
+            return arrow.Table.from_pandas(frame, preserve_index=False)
+        return frame if isinstance(frame, arrow.Table) else frame.to_arrow()
+    except (arrow.ArrowException, TypeError, ValueError) as error:
+        raise BadData(
+            f"the {name} is no table that Arrow can hold: {str(error)[:200]}; give each column a different "
+            "name, and plain numbers or texts"
+        ) from error
+
+
 def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
     """Read a table in memory.
 
@@ -56,17 +75,7 @@ def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) ->
     Raises:
         BadData: as for a file; or pandas holds what is no column of one kind.
     """
-    arrow, name = arrow_package(), type(frame).__name__
-    try:
-        if type(frame).__module__.startswith("pandas"):
-            table = arrow.Table.from_pandas(frame, preserve_index=False)
-        else:
-            table = frame if isinstance(frame, arrow.Table) else frame.to_arrow()
-    except (arrow.ArrowException, TypeError, ValueError) as error:
-        raise BadData(
-            f"the {name} is no table that Arrow can hold: {str(error)[:200]}; give each column a different "
-            "name, and plain numbers or texts"
-        ) from error
+    table, name = arrow_table(frame), type(frame).__name__
     found = read_table(Path(f"the {name}"), table.schema, table.select, options, labelled)
     return replace(found, name=name)
 
@@ -110,51 +119,53 @@ def read_table(
         BadData: the file is damaged, or has something else than is needed in a column.
     """
     choice = choose(schema.names, options, str(path), labelled)
-    inputs = [*choice.inputs]
-    used = [*inputs, *choice.targets, *(one for one in (choice.group, choice.weight) if one is not None)]
+    beside = (one for one in (choice.group, choice.weight) if one is not None)
     arrow = arrow_package()
     try:
-        table = read(used)
+        table = read([*choice.inputs, *choice.targets, *beside])
     except (arrow.ArrowException, OSError) as error:
         raise damaged(path, error) from error
     if not table.num_rows:
         raise BadData(f"{path} has no rows")
-    kinds = {name: schema.field(name).type for name in inputs}
-    shows = len(inputs) == 1 and _holds_pictures(kinds[inputs[0]])
-    plain = not shows and all(map(kind_of, kinds.values()))
-    prepares = is_prepared(options) and plain
-    for name in [] if shows or prepares else inputs:
-        _refuse_other_kinds(path, table.column(name), name, kinds)
-    values: object = None
     rows = np.arange(table.num_rows)
     if labelled:
         rows = _rows_with_targets(path, table, choice, options.get("missing", "error"))
-    if shows:
-        pictures = pictures or _pictures(path, table.column(inputs[0]), inputs[0])
-        values = chosen(decoded(pictures, options.get("size")), rows)
-    table = table if len(rows) == table.num_rows else table.take(rows)
+    found = table if len(rows) == table.num_rows else table.take(rows)
+    first = choice.inputs[0]
+    values: object = None
     stored = None
-    if plain:
-        values, stored = stored_table(path, table, inputs, options)
-        inputs = [column.name for column in stored.columns]
-    elif not shows:
-        each = {name: _values(path, table.column(name), name) for name in inputs}
-        values = each if len(each) > 1 else each[inputs[0]]
-    targets = _targets(path, table, choice.targets) if labelled else None
-    groups, weights = _of_samples(path, table, choice)
-    columns = tuple(inputs) if plain else ()
+    if len(choice.inputs) == 1 and _holds_pictures(schema.field(first).type):
+        pictures = pictures or _pictures(path, table.column(first), first)
+        values = chosen(decoded(pictures, options.get("size")), rows)
+    else:
+        values, stored = _inputs(path, found, choice.inputs, options)
+    targets = _targets(path, found, choice.targets) if labelled else None
+    groups, weights = _of_samples(path, found, choice)
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
-    parts = {"train": (values, targets)}
     return Contents(
         stem,
-        parts,
+        {"train": (values, targets)},
         labels=_class_names(schema, choice.targets),
-        columns=columns,
+        columns=() if stored is None else tuple(column.name for column in stored.columns),
         groups=groups,
-        table=stored if prepares else None,
+        table=stored if is_prepared(options) else None,
         targets=choice.targets,
         weights=weights,
     )
+
+
+def _inputs(
+    path: Path, table: Any, names: Sequence[str], options: Mapping[str, Any]
+) -> tuple[object, Table | None]:
+    """Return plain columns as one array, and what they are; or each by its name if there are lists."""
+    kinds = {name: table.schema.field(name).type for name in names}
+    plain = all(map(kind_of, kinds.values()))
+    for name in [] if plain and is_prepared(options) else names:
+        _refuse_other_kinds(path, table.column(name), name, kinds)
+    if plain:
+        return stored_table(path, table, names, options)
+    each = {name: _values(path, table.column(name), name) for name in names}
+    return each if len(each) > 1 else each[names[0]], None
 
 
 def _of_samples(path: Path, table: Any, choice: ChosenColumns) -> tuple[Array | None, dict[str, Array]]:

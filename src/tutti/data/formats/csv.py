@@ -22,6 +22,9 @@ from tutti.registry import part
 _LARGE: Final = 1 << 22
 """The bytes of a file above which the types of its columns are looked up in its first rows."""
 
+_CELLS: Final = 100_000
+"""The most cells that are looked at before a file is read."""
+
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
 _POINT: Final = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 
@@ -45,7 +48,9 @@ class Csv(Format):
         start = csv_start(path, options, labelled)
         names = start.names
         choice = choose(names, options, str(path), labelled)
-        arrow, decimal_point = arrow_package(), _decimal_point(path, start.rows, start.separator)
+        used = [names.index(name) for name in (*choice.inputs, *choice.targets)]
+        cells = [row[at] for row in start.rows for at in used if at < len(row)]
+        arrow, decimal_point = arrow_package(), _decimal_point(path, cells[:_CELLS], start.separator)
         # Not as Arrow guesses them: names of classes may look like dates, and 1 is not 1.0.
         texts = [name for name in (*choice.targets, choice.group) if name is not None]
         known = [one.name for one in options.get(LIKE, ()) if one.kind == TEXT or one.form]
@@ -64,9 +69,8 @@ class Csv(Format):
         return read_table(path, table.schema, table.select, options, labelled)
 
 
-def _decimal_point(path: Path, rows: list[list[str]], separator: str) -> str:
+def _decimal_point(path: Path, cells: list[str], separator: str) -> str:
     """Return the decimal point of a file: a comma, if some numbers have one, and none a point."""
-    cells = [cell for row in rows for cell in row]
     commas = next((cell for cell in cells if _COMMA.fullmatch(cell)), None)
     if commas is None:
         return "."

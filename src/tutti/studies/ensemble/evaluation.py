@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tutti.comm.base import Communicator
 from tutti.run import summary_lines
 from tutti.run.build import class_weights_of, seeded
@@ -30,7 +28,6 @@ def work(comm: Communicator, payload: bytes) -> None:
         found = open_seen(job, comm, trained, table=ensemble.table, target=target)
     # Each member scales its inputs, and its outputs, itself.
     dataset = found.with_parts(lambda part: ensemble.seen(found.name, part, (), found.table))
-    dataset = replace(dataset, units=None)
     name = "train" if job.part is None and job.other_data and dataset.test is None else job.part or "test"
     part = part_named(dataset, name)
     loss = named_loss(config.loss, dataset, config.loss_options, class_weights_of(config, trained))

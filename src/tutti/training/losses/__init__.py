@@ -160,7 +160,7 @@ def named_loss(
         class_weights: "balanced", by the counts of the training part; the weights, separated by commas; a
             tensor with a row for each class; or None.
 
-    Of amounts with `dataset.units` mse, l1 and the distances of torch are computed in standard deviations.
+    Of the amounts of a prepared table mse, l1 and the distances of torch are computed in deviations.
     """
     if spec == "auto":
         spec = loss_for(dataset.train.targets)
@@ -169,8 +169,8 @@ def named_loss(
         loss = with_options(found, options)
     else:
         loss = _own_loss(found, spec if isinstance(spec, str) else "", options)
-    if dataset.units is not None and (loss.amounts or is_distance(loss.function)):
-        loss = replace(loss, units=Units(dataset.units.mean, dataset.units.std))
+    if loss.amounts or is_distance(loss.function):
+        loss = replace(loss, units=Units.of(dataset.train.scale.preparation))
     loss = _on(dataset, loss if class_weights is None else _weighted(loss, class_weights, dataset))
     return _of_each_sample(loss) if dataset.weighted else loss
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tutti.errors import BadModel
+from tutti.records.preparation import Preparation
 
 DISTANCES: Final = (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss)
 """The losses of torch that are computed in standard deviations. Others, such as of counts (poisson_nll_loss)
@@ -35,6 +36,12 @@ class Units:
     _tensors: dict[object, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    @classmethod
+    def of(cls, preparation: Preparation | None) -> Units | None:
+        """Return the units in which a model computes; None: the targets' own."""
+        found = None if preparation is None else preparation.units
+        return None if found is None else cls(found.mean, found.std)
 
     def outputs(self, standardised: Tensor) -> Tensor:
         """Return a network's outputs, of shape (n, ...), in the unit of the targets."""
