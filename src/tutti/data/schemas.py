@@ -104,7 +104,7 @@ def _columns(path: Path, options: Mapping[str, Any]) -> list[str]:
 
             return list(parquet.read_schema(path).names)
         return _json_keys(path) if name.endswith(JSON) else []
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return []  # Those who read it say why.
 
 
