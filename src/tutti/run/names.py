@@ -35,9 +35,11 @@ def check_here(recipe: Recipe, reads: bool = True) -> None:
         UserError: a name stands for nothing, or a file, a column or a package is missing.
     """
     config = recipe.config
+    if started_by().launcher is not Launcher.ALONE:
+        return  # Each of several processes would say it; later one does.
     check_names(recipe)
-    if started_by().launcher is not Launcher.ALONE or config.hosts is not None:
-        return  # Of several processes, or of other machines.
+    if config.hosts is not None:
+        return  # Files and packages are those of other machines.
     check_files(config)
     if "data" not in recipe.objects and not names_object(config.data):
         check_data(config.data, config.data_options, reads)
