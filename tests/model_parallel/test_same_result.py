@@ -135,5 +135,8 @@ def test_amounts_of_a_table_are_learned_in_deviations_in_every_way(tmp_path: Pat
     ways = {way: plain | {"parallel": way} for way in WAYS} | {"accumulate": plain | {"accumulate": 2}}
     wanted, found = alone(plain), on_ranks(3, ways)
     assert all(deviation(found[way], wanted) < TOLERANCE for way in ways)
+    metrics = wanted.history[-1].train.metrics
+    assert metrics
+    assert all(found[way].history[-1].train.metrics == pytest.approx(metrics, rel=1e-9) for way in ways)
     losses = [record.train.loss for record in wanted.history]
     assert max(losses) < amounts.var(0).mean() * 1.1  # of the amounts' own size, 5 being known

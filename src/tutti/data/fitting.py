@@ -152,8 +152,11 @@ def _is_key(known: Array) -> bool:
 
 
 def _counts_rows(known: Array, samples: int) -> bool:
-    """Return whether all numbers are whole, and different ones up to the number of samples."""
+    """Return whether whole numbers are all different, and rise with the rows or lie within their number."""
     enough = 30 <= len(known) <= samples <= 2 * len(known)  # of fewer rows, amounts may be so
-    if not enough or known.min() < 0 or known.max() > samples or (known != np.floor(known)).any():
+    if not enough or (known != np.floor(known)).any():
         return False
-    return bool(np.bincount(known.astype(np.int64)).max() == 1)
+    if (np.diff(known) > 0).all():
+        return True
+    within = known.min() >= 0 and known.max() <= samples
+    return bool(within and np.bincount(known.astype(np.int64)).max() == 1)
