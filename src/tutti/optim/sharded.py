@@ -93,9 +93,10 @@ def _whole_slices(flat: Flat, parts: int, optimizer: Optimizer) -> list[slice]:
 
 
 def _cost(optimizer: Optimizer, parameter: nn.Parameter) -> int:
-    for group in optimizer.param_groups if isinstance(optimizer, ParameterWise) else ():
-        if any(parameter is one for one in group["params"]):
-            return optimizer.cost(parameter, group)
+    if isinstance(optimizer, ParameterWise):
+        for group in optimizer.param_groups:
+            if any(parameter is one for one in group["params"]):
+                return optimizer.cost(parameter, group)
     return parameter.numel()
 
 
