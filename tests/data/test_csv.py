@@ -78,6 +78,13 @@ def test_targets_with_a_leading_zero_stay_texts_and_other_numbers_are_alike(read
     assert read("a,y\n1,0.5\n2,0\n3,1\n")[1].tolist() == [0.5, 0, 1]
 
 
+def test_inputs_with_a_leading_zero_are_texts_and_commas_are_points_among_texts(read):
+    inputs, _, contents = read("zip;n;y\n01392;1,5;0\n1392;-;1\n90210;1,234;0\n")
+    assert [column.kind for column in contents.table.columns] == ["text", "number"]
+    np.testing.assert_array_equal(inputs, np.array([[0, 1.5], [1, np.nan], [2, 1.234]], np.float32))
+    assert read("zip,y\n01392,0\n1392,1\n", prepare="off")[0].tolist() == [[1392], [1392]]
+
+
 def test_columns_are_chosen_by_name_in_the_order_given_or_by_position(read):
     inputs, targets, _ = read(TABLE, target="height", columns=["weight"], classes=8)
     assert (inputs.tolist(), targets.tolist()) == ([[2.5], [4], [-60], [8]], [1, 3, 5, 7])

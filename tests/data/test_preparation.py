@@ -218,11 +218,43 @@ def test_texts_are_dates_where_one_form_fits_all(texts: list[str], kind: str) ->
         assert np.floor(rows[:, 0]).tolist() == [DAY, DAY - 364]
 
 
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (["$1,234.50", "-$5"], [1234.5, -5]),
+        (["12%", "7 %", "."], [12, 7, NAN]),
+        (["1.5", "-", "2"], [1.5, NAN, 2]),
+        (["€5", "$5"], ["$5", "€5"]),
+        (["5%", "0.05"], ["0.05", "5%"]),
+        (["1,234", "-"], ["-", "1,234"]),
+        (["007", "-"], ["-", "007"]),
+        (["-", "a"], ["-", "a"]),
+        (["1", "2", "3a"] * 50, ["1", "2", "3a"]),
+        (["1", "2"] * 150 + ["many"], "row 301 'many'"),
+        (["2020-01-31", "2021-01-01"] * 20 + ["0000-00-00"], "row 41 '0000-00-00'"),
+        (["31.01.2020", "01.02.2021"] * 20 + ["soon"], "row 41 'soon'"),
+    ],
+)
+def test_numbers_with_signs_are_read_and_mistakes_refused(
+    texts: list[str], found: list[object] | str
+) -> None:
+    frame = pandas.DataFrame({"x": texts, "y": [n % 2 for n in range(len(texts))]})
+    if isinstance(found, str):
+        with pytest.raises(BadData, match=found):
+            stored(frame)
+        return
+    rows, table = stored(frame)
+    assert table.columns[0].kind == ("text" if isinstance(found[0], str) else "number")
+    np.testing.assert_array_equal(table.columns[0].texts or rows[:, 0], found)
+
+
 def test_columns_are_read_as_those_of_the_training() -> None:
     like = (
         *(TableColumn("zip", "text"), TableColumn("day", "date", form="%d/%m/%Y")),
         *(TableColumn("n", "number"), TableColumn("gone", "text")),
     )
+    signed = pandas.DataFrame({"n": ["$7", "-"], "y": [0, 1]})
+    np.testing.assert_array_equal(stored(signed, **{LIKE: like[2:3]})[0], [[7], [NAN]])
     frame = pandas.DataFrame(
         {"more": [1], "n": [None], "gone": [None], "day": ["01/02/2023"], "zip": [7], "y": [0]}
     )

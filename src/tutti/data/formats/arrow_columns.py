@@ -37,7 +37,11 @@ _FORMS: Final = ("", *(day + time for day, time in product(_DAYS, ("", " %H:%M",
 """Forms of dates in texts, with years of four digits; the first is ISO 8601."""
 
 _WHOLE: Final = r"^[+-]?\d+$"
+_CODE: Final = r"^0\d+$"
 _NUMBER: Final = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+
+_SIGNS: Final = "$€£¥%"
+"""Signs that numbers in texts may have: those of currencies before them, or % behind them."""
 
 _DAY_US: Final = 86_400e6
 
@@ -183,6 +187,8 @@ def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
     try:
         if (found, wanted.kind) == (TEXT, DATE):
             return _parsed(pyarrow.compute.utf8_trim_whitespace(values), wanted.form)
+        if (found, wanted.kind) == (TEXT, NUMBER):
+            values = _without_signs(pyarrow.compute.utf8_trim_whitespace(values))
         return values.cast(kinds.get(wanted.kind, pyarrow.string()))
     except pyarrow.ArrowException as error:
         raise BadData(
@@ -218,7 +224,11 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
     codes: Array = _plain(encoded.indices.fill_null(-1))
     texts = pyarrow.compute.utf8_trim_whitespace(encoded.dictionary.cast(pyarrow.string()))
     guessed = wanted.kind == EMPTY
-    form = _date_form(texts) if guessed and not categorical and len(texts) else None
+    plain = guessed and not categorical and len(texts) > 0
+    form = _date_form(texts) if plain else None
+    amounts = _amounts(texts) if plain else None
+    if plain and form is None and amounts is None and most:
+        _refuse_mistakes(path, wanted.name, texts, codes)
     if guessed and not len(texts):
         column, known = wanted, np.empty(0)
     elif form is not None:
@@ -226,11 +236,11 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
             TableColumn(wanted.name, DATE, form=form),
             _days(pyarrow.chunked_array([_parsed(texts, form)])),
         )
+    elif amounts is not None:
+        column, known = TableColumn(wanted.name, NUMBER), as_array(pyarrow.chunked_array([amounts]))
     elif guessed and len(texts) > most:
         return len(texts)
     else:
-        if guessed and not categorical:
-            _refuse_mistakes(path, wanted.name, texts, codes)
         found = texts.to_pylist()
         numbers = {text: number for number, text in enumerate(wanted.texts)}
         if OTHER not in numbers:
@@ -256,20 +266,73 @@ def _date_form(texts: Any) -> str | None:
     return forms[0] if len(forms) == 1 else None
 
 
-def _refuse_mistakes(path: Path, name: str, texts: Any, codes: Array) -> None:
-    """Refuse numbers with a few other texts among them, unless whole numbers are names, as 1, 2 and 3a."""
+def _without_signs(texts: Any) -> Any:
+    """Return numbers without a sign of a currency before them, or % behind; - and . become nulls.
+
+    Commas between thousands go where the sign comes first: 1.234 is another number elsewhere.
+    """
+    from pyarrow import compute, scalar, string
+
+    plain = compute.replace_substring_regex(texts, r"^([+-]?)[$€£¥]\s?|\s?%$", r"\1")
+    first = compute.match_substring_regex(texts, r"^[+-]?[$€£¥]")
+    plain = compute.if_else(first, compute.replace_substring_regex(plain, r",(\d{3})\b", r"\1"), plain)
+    return compute.if_else(compute.match_substring_regex(plain, r"^[-.]+$"), scalar(None, string()), plain)
+
+
+def _amounts(texts: Any) -> Any | None:
+    """Return texts as numbers, if all are but for one sign that each has, or marks of gaps; else None."""
+    from pyarrow import compute, float64
+
+    plain = _without_signs(texts)
+    known, signed = plain.drop_null(), texts.filter(plain.is_valid())
+    signs = [sign for sign in _SIGNS if compute.any(compute.match_substring(texts, sign)).as_py()]
+    alike = all(compute.all(compute.match_substring(signed, sign)).as_py() for sign in signs)
+    if not len(known) or plain.equals(texts) or not alike or _are_codes(known):
+        return None
+    numbers = compute.all(compute.match_substring_regex(known, _NUMBER)).as_py()
+    return plain.cast(float64()) if numbers else None
+
+
+def _are_codes(texts: Any) -> bool:
+    """Return whether some texts are digits after a zero."""
     from pyarrow import compute
 
-    is_number = _plain(compute.match_substring_regex(texts, _NUMBER))
+    return bool(compute.any(compute.match_substring_regex(texts, _CODE)).as_py())
+
+
+def _refuse_mistakes(path: Path, name: str, texts: Any, codes: Array) -> None:
+    """Refuse a few other texts among numbers or dates, unless whole numbers are names, as 1, 2 and 3a."""
+    from pyarrow import compute
+
     counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    numbers, rows = texts.filter(is_number), counts[is_number].sum()
-    whole = compute.all(compute.match_substring_regex(numbers, _WHOLE)).as_py()
-    names = whole and len(numbers) <= min(30, rows / 2)
-    if not 0 < len(texts) - len(numbers) <= 5 or rows < 0.9 * counts.sum() or names:
-        return
-    row = int(np.isin(codes, np.flatnonzero(~is_number)).argmax())
-    second = "; delete it if it is a second line of names" if row == 0 else ""
-    raise BadData(
-        f"{path} has numbers in the column '{name}', but in row {row + 1:,} "
-        f"'{texts[codes[row]].as_py()[:80]}'{second}; mend it, or leave the column out by --data.columns"
-    )
+    is_number = _plain(compute.match_substring_regex(texts, _NUMBER))
+    for what, fits in (("numbers", is_number), ("dates", _are_dates(texts))):
+        few, cells = 0 < (~fits).sum() <= 5, counts[~fits].sum()
+        if not few or cells > 0.1 * counts.sum():
+            continue
+        found, others = texts.filter(fits), texts.filter(~fits)
+        whole = compute.all(compute.match_substring_regex(found, _WHOLE)).as_py()
+        typing_error = cells <= 5 and cells < 0.01 * counts.sum()
+        typing_error &= not compute.any(compute.match_substring_regex(others, r"\d")).as_py()
+        if _are_codes(found) or (
+            whole and len(found) <= min(30, counts[fits].sum() / 2) and not typing_error
+        ):
+            continue
+        row = int(np.isin(codes, np.flatnonzero(~fits)).argmax())
+        second = "; delete it if it is a second line of names" if row == 0 else ""
+        raise BadData(
+            f"{path} has {what} in the column '{name}', but in row {row + 1:,} "
+            f"'{texts[codes[row]].as_py()[:80]}'{second}; mend it, or leave the column out by --data.columns"
+        )
+
+
+def _are_dates(texts: Any) -> Array:
+    """Return which texts are dates of the form that most have; of ISO 8601 days alone are looked at."""
+    from pyarrow import compute
+
+    days = compute.utf8_slice_codeunits(texts, 0, 10)
+    given = [(days, "%Y-%m-%d"), *((texts, form) for form in _FORMS[1:])]
+    found = [
+        _plain(compute.strptime(some, form, "us", error_is_null=True).is_valid()) for some, form in given
+    ]
+    return max(found, key=np.sum)
