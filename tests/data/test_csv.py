@@ -162,7 +162,8 @@ def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
         ("a,y\n1,0\n3,?\n4,?\n", {"missing": "error"}, "targets are missing in 2 rows"),
         ("a,y\n1,0\n3,\n", {"missing": "mean"}, r"no value in row 2 of the target 'y'"),
         ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
-        ("a,y\n1,0\ninf,1\n", {"missing": "mean"}, "NaN or inf"),
+        ("a,b,y\n1,2,0\n1,inf,1\n", {"missing": "mean"}, "NaN or inf .* row 2, column 'b'"),
+        ("a,b,y\n,2,0\n1,2,1\n1,inf,1\n", {"missing": "drop"}, "NaN or inf .* row 3, column 'b'"),
         ("a,y\n", {}, "has no rows"),
         ("a,a,y\n1,2,0\n", {}, "two columns called 'a'"),
         ("y\n1\n", {}, "no column but the target"),
@@ -192,6 +193,9 @@ def test_text_in_another_encoding_and_bytes_are_refused(tmp_path):
         (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
         with pytest.raises(BadData, match=r"is not in UTF-8; .* iconv -f latin1"):
             read_source(str(tmp_path / "a.csv"), {})
+    (tmp_path / "a.csv").write_bytes("a,y\n1,2\n".encode("utf-16"))
+    with pytest.raises(BadData, match="iconv -f utf-16"):
+        read_source(str(tmp_path / "a.csv"), {})
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,y\n1,2\n" * 100)[:-10])
     with pytest.raises(BadData, match="truncated or damaged"):
         read_source(str(tmp_path / "b.csv.gz"), {})

@@ -11,13 +11,14 @@ several for each sample     0 and 1, a single 1     classes: they are one-hot
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite
+from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite, tell_if_rounded
 from tutti.data.contents import ReadData
 from tutti.data.rows import Array
 from tutti.data.schemas import listed
@@ -133,6 +134,12 @@ def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadDat
         raise BadData(
             f"{_what(contents)} has {len(names)} different texts, such as '{names[0]}', but {asked} asked for"
         )
+    alike: dict[str, list[str]] = {}
+    for name in names.tolist():
+        alike.setdefault(" ".join(name.lower().split()), []).append(name)
+    if twice := [repr(name) for some in alike.values() if len(some) > 1 for name in some]:
+        told = f"{_what(contents)} has classes that differ only by case or spaces: {listed(twice)}"
+        print(told, file=sys.stderr)
     count = classes or len(names)
     return _kept(
         contents, np.searchsorted(names, joined), count, _texts_of(names) if count == len(names) else ()
@@ -225,6 +232,9 @@ def _by_value(contents: ReadData, joined: Array, values: Array) -> ReadData:
 
 
 def _as_amounts(contents: ReadData) -> ReadData:
+    train = contents.parts["train"][1]
+    if train.size == len(train):
+        tell_if_rounded(_what(contents), float(train.min()), float(train.max()))
     parts = {part: (x, values.astype(float_dtype())) for part, (x, values) in contents.parts.items()}
     return replace(contents, parts=parts, classes=None, labels=())
 

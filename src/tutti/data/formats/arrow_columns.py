@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tutti.data.arrays import as_floats, float_dtype
+from tutti.data.arrays import as_floats, float_dtype, tell_if_rounded
 from tutti.data.rows import Array
 from tutti.data.tables import CHOICES, LIKE, PREPARE
 from tutti.errors import BadData, BadOption
@@ -92,6 +94,9 @@ def stored_table(
     every = dict(zip(names, _in_threads(stored, names), strict=True))
     left_out = {name: f"{one:,} texts" for name, one in every.items() if isinstance(one, int)}
     read = [one for one in every.values() if not isinstance(one, int)]
+    for column, values in read:
+        if column.kind in (NUMBER, DATE):
+            _tell_if_rounded(column.name, values)
     matrix = np.empty((table.num_rows, len(read)), float_dtype())
 
     def write(start: int) -> None:
@@ -103,6 +108,15 @@ def stored_table(
 
     _in_threads(write, range(0, len(matrix), _BLOCK))
     return matrix, Table(tuple(column for column, _ in read), left_out, "columns" in options)
+
+
+def _tell_if_rounded(name: str, values: Any) -> None:
+    from pyarrow import compute
+
+    if isinstance(values, np.ndarray):
+        tell_if_rounded(name, np.fmin.reduce(values), np.fmax.reduce(values))
+    elif values.null_count < len(values):
+        tell_if_rounded(name, *map(float, compute.min_max(values).as_py().values()))
 
 
 def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
@@ -184,16 +198,26 @@ def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
     if found == wanted.kind:
         return values
     kinds = {NUMBER: pyarrow.float64(), FLAG: pyarrow.bool_(), DATE: pyarrow.timestamp("us")}
-    try:
+
+    def cast(some: Any) -> Any:
         if (found, wanted.kind) == (TEXT, DATE):
-            return _parsed(pyarrow.compute.utf8_trim_whitespace(values), wanted.form)
+            return _parsed(pyarrow.compute.utf8_trim_whitespace(some), wanted.form)
         if (found, wanted.kind) == (TEXT, NUMBER):
-            values = _without_signs(pyarrow.compute.utf8_trim_whitespace(values))
-        return values.cast(kinds.get(wanted.kind, pyarrow.string()))
+            some = _without_signs(pyarrow.compute.utf8_trim_whitespace(some))
+        return some.cast(kinds.get(wanted.kind, pyarrow.string()))
+
+    def fits(stop: int) -> bool:
+        with suppress(pyarrow.ArrowException):
+            return cast(values.slice(0, stop)) is not None
+        return False
+
+    try:
+        return cast(values)
     except pyarrow.ArrowException as error:
+        row = bisect_left(range(len(values)), True, key=lambda row: not fits(row + 1))
         raise BadData(
-            f"{path} has values of type {values.type} in the column '{wanted.name}', and those of the "
-            f"training are of the kind {wanted.kind}: {str(error)[:100]}"
+            f"{path} has '{str(values[row])[:80]}' in row {row + 1:,} of the column '{wanted.name}', and "
+            f"those of the training are of the kind {wanted.kind}; mend it"
         ) from error
 
 
@@ -243,6 +267,13 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
     else:
         found = texts.to_pylist()
         numbers = {text: number for number, text in enumerate(wanted.texts)}
+        if OTHER in numbers and path.is_file():
+            new = np.isin(codes, [code for code, text in enumerate(found) if text not in numbers])
+            if new.any():
+                told = (
+                    f"{new.sum():,} values of '{wanted.name}' are no category of the model, the first in row"
+                )
+                print(f"{path}: {told} {new.argmax() + 1:,}", file=sys.stderr)
         if OTHER not in numbers:
             for text in sorted({*found} - numbers.keys()):
                 numbers[text] = len(numbers)

@@ -57,9 +57,8 @@ class Csv(Format):
         texts = [name for name in (*choice.targets, choice.group) if name is not None]
         known = [one.name for one in options.get(LIKE, ()) if one.kind == TEXT or one.form]
         if LIKE not in options and is_prepared(options):
-            known += {
-                names[at] for row in start.rows for at in used if at < len(row) and _CODE.fullmatch(row[at])
-            }
+            some = start.rows[int(start.named) : _CELLS // len(names) + 2]
+            known += {names[at] for row in some for at in used if at < len(row) and _CODE.fullmatch(row[at])}
         convert = {
             "null_values": NULLS,
             "strings_can_be_null": True,
