@@ -179,10 +179,11 @@ def as_floats(array: Array) -> Array:
         return array.astype(float_dtype(), copy=False)
 
 
-def tell_if_rounded(what: str, low: float, high: float) -> None:
-    """Say it if numbers from `low` to `high` are rounded to more than a hundredth of their range."""
-    single = float_dtype() == np.float32
-    if single and 0 < high - low < 100 * max(abs(low), abs(high)) * 2.0**-24:
+def tell_if_rounded(what: str, *chunks: Array) -> None:
+    """Say it if numbers are rounded to more than a hundredth of their range. A chunk has one dimension."""
+    low = float(min(np.fmin.reduce(chunk) for chunk in chunks if len(chunk)))
+    high = float(max(np.fmax.reduce(chunk) for chunk in chunks if len(chunk)))
+    if float_dtype() == np.float32 and 0 < high - low < 100 * max(-low, high) * 2.0**-24:
         print(f"{what}: differences are finer than float32 resolves; give --precision fp64", file=sys.stderr)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -134,10 +135,9 @@ def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadDat
         raise BadData(
             f"{_what(contents)} has {len(names)} different texts, such as '{names[0]}', but {asked} asked for"
         )
-    alike: dict[str, list[str]] = {}
-    for name in names.tolist():
-        alike.setdefault(" ".join(name.lower().split()), []).append(name)
-    if twice := [repr(name) for some in alike.values() if len(some) > 1 for name in some]:
+    plain = {name: " ".join(name.lower().split()) for name in names.tolist()}
+    counts = Counter(plain.values())
+    if twice := [repr(name) for name, one in plain.items() if counts[one] > 1]:
         told = f"{_what(contents)} has classes that differ only by case or spaces: {listed(twice)}"
         print(told, file=sys.stderr)
     count = classes or len(names)
@@ -234,7 +234,7 @@ def _by_value(contents: ReadData, joined: Array, values: Array) -> ReadData:
 def _as_amounts(contents: ReadData) -> ReadData:
     train = contents.parts["train"][1]
     if train.size == len(train):
-        tell_if_rounded(_what(contents), float(train.min()), float(train.max()))
+        tell_if_rounded(_what(contents), train.reshape(-1))
     parts = {part: (x, values.astype(float_dtype())) for part, (x, values) in contents.parts.items()}
     return replace(contents, parts=parts, classes=None, labels=())
 

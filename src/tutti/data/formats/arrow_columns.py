@@ -42,8 +42,12 @@ _WHOLE: Final = r"^[+-]?\d+$"
 _CODE: Final = r"^0\d+$"
 _NUMBER: Final = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
-_SIGNS: Final = "$€£¥%"
-"""Signs that numbers in texts may have: those of currencies before them, or % behind them."""
+_SIGNED: Final = (
+    *(rf"^([-.]+|[+-]?[{sign}]\s?[+-]?(\d{{1,3}}(,\d{{3}})+|\d+)(\.\d*)?)$" for sign in "$€£¥"),
+    r"^([-.]+|[+-]?\d+\.?\d*\s?%)$",
+    r"^([-.]+|[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?)$",
+)
+"""Forms of numbers in texts of which some may be marks of gaps; the last has no sign."""
 
 _DAY_US: Final = 86_400e6
 
@@ -96,7 +100,7 @@ def stored_table(
     read = [one for one in every.values() if not isinstance(one, int)]
     for column, values in read:
         if column.kind in (NUMBER, DATE):
-            _tell_if_rounded(column.name, values)
+            tell_if_rounded(column.name, *_chunks(values, 0, table.num_rows))
     matrix = np.empty((table.num_rows, len(read)), float_dtype())
 
     def write(start: int) -> None:
@@ -108,15 +112,6 @@ def stored_table(
 
     _in_threads(write, range(0, len(matrix), _BLOCK))
     return matrix, Table(tuple(column for column, _ in read), left_out, "columns" in options)
-
-
-def _tell_if_rounded(name: str, values: Any) -> None:
-    from pyarrow import compute
-
-    if isinstance(values, np.ndarray):
-        tell_if_rounded(name, np.fmin.reduce(values), np.fmax.reduce(values))
-    elif values.null_count < len(values):
-        tell_if_rounded(name, *map(float, compute.min_max(values).as_py().values()))
 
 
 def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
@@ -256,10 +251,8 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
     if guessed and not len(texts):
         column, known = wanted, np.empty(0)
     elif form is not None:
-        column, known = (
-            TableColumn(wanted.name, DATE, form=form),
-            _days(pyarrow.chunked_array([_parsed(texts, form)])),
-        )
+        column = TableColumn(wanted.name, DATE, form=form)
+        known = _days(pyarrow.chunked_array([_parsed(texts, form)]))
     elif amounts is not None:
         column, known = TableColumn(wanted.name, NUMBER), as_array(pyarrow.chunked_array([amounts]))
     elif guessed and len(texts) > most:
@@ -268,12 +261,10 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
         found = texts.to_pylist()
         numbers = {text: number for number, text in enumerate(wanted.texts)}
         if OTHER in numbers and path.is_file():
-            new = np.isin(codes, [code for code, text in enumerate(found) if text not in numbers])
-            if new.any():
-                told = (
-                    f"{new.sum():,} values of '{wanted.name}' are no category of the model, the first in row"
-                )
-                print(f"{path}: {told} {new.argmax() + 1:,}", file=sys.stderr)
+            new = np.isin(codes, [code for code, text in enumerate(found) if text not in numbers]).sum()
+            told = f"{path}: {new:,} of {len(codes):,} values of '{wanted.name}' are no category of the model"
+            if new:
+                print(told, file=sys.stderr)
         if OTHER not in numbers:
             for text in sorted({*found} - numbers.keys()):
                 numbers[text] = len(numbers)
@@ -311,50 +302,37 @@ def _without_signs(texts: Any) -> Any:
 
 
 def _amounts(texts: Any) -> Any | None:
-    """Return texts as numbers, if all are but for one sign that each has, or marks of gaps; else None."""
+    """Return texts as numbers, if all are, and have signs or marks of gaps; else None."""
     from pyarrow import compute, float64
 
-    plain = _without_signs(texts)
-    known, signed = plain.drop_null(), texts.filter(plain.is_valid())
-    signs = [sign for sign in _SIGNS if compute.any(compute.match_substring(texts, sign)).as_py()]
-    alike = all(compute.all(compute.match_substring(signed, sign)).as_py() for sign in signs)
-    if not len(known) or plain.equals(texts) or not alike or _are_codes(known):
-        return None
-    numbers = compute.all(compute.match_substring_regex(known, _NUMBER)).as_py()
-    return plain.cast(float64()) if numbers else None
-
-
-def _are_codes(texts: Any) -> bool:
-    """Return whether some texts are digits after a zero."""
-    from pyarrow import compute
-
-    return bool(compute.any(compute.match_substring_regex(texts, _CODE)).as_py())
+    if any(compute.all(compute.match_substring_regex(texts, form)).as_py() for form in _SIGNED):
+        plain = _without_signs(texts)
+        if not plain.equals(texts) and plain.null_count < len(plain):
+            return plain.cast(float64())
+    return None
 
 
 def _refuse_mistakes(path: Path, name: str, texts: Any, codes: Array) -> None:
     """Refuse a few other texts among numbers or dates, unless whole numbers are names, as 1, 2 and 3a."""
     from pyarrow import compute
 
+    def which(pattern: str) -> Array:
+        return _plain(compute.match_substring_regex(texts, pattern))
+
     counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    is_number = _plain(compute.match_substring_regex(texts, _NUMBER))
-    for what, fits in (("numbers", is_number), ("dates", _are_dates(texts))):
-        few, cells = 0 < (~fits).sum() <= 5, counts[~fits].sum()
-        if not few or cells > 0.1 * counts.sum():
-            continue
-        found, others = texts.filter(fits), texts.filter(~fits)
-        whole = compute.all(compute.match_substring_regex(found, _WHOLE)).as_py()
-        typing_error = cells <= 5 and cells < 0.01 * counts.sum()
-        typing_error &= not compute.any(compute.match_substring_regex(others, r"\d")).as_py()
-        if _are_codes(found) or (
-            whole and len(found) <= min(30, counts[fits].sum() / 2) and not typing_error
-        ):
-            continue
-        row = int(np.isin(codes, np.flatnonzero(~fits)).argmax())
-        second = "; delete it if it is a second line of names" if row == 0 else ""
-        raise BadData(
-            f"{path} has {what} in the column '{name}', but in row {row + 1:,} "
-            f"'{texts[codes[row]].as_py()[:80]}'{second}; mend it, or leave the column out by --data.columns"
-        )
+    for what, fits in (("numbers", which(_NUMBER)), ("dates", _are_dates(texts))):
+        others, cells = ~fits, counts[~fits].sum()
+        names = which(_WHOLE)[fits].all() and fits.sum() <= min(30, counts[fits].sum() / 2)
+        slips = cells <= 5 and cells < 0.01 * counts.sum() and not which(r"\d")[others].any()
+        few = 0 < others.sum() <= 5 and cells <= 0.1 * counts.sum()
+        if few and not (names and not slips) and not which(_CODE).any():
+            row = int(np.isin(codes, np.flatnonzero(others)).argmax())
+            second = "; delete it if it is a second line of names" if row == 0 else ""
+            raise BadData(
+                f"{path} has {what} in the column '{name}', but in row {row + 1:,} "
+                f"'{texts[codes[row]].as_py()[:80]}'{second}; mend it, or leave the column out by "
+                "--data.columns"
+            )
 
 
 def _are_dates(texts: Any) -> Array:
@@ -362,8 +340,9 @@ def _are_dates(texts: Any) -> Array:
     from pyarrow import compute
 
     days = compute.utf8_slice_codeunits(texts, 0, 10)
-    given = [(days, "%Y-%m-%d"), *((texts, form) for form in _FORMS[1:])]
-    found = [
-        _plain(compute.strptime(some, form, "us", error_is_null=True).is_valid()) for some, form in given
-    ]
-    return max(found, key=np.sum)
+
+    def fits(form: str, count: int) -> Array:
+        some = (texts if form else days).slice(0, count)
+        return _plain(compute.strptime(some, form or "%Y-%m-%d", "us", error_is_null=True).is_valid())
+
+    return fits(max(_FORMS, key=lambda form: fits(form, 100).sum()), len(texts))
