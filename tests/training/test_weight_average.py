@@ -44,7 +44,7 @@ def by_torch(average: str) -> dict[str, Tensor]:
         if not ema and epoch > 0:
             averaged.update_parameters(module)
     if not ema:
-        update_bn([PART.take(rows)[0] for rows in batches.order(0).split(12)], averaged)
+        update_bn([PART.take(rows)[0] for rows in batches.order(0).tensor_split(5)], averaged)
     return averaged.module.state_dict()
 
 

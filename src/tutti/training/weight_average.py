@@ -17,6 +17,8 @@ Sources: Polyak, Juditsky 1992, "Acceleration of Stochastic Approximation by Ave
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
@@ -41,7 +43,7 @@ class WeightAverage:
         self._batches, updates = schedule.batches, schedule.updates
         self._epochs = updates / self._batches.updates  # the same at any number of ranks
         self._replica, self._comm, self._arithmetic = workers.replica, workers.comm, arithmetic
-        self._kind, self._number = averaging or ("", 0)
+        self._kind, self._number = averaging or Averaging("", Fraction(0))
         self._first = self._number * updates if self._kind == "swa" else 1  # update that counts
         self._each_update = self._kind == "ema" and not schedule.batches.own and workers.worker.waits
         each, noun = (1, "update") if self._each_update else (self._batches.updates, "epoch")
@@ -76,10 +78,10 @@ class WeightAverage:
             return
         if not self._count:
             copy_all(self._kept, self._live)
-        elif self._kind == "ema":
-            get_ema_multi_avg_fn(float(self._number) ** (epoch_of or 1))(self._kept, self._live, self._count)
         else:
-            get_swa_multi_avg_fn()(self._kept, self._live, self._count)
+            decay, ema = float(self._number) ** (epoch_of or 1), self._kind == "ema"
+            move = get_ema_multi_avg_fn(decay) if ema else get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+            move(self._kept, self._live, self._count)
         self._count += 1
 
     def show(self) -> None:
@@ -124,9 +126,10 @@ class WeightAverage:
     def _renew_statistics(self) -> None:
         """Set the statistics of BatchNorm such that the mean of the ranks' is that over all batches."""
         part, comm, module = self._batches.part, self._comm, self._replica.module
-        batches = part.order(self._batches.seed, 0).split(self._batches.batch_size)
+        # Of equal lengths: BatchNorm could not use a last batch of one sample.
+        batches = part.order(self._batches.seed, 0).tensor_split(-(-len(part) // self._batches.batch_size))
         mine = batches[comm.rank :: comm.size]
-        # Without `forward`, which would take part in the other ranks' batches.
+        # A layer's own `forward` is that over the batches of all ranks.
         before = [(layer, layer.momentum, vars(layer).pop("forward", None)) for layer in self._layers]
         with evaluating(module):
             for layer in self._layers:
