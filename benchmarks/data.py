@@ -1,10 +1,10 @@
 """Samples per second that are delivered to a training loop, tutti against torch's DataLoader.
 
-    python benchmarks/data.py [--rounds 5] [--samples 60000]
+    python benchmarks/data.py [--rounds 5] [--samples 60000] [--table ROWS]
 
 All sides read the same 8-bit images in memory (those of MNIST where TUTTI_DATA has them, else made up),
 shuffled, in batches of 128, as normalised float32. The DataLoader's data set is what its users write: index,
-to float, normalise.
+to float, normalise. With --table a CSV file is read and prepared, against pyarrow.csv with the same options.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
+import pyarrow
 import torch
+from pyarrow import csv
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from measure import describe_machine, interleave, medians, table
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, Part, open_data
+from tutti.data.formats.csv import NULLS
 
 BATCH_SIZE = 128
 WANTED = 10
@@ -72,11 +78,53 @@ def by_loader(part: Part, workers: int) -> Iterable[tuple[int, object]]:
     return ((len(targets), inputs) for inputs, targets in loader)
 
 
+def write_table(path: Path, rows: int) -> None:
+    random, texts = np.random.default_rng(0), (2, 3, 5, 10, 20, 100, 1000, 20_000)
+    columns = {f"n{at}": np.round(random.normal(size=rows) * 10 ** (at % 4), at % 5) for at in range(22)}
+    words = pyarrow.array([f"value {number:05d}" for number in range(texts[-1])])
+    columns |= {f"t{count}": words.take(pyarrow.array(random.integers(0, count, rows))) for count in texts}
+    csv.write_csv(pyarrow.table(columns | {"target": random.integers(0, 2, rows)}), path)
+
+
+def read_table(path: Path, ours: bool) -> tuple[float, ...]:
+    """Seconds by the clock and of the processor; KiB that this took at most, and of what is kept."""
+
+    def memory(name: str) -> int:
+        return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
+
+    Path("/proc/self/clear_refs").write_text("5")  # The peak is that from here on.
+    start, used, before = time.perf_counter(), time.process_time(), memory("VmRSS")
+    if ours:
+        [dataset] = VirtualWorld(ranks=1).run(lambda comm: open_data(str(path), comm))
+        kept = dataset.train.stored_inputs.nbytes
+    else:
+        options = csv.ConvertOptions(null_values=NULLS, strings_can_be_null=True)
+        kept = csv.read_csv(path, None, csv.ParseOptions(newlines_in_values=True), options).nbytes
+    return time.perf_counter() - start, time.process_time() - used, memory("VmHWM") - before, kept / 1024
+
+
+def compare_tables(path: Path, rows: int, rounds: int) -> None:
+    write_table(path, rows)
+    found: dict[str, list[tuple[float, ...]]] = {"pyarrow.csv": [], "tutti": []}
+    for name in [*found] * rounds:
+        with get_context("spawn").Pool(1) as pool:
+            found[name].append(pool.apply(read_table, (path, name == "tutti")))
+    middle = {name: np.median(some, axis=0) for name, some in found.items()}
+    lines = [[n, *m[:2].round(2), *(m[2:] / middle["tutti"][3]).round(1)] for n, m in middle.items()]
+    print(f"{describe_machine()}\n\n{rows:,} rows, {path.stat().st_size / 1e6:,.0f} MB, median of {rounds}\n")
+    print(table(["side", "seconds", "CPU seconds", "peak / matrix", "kept / matrix"], lines))
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--rounds", type=int, default=5, help="measurements of each side (5)")
     arguments.add_argument("--samples", type=int, default=60_000, help="samples of an epoch (60000)")
+    arguments.add_argument("--table", type=int, metavar="ROWS", help="read a table of so many rows instead")
     options = arguments.parse_args()
+    if options.table:
+        with TemporaryDirectory() as folder:
+            compare_tables(Path(folder, "table.csv"), options.table, options.rounds)
+        return
     torch.set_num_threads(1)
     machine, whole = describe_machine(), load(options.samples)
     part = Part(

@@ -112,7 +112,8 @@ def scores_of(frame: pd.DataFrame) -> dict[str, list[float]]:
     folds = (StratifiedKFold if classes else KFold)(5, shuffle=True, random_state=SEED)
     with TemporaryDirectory() as folder:
         frame.to_csv(f"{folder}/table.csv", index=False)
-        given = {"data": f"{folder}/table.csv", "data_options": {"target": TARGET}, "out": f"{folder}/farm"}
+        options = {"target": TARGET} | ({} if classes else {"classes": "none"})
+        given = {"data": f"{folder}/table.csv", "data_options": options, "out": f"{folder}/farm"}
         given |= {"cv": folds, "score": "auc" if classes else "r2", "blocks": 1, "threads": 1, "seed": SEED}
         found = tutti.cross_validate(["tabular", "mlp"], quiet=True, **given)
     scores = {name.partition("/")[0]: list(one.folds) for name, one in found.scores.items()}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from torch import optim
+from torch.optim import lr_scheduler
 
 from tutti.data.builtin import BUILT_IN
 from tutti.data.formats import FORMATS
 from tutti.errors import UnknownName
 from tutti.models import MODELS
+from tutti.parts import OPTIMIZERS, SCHEDULES
 from tutti.registry import Registry
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
@@ -102,3 +107,23 @@ def test_two_parts_of_one_name_are_a_mistake(package: Path) -> None:
 def test_every_part_has_a_summary_and_can_be_imported(parts: Registry[object]) -> None:
     assert all(parts.summary(name).endswith(".") for name in parts)
     assert len(list(parts.values())) == len(parts) > 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "module", "base", "spelled"),
+    [
+        (OPTIMIZERS, optim, optim.Optimizer, str.lower),
+        (SCHEDULES, lr_scheduler, lr_scheduler.LRScheduler, str),
+    ],
+)
+def test_torchs_classes_and_their_options_are_found_in_its_files(
+    parts: Registry[type], module: ModuleType, base: type, spelled: Callable[[str], str]
+) -> None:
+    kinds = {name: kind for name, kind in vars(module).items() if isinstance(kind, type) and name[0] != "_"}
+    wanted = {
+        spelled(name): kind for name, kind in kinds.items() if issubclass(kind, base) and kind is not base
+    }
+    assert {name: parts[name] for name in wanted} == wanted
+    assert {name: parts.options(name) for name in wanted} == {
+        name: tuple(signature(kind).parameters)[1:] for name, kind in wanted.items()
+    }

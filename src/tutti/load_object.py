@@ -87,20 +87,26 @@ def call_with_options(
     return factory(**options, **own)
 
 
-def optional_package(name: str, purpose: str, extra: str = "data") -> ModuleType:
-    """Import a package that only some users need.
+def require_packages(what: str, packages: Iterable[str], extra: str) -> None:
+    """Refuse work that takes packages which are not installed, without importing them.
+
+    Args:
+        what: the beginning of the sentence, such as "pictures need".
+        packages: by the names under which they are imported.
+        extra: the extra of tutti that installs them.
 
     Raises:
-        BadOption: it is not installed.
+        BadOption: one is missing.
     """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != name.partition(".")[0]:
-            raise
-        raise BadOption(
-            f"{purpose} need {error.name}, which is not installed: pip install 'tutti[{extra}]'"
-        ) from error
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadOption(f"{what} {', '.join(missing)}, not installed here: pip install 'tutti[{extra}]'")
+
+
+def optional_package(name: str, what: str, extra: str = "data") -> ModuleType:
+    """Import a package that only some users need, as `require_packages` does."""
+    require_packages(what, [name.partition(".")[0]], extra)
+    return importlib.import_module(name)
 
 
 def takes_option(factory: object, name: str) -> bool:

@@ -16,7 +16,7 @@ import ast
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,7 +46,7 @@ _DEFINITION: Final = re.compile(r'^@part\("([^"]+)"\)$.*?^(?:class|def) (\w+)', 
 
 
 @dataclass(frozen=True)
-class _PartFile:
+class PartFile:
     """The place of a part: the file and the module that define it, and its name there."""
 
     file: Path
@@ -55,10 +55,12 @@ class _PartFile:
 
     @cached_property
     def tree(self) -> ast.Module:
+        """The syntax tree of the file."""
         return ast.parse(self.file.read_text(encoding="utf-8"))
 
     @property
     def definition(self) -> ast.ClassDef | ast.FunctionDef:
+        """The part itself in that tree."""
         kinds = ast.ClassDef | ast.FunctionDef
         return next(
             node for node in self.tree.body if isinstance(node, kinds) and node.name == self.attribute
@@ -78,17 +80,17 @@ class Registry(Mapping[str, T], Generic[T]):
         self._package, self._kind, self._hint = package, kind, hint
 
     @cached_property
-    def _places(self) -> dict[str, _PartFile]:
+    def _places(self) -> dict[str, PartFile]:
         # The folder below the outermost package: to look up the package itself would import those above it.
         outermost, *below = self._package.split(".")
         spec = importlib.util.find_spec(outermost)
         assert spec is not None, f"no package {outermost}"
         folder = Path(next(iter(spec.submodule_search_locations or ())), *below)
-        found: dict[str, _PartFile] = {}
+        found: dict[str, PartFile] = {}
         for file in sorted(folder.glob("*.py")):
             for name, attribute in _DEFINITION.findall(file.read_text(encoding="utf-8")):
                 assert name not in found, f"two parts are called {name}: in {file} and {found[name].file}"
-                found[name] = _PartFile(file, f"{self._package}.{file.stem}", attribute)
+                found[name] = PartFile(file, f"{self._package}.{file.stem}", attribute)
         return found
 
     @override
@@ -126,6 +128,13 @@ class Registry(Mapping[str, T], Generic[T]):
         if name not in self:
             hint = self._hint() if callable(self._hint) else self._hint
             raise UnknownName(self._kind, name, self, hint)
+
+    def check_options(self, name: str, given: Iterable[str], known: Collection[str] | None = None) -> None:
+        """Refuse options that a part does not have; `known` are its own, by default `options(name)`."""
+        known = self.options(name) if known is None else known
+        for option in given:
+            if option not in known:
+                raise UnknownName("option", option, known, of=f"the {self._kind} '{name}'")
 
     def summary(self, name: str) -> str:
         """Return the first line of the part's docstring, or else of its file's."""

@@ -53,8 +53,7 @@ def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
     # Most commands print no table, and importing it takes as long as all else at their start.
     from rich.console import Console
 
-    # Open MPI gives its processes a terminal that no user sees.
-    terminal = stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
+    terminal = is_terminal(stream)
     return Console(
         file=stream,
         width=None if terminal else columns,
@@ -63,6 +62,11 @@ def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
         markup=False,
         emoji=False,
     )
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Return whether a user sees what is written; Open MPI gives its processes a terminal that none sees."""
+    return stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
 
 
 def say_on_stderr(text: str) -> None:

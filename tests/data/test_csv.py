@@ -313,3 +313,25 @@ def test_a_missing_one_of_the_files_of_a_part_is_noticed(tmp_path, first):
     (tmp_path / names[2]).unlink()
     with pytest.raises(BadData, match="has 3 files train-"):
         read_source(str(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ("1,2020-01-01,true,a", "2,2020-01-02,false,b"),
+        ("1,,true,a", "2.5,3,,"),
+        ("1,2020-01-01,true,a", "x,2020-01-02 10:00,no,b"),
+        ("99999999999999999999,a,1,1", "1,b,2.5,99999999999"),
+    ],
+)
+def test_large_files_are_read_as_small_ones(tmp_path, monkeypatch, first, later):
+    """The types of their columns are looked up in the first megabyte."""
+    (tmp_path / "a.csv").write_text("p,q,r,s,y\n" + f"{first},0\n" * 100_000 + f"{later},1\n" * 100_000)
+    small, large = [], []
+    for limit, found in ((1 << 30, small), (0, large)):
+        monkeypatch.setattr("tutti.data.formats.csv._LARGE", limit)
+        contents = read_source(str(tmp_path / "a.csv"), {"target": "y"})
+        found += [contents.table, contents.columns, *contents.parts["train"]]
+    assert small[:2] == large[:2]
+    np.testing.assert_array_equal(small[2], large[2])
+    np.testing.assert_array_equal(small[3], large[3])

@@ -13,7 +13,7 @@ from tutti import models
 from tutti.errors import BadModel, BadOption, UnknownName
 from tutti.run import trust
 from tutti.run.config import TrainConfig
-from tutti.run.start import check_files
+from tutti.run.names import check_files
 
 
 class Attention(nn.Module):

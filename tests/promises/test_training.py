@@ -96,7 +96,8 @@ def test_verify_tells_models_that_follow_sequential_training_from_those_that_do_
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))\n"
     )
     run("tutti verify mlp -n 2 --dtype float64", tmp_path)
-    said = run("tutti verify net.py:make -n 2 --dtype float64", tmp_path, code=1)
+    run("tutti verify net.py:make -n 2 --dtype float64", tmp_path)
+    said = run("tutti verify net.py:make -n 2 --dtype float64 --batch-norm local", tmp_path, code=1)
     assert "BatchNorm" in said.out + said.err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
 from tutti.reports.text import show
 from tutti.run.config import Options
-from tutti.studies.compare import Question, compare, plan_comparison
+from tutti.run.jobs import Recipe
+from tutti.run.names import check_here
 from tutti.training.intervals import OFF
 
 FOLDER = Path("comparisons")
@@ -124,8 +126,13 @@ class CompareCommand(Command):
         """
         of_runs = {part: values for part, values in dotted.items() if part != LAYOUT_OPTIONS}
         of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in dotted.get(LAYOUT_OPTIONS, {}).items()}
+        config = config_from({**given, "checkpoint": OFF}, of_runs)
+        for strategy in words_of(own.strategies):
+            check_here(Recipe(replace(config, strategy=strategy)))
+        from tutti.studies.compare import Question, compare, plan_comparison  # It imports torch.
+
         question = Question(
-            config=config_from({**given, "checkpoint": OFF}, of_runs),
+            config=config,
             strategies=words_of(own.strategies),
             workers=_workers(own.workers),
             scalings=_scalings(own.scaling),

@@ -17,6 +17,8 @@ from tutti.errors import BadOption
 from tutti.farm.jobs import FarmJob
 from tutti.registry import part
 from tutti.run.config import Options
+from tutti.run.jobs import Recipe
+from tutti.run.names import check_here
 from tutti.studies.cross_validation.candidates import (
     NONE,
     alternatives,
@@ -91,6 +93,8 @@ class CvCommand(Command):
         models = alternatives("model", [(None, word) for word in words_of(own.models)])
         schedules = alternatives("schedule", [(None, word) for word in words_of(own.schedules)])
         candidates = candidates_of(FarmJob("", config), models, schedules, sweep_of(own.sweep))
+        for one in candidates.values():
+            check_here(Recipe(one.config, objects=one.objects))
         array = array_job(own, servers_of(candidates))
         at_a_time = own.blocks if array is None else None
         blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)

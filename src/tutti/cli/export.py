@@ -14,7 +14,7 @@ from tutti.cli.command import Command
 from tutti.cli.options import Parser
 from tutti.errors import BadOption, UnknownName
 from tutti.exports import FORMS
-from tutti.exports.programs import PROGRAMS
+from tutti.exports.programs import PROGRAMS, require_program
 from tutti.records.ensemble import ENSEMBLE
 from tutti.records.files import refusing
 from tutti.records.preparation import TEXT, TableColumn
@@ -46,6 +46,7 @@ class ExportCommand(Command):
     def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
         if own.to not in (known := [*FORMS, *PROGRAMS]):
             raise UnknownName("form", own.to, known)
+        require_program(own.to)
         from tutti.exports.sources import read_from
 
         place, suffix = Path(own.place), (FORMS if own.to in FORMS else PROGRAMS)[own.to].suffix
@@ -80,7 +81,6 @@ def _write_program(place: Path, name: str, out: Path, trust: bool) -> None:
     from tutti.studies.ensemble.module import load_ensemble
 
     program = PROGRAMS[name]
-    program.check()
     model = load_ensemble(place, trust) if (place / ENSEMBLE).is_file() else load(place, trust=trust)
     data, kind = model.data, model.kind.value
     facts = {"labels": json.dumps(model.labels), "kind": kind, "trained_on": data.name}

@@ -7,7 +7,6 @@ import shlex
 import sys
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,11 @@ from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, command_words, config_from, words_of
 from tutti.errors import BadOption
+from tutti.load_object import require_packages
 from tutti.registry import part
 from tutti.run.config import Options, TrainConfig
+from tutti.run.jobs import Recipe
+from tutti.run.names import check_here
 from tutti.studies.crossing import SHARED
 from tutti.studies.farms import Blocks
 from tutti.studies.score import scores_of
@@ -75,10 +77,14 @@ class TuneCommand(Command):
             return self._run(own, given, dotted)
 
     def _run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        if find_spec("optuna") is None:
-            raise BadOption("'tutti tune' needs Optuna: pip install 'tutti[tune]'")
+        require_packages("'tutti tune' needs", ["optuna"], "tune")
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the search to go on with")
+        space = dotted.pop(SPACE, {})
+        config = config_from(given, dotted)
+        scores, metrics = scores_of(words_of(own.objective), config.metrics, "--objective")
+        config = replace(config, metrics=metrics)
+        check_here(Recipe(config))
         array = array_job(own, given.get("servers", 0))
         of_host = own.blocks if array is None else None
         blocks = Blocks.of(own.block, of_host, own.threads, own.job_timeout, own.time_limit)
@@ -90,11 +96,15 @@ class TuneCommand(Command):
         from tutti.studies.search.study import Search
 
         from_file = {} if own.space is None else read_space(own.space)
-        space = space_of({**from_file, **dotted.pop(SPACE, {})})
-        config = config_from(given, dotted)
-        scores, metrics = scores_of(words_of(own.objective), config.metrics, "--objective")
-        config = replace(config, metrics=metrics)
-        search = Search(config, space, scores, own.sampler, own.pruner, own.folds, own.stratified)
+        search = Search(
+            config,
+            space_of({**from_file, **space}),
+            scores,
+            own.sampler,
+            own.pruner,
+            own.folds,
+            own.stratified,
+        )
         search.check()
         samples = look_at(search.at_ends(), own.block)
         if own.dry_run:

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import TypeVar
 
 from tutti.data.columns import LENGTHS, Column, Columns, Stored
-from tutti.data.items import TARGETS, read_items
+from tutti.data.items import read_items
 from tutti.data.rows import Array, Rows, StoredRows
 from tutti.data.structure import sequence_column, values_and_lengths
+from tutti.data.tables import TARGETS
 from tutti.errors import BadData, BadOption
 from tutti.records.json_lines import parse_record, to_json
 from tutti.records.preparation import Table

@@ -152,7 +152,7 @@ def _is_key(known: Array) -> bool:
 
 
 def _counts_rows(known: Array, samples: int) -> bool:
-    """Return whether all numbers are whole and different ones, and rise with the rows or up to their number."""
+    """Return whether whole numbers are all different, and rise with the rows or lie within their number."""
     enough = 30 <= len(known) <= samples <= 2 * len(known)  # of fewer rows, amounts may be so
     if not enough or (known != np.floor(known)).any():
         return False

@@ -31,13 +31,8 @@ from tutti.data.arrays import as_array
 from tutti.data.columns import Column
 from tutti.data.rows import Array
 from tutti.data.structure import sequences
+from tutti.data.tables import TARGET_WORDS
 from tutti.errors import BadData
-
-TARGETS: Final = ("y", "targets", "labels", "target")
-"""Words for targets in keys."""
-
-TARGET_WORDS: Final = frozenset({*TARGETS, "label", "class", "cls"})
-"""Names of a column, or of an entry of an item, that is to be predicted."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ The samples lie in their stored order. A run, a fold and a prediction are rows o
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -293,12 +295,26 @@ def _pooled(comm: Communicator, read: Callable[[], ReadData]) -> SamplePool:
         found.append(contents)
         return outline
 
-    outline = agreed(comm, look)
-    pool = outline.laid(comm.node.shared(outline.nbytes, dtype=torch.uint8))
-    for contents in found:
-        pool.fill(contents)
+    with _all_cores(comm.node):
+        outline = agreed(comm, look)
+        pool = outline.laid(comm.node.shared(outline.nbytes, dtype=torch.uint8))
+        for contents in found:
+            pool.fill(contents)
     comm.node.barrier()  # The leader has filled it.
     return pool
+
+
+@contextmanager
+def _all_cores(node: Communicator) -> Iterator[None]:
+    """Let a host's first rank work on the cores of all its ranks, which wait for it (collective)."""
+    own = os.sched_getaffinity(0)
+    every = cast("list[set[int]]", node.all_gather_objects(own))
+    if node.rank == 0:
+        os.sched_setaffinity(0, set().union(*every))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def agreed(

@@ -67,7 +67,7 @@ class Pictures:
 
     def opened(self, number: int) -> Any:
         """Open a picture; its header is read."""
-        image = optional_package("PIL.Image", "pictures")
+        image = optional_package("PIL.Image", "pictures need")
         return image.open(BytesIO(self.content(number)), formats=tuple(_FORMATS))
 
     def each(self, work: Callable[[int], T]) -> list[T]:
@@ -76,7 +76,7 @@ class Pictures:
         Raises:
             BadData: with the first pictures that cannot be read.
         """
-        optional_package("PIL.Image", "pictures")
+        optional_package("PIL.Image", "pictures need")
         count, bad = len(self.names), dict[int, str]()
 
         def block(start: int) -> list[T]:

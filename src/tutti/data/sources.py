@@ -23,14 +23,14 @@ from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, v
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
-from tutti.data.formats import OF_ALL, check_options, format_of, options_of, read_path
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, is_frame, read_frame
+from tutti.data.formats import format_of, options_of, read_path
+from tutti.data.formats.arrow_tables import is_frame, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
-from tutti.data.tables import LIKE
+from tutti.data.tables import LIKE, OF_ALL, TABLE_OPTIONS, check_options
 from tutti.data.targets import CLASSES, KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, NotFinite, UnknownName
 from tutti.free_memory import free_bytes

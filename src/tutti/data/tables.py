@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tutti.data.items import TARGET_WORDS
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadData, BadOption, UnknownName
+
+TARGETS: Final = ("y", "targets", "labels", "target")
+"""Words for targets in keys."""
+
+TARGET_WORDS: Final = frozenset({*TARGETS, "label", "class", "cls"})
+"""Names of a column, or of an entry of an item, that is to be predicted."""
 
 ABSENT: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that stand for a missing value, in lower case."""
@@ -19,9 +24,21 @@ _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
 _SHOWN = 20
 
+PREPARE: Final = "prepare"
+CHOICES: Final = {PREPARE: ("auto", "off"), "text": ("auto", "drop")}
+"""The options of how columns are read, each with its values, the default first."""
+
+TABLE_OPTIONS: Final = ("target", "columns", "group", "weight", *CHOICES)
+"""The column to be predicted, or several; those to predict it from, all others by default; the columns of the
+group and the weight of a sample, no inputs; whether columns are prepared; and what becomes of texts."""
+
 LIKE: Final = "like"
 """The option with the columns of another table, as a tuple of `TableColumn`, that these data are to have; no
 user gives it."""
+
+
+OF_ALL: Final = ("classes", "missing")
+"""The options that go with every kind of data."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,17 @@ class ChosenColumns:
     targets: tuple[str, ...]
     group: str | None = None
     weight: str | None = None
+
+
+def check_options(options: Iterable[str], known: Collection[str], what: str) -> None:
+    """Refuse options that some data do not have.
+
+    Raises:
+        UnknownName: the message names the nearest.
+    """
+    for name in options:
+        if name not in {*known, *OF_ALL, LIKE}:
+            raise UnknownName("option", name, {*known, *OF_ALL}, of=what)
 
 
 def choose(

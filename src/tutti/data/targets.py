@@ -19,8 +19,8 @@ import numpy as np
 
 from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite
 from tutti.data.contents import ReadData
-from tutti.data.formats import listed
 from tutti.data.rows import Array
+from tutti.data.schemas import listed
 from tutti.errors import BadData
 
 NO_LABEL: Final = -100

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tutti.errors import UserError
 from tutti.launch.allocation import expand_counts
+from tutti.load_object import require_packages
 
 _SPECIAL_STEPS = 0xFFFFFFF0
 """Slurm numbers the steps that are no `srun` (batch script, interactive shell, extern) from here upwards."""
@@ -78,11 +78,8 @@ def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
         environ = os.environ
     found = mpi_place(environ)
     if found is not None:
-        if importlib.util.find_spec("mpi4py") is None:
-            raise UserError(
-                f"{found.launcher.value} started this process as one of several ranks, which needs mpi4py; "
-                "install it with: pip install 'tutti[mpi]'"
-            )
+        started = f"{found.launcher.value} started this process as one of several ranks, which needs"
+        require_packages(started, ["mpi4py"], "mpi")
         return found
     return _torchrun(environ) or ALONE
 

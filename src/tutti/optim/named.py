@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn, optim
+from torch import nn
 from torch.optim import Optimizer
 
-from tutti.errors import BadOption, UnknownName
-from tutti.load_object import call_with_options, load_object, names_object
-from tutti.optim.sharded import UNUSABLE, check_usable
-from tutti.registry import Registry
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    **{
-        name.lower(): found
-        for name, found in vars(optim).items()
-        if isinstance(found, type) and issubclass(found, Optimizer) and found is not Optimizer
-    },
-    **Registry[type[Optimizer]]("tutti.optim.optimizers", "optimizer"),
-}
-"""Every optimizer of `torch.optim` and ours by lower-case name, also those without use here."""
+from tutti.errors import BadOption
+from tutti.load_object import call_with_options, names_object
+from tutti.optim.sharded import check_usable
+from tutti.parts import OPTIMIZERS
 
 
 def build(
@@ -64,13 +54,7 @@ def build(
 
 def _named(name: str) -> type[Optimizer]:
     """Return the class that a name stands for."""
-    if names_object(name):
-        kind = load_object(name, "optimizer")
-    elif name.lower() in OPTIMIZERS:
-        kind = OPTIMIZERS[name.lower()]
-    else:
-        usable = [known for known, cls in OPTIMIZERS.items() if not issubclass(cls, tuple(UNUSABLE))]
-        raise UnknownName("optimizer", name, usable)
+    kind = OPTIMIZERS.load(name if names_object(name) else name.lower())
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")
     check_usable(kind)

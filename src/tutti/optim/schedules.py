@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,43 +10,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tutti.errors import BadOption, UnknownName
 from tutti.load_object import call_with_options, load_object, names_object, takes_option
-from tutti.registry import Registry
-
-ROOTS = {"LRScheduler", "_LRScheduler"}
-"""Base classes."""
-
-SCHEDULES: dict[str, type[LRScheduler]] = {
-    **{
-        name: found
-        for name, found in vars(lr_scheduler).items()
-        if isinstance(found, type) and issubclass(found, LRScheduler) and name not in ROOTS
-    },
-    **Registry[type[LRScheduler]]("tutti.optim.schedulers", "schedule"),
-}
-"""Every scheduler of `torch.optim.lr_scheduler` by its own name, and ours."""
-
-ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "cosine": ("CosineAnnealingLR", {}),
-    "linear": ("LinearLR", {"start_factor": 1.0, "end_factor": 0.0}),
-    "warm": ("CosineAnnealingWarmRestarts", {"T_mult": 2}),
-    "plateau": ("ReduceLROnPlateau", {}),
-}
-"""Shorter names, and the options that they stand for. A class's own name may be written without its "LR"."""
-
-WHOLE = ("constantlr", "linearlr")
-"""Names whose "LR" must stay: "constant" and "linear" are names of our own."""
+from tutti.parts import CONSTANT, SCHEDULES, find_schedule
 
 LENGTHS = ("total_steps", "T_max", "total_iters")
 """Options that say how long a schedule is: the length of the run, where the user gives none."""
 
 RESTARTS = 3
 """The cycles of a run with warm restarts, where the user does not say how long the first one is."""
-
-UNUSABLE = {
-    "SequentialLR": "is made from other schedulers",
-    "ChainedScheduler": "is made from other schedulers",
-}
-"""Schedulers that no option can describe, and why."""
 
 
 def schedule(
@@ -75,7 +44,7 @@ def schedule(
         BadOption: a value that it refuses, or a scheduler that cannot be used here.
     """
     given = dict(options or {})
-    if _plain(name) == "constant":
+    if not names_object(name) and find_schedule(name)[0] == CONSTANT:
         if given:
             raise UnknownName("option", next(iter(given)), [], of="the schedule 'constant'")
         return None
@@ -97,17 +66,6 @@ def schedule(
     return scheduler
 
 
-def check_schedule(name: str) -> None:
-    """Refuse a name that stands for no schedule, or for one that cannot be used.
-
-    Raises:
-        UnknownName: there is no such schedule.
-        BadOption: no option can describe it.
-    """
-    if _plain(name) != "constant":
-        _find(name)
-
-
 def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
     """Return the class that `name` stands for, and the options that the name implies."""
     if names_object(name):
@@ -115,25 +73,8 @@ def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
         if not (isinstance(made, type) and issubclass(made, LRScheduler)):
             raise BadOption(f"schedule '{name}' is no class; expected a subclass of torch's LRScheduler")
         return made, {}
-    for short, (full, presets) in ALIASES.items():
-        if _plain(name) == short:
-            return SCHEDULES[full], presets
-    for full, cls in SCHEDULES.items():
-        if _plain(name) == _plain(full):
-            if full in UNUSABLE:
-                raise BadOption(
-                    f"schedule '{full}' cannot be used: it {UNUSABLE[full]}; use another, such as one_cycle "
-                    "or cosine, or package.module:Class for one of your own"
-                )
-            return cls, {}
-    known = [full for full in SCHEDULES if full not in UNUSABLE]
-    raise UnknownName("schedule", name, [*known, *ALIASES, "one_cycle", "constant"])
-
-
-def _plain(name: str) -> str:
-    """Return the name in one spelling: "OneCycleLR", "one_cycle" and "one-cycle-lr" are all "onecycle"."""
-    plain = re.sub(r"[^a-z]", "", name.lower())
-    return plain if plain in WHOLE else plain.removesuffix("lr")
+    full, presets = find_schedule(name)
+    return SCHEDULES[full], presets
 
 
 def _lengths(made: type[LRScheduler], given: Mapping[str, Any], updates: int) -> dict[str, int]:

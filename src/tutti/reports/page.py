@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from tutti.errors import BadRunFolder, UserError
+from tutti.errors import BadRunFolder
+from tutti.load_object import require_packages
 from tutti.records.files import cache_folder, replace_file
 from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
@@ -32,8 +33,8 @@ class Drawn:
 
 def write_report(results: Results, page: Path) -> Path:
     """Write the page and return it; beside it, each figure as SVG and PNG in the folder `figures`."""
-    with drawing():
-        figures = page_figures()
+    require_drawing()
+    figures = page_figures()
     drawn = [
         Drawn(name, figure.title, chart, figure.says(results))
         for name, figure in figures.items()
@@ -42,23 +43,17 @@ def write_report(results: Results, page: Path) -> Path:
     return write_page(page, _words(results), drawn)
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Name the extra to install where a package for drawing is missing."""
-    try:
-        yield
-    except ImportError as error:
-        raise UserError(
-            f"the report needs {error.name}, which is not installed; pip install 'tutti[plots]'"
-        ) from error
+def require_drawing() -> None:
+    """Refuse to draw if a package for it is not installed."""
+    require_packages("the report needs", ["altair", "jinja2", "vl_convert"], "plots")
 
 
 def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -> Path:
     """Write a page and return it; beside it, each figure as SVG and PNG in the folder `figures`."""
-    with drawing():
-        from jinja2 import Environment, StrictUndefined
+    require_drawing()
+    from jinja2 import Environment, StrictUndefined
 
-        converter = _converter()
+    converter = _converter()
     specs = {one.name: one.chart.to_dict(validate=False) for one in figures}
     shown = [{"name": one.name, "title": one.title, "says": one.says} for one in figures]
     template = Environment(

@@ -26,6 +26,7 @@ from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, open_po
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
+from tutti.data.progress import reading_shown
 from tutti.data.sampling import BALANCED, chances_of
 from tutti.data.sources import like_training
 from tutti.data.streaming import StreamedPart, decided
@@ -125,7 +126,8 @@ def open_config_data(
     leads = pool is None and comm.node.rank == 0
     # A data set may draw numbers for each sample.
     seeding = seeded(data_seed(config)) if leads and config.split is not None else nullcontext()
-    with seeding, keeping_doubles(config.precision == "fp64"):
+    shows = leads and comm.rank == 0 and not getattr(recipe, "quiet", False)
+    with seeding, keeping_doubles(config.precision == "fp64"), reading_shown(config.data, shows):
         own: Options = {}
         if leads:
             given, own = given_data(recipe)

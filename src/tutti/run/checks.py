@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import torch
 from torch import nn
 
-from tutti import models, optim
+from tutti import optim
 from tutti.data.batches import check_split
 from tutti.errors import BadOption
 from tutti.load_object import names_object
-from tutti.optim.schedules import check_schedule
 from tutti.parameter_server.base import Centre
 from tutti.run.build import build_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, layout_of
+from tutti.run.names import check_names
 from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.training.losses import LOSSES, with_options
 from tutti.training.losses.weights import given_weights
-from tutti.training.metrics import better_of_names, check_metrics
-from tutti.training.stopping import Ending, Monitor
 
 _PACES: Final = {
     ("balance", "speed"): Pace.TOGETHER,
@@ -57,7 +55,8 @@ def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = Fa
         BadOption: an option cannot be used, or not by these ranks.
     """
     config = recipe.config
-    _check_names(recipe)
+    check_names(recipe)
+    _check_values(config, recipe.objects)
     layout = layout_of(config, ranks)
     workers = ranks - config.servers if layout is None else layout.data
     strategy = build_strategy(recipe, workers, hosts, config.servers)
@@ -99,33 +98,14 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
         )
 
 
-def _check_names(recipe: Recipe) -> None:
-    """Refuse names that stand for nothing, but for data, which are opened next.
-
-    What names an object of the user's is not loaded.
-    """
-    config = recipe.config
-
-    def named(field: str) -> str | None:
-        name = getattr(config, field)
-        return None if name is None or field in recipe.objects or names_object(name) else name
-
-    if (model := named("model")) is not None:
-        models.MODELS.check(model)
-    if (schedule := named("schedule")) is not None:
-        check_schedule(schedule)
-    for metric in config.metrics.split(",") if "metrics" not in recipe.objects else ():
-        if not names_object(metric.strip()):
-            check_metrics(metric.strip())
-    if (loss := named("loss")) not in (None, "auto"):
-        LOSSES.check(loss)
+def _check_values(config: TrainConfig, objects: Collection[str]) -> None:
+    """Refuse values of options that parts refuse when they are made."""
+    loss, optimizer = config.loss, config.optimizer
+    if "loss" not in objects and loss in LOSSES:
         with_options(LOSSES[loss], config.loss_options)
-    if (optimizer := named("optimizer")) is not None:
-        # An optimizer checks its options when it is made; some take matrices alone.
+    if "optimizer" not in objects and not names_object(optimizer):
+        # Some take matrices alone.
         matrix = nn.Parameter(torch.zeros(2, 2))
         optim.build(optimizer, [matrix], config.lr, config.optimizer_options)
     if config.class_weights is not None:
         given_weights(config.class_weights)
-    if "metrics" not in recipe.objects and (better := better_of_names(config.metrics)) is not None:
-        # Whether there is a validation part shows when there are samples.
-        Ending(Monitor.parse(config.monitor, better, validated=True), goal=config.goal)

@@ -16,7 +16,18 @@ from typing import Any, Final
 from tutti.errors import BadOption, UnknownName
 from tutti.model_parallel.layout import WAYS, options_of
 from tutti.models import MODELS
-from tutti.records.pipeline import SCHEDULES
+from tutti.parts import (
+    AUGMENTATIONS,
+    DATA_SETS,
+    FORMATS,
+    LOSSES,
+    METRICS,
+    OPTIMIZERS,
+    SCHEDULES,
+    STRATEGIES,
+    VALIDATIONS,
+)
+from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
@@ -68,26 +79,17 @@ def help_of(option: Field[Any]) -> str:
     return str(help() if callable(help) else help)
 
 
-# Registries of names alone: the packages that hold the parts import torch.
-DATA_SETS: Final[Registry[object]] = Registry("tutti.data.builtin", "data set")
-_FORMATS: Final[Registry[object]] = Registry("tutti.data.formats", "data file format")
-_LOSSES: Final[Registry[object]] = Registry("tutti.training.losses", "loss")
-_METRICS: Final[Registry[object]] = Registry("tutti.training.metrics", "metric")
-_AUGMENTATIONS: Final[Registry[object]] = Registry("tutti.training.augmentations", "augmentation")
-_STRATEGIES: Final[Registry[object]] = Registry("tutti.strategies", "strategy")
-_VALIDATIONS: Final[Registry[object]] = Registry("tutti.training.validation", "way to validate")
-
 PARTS: Final[Mapping[str, Registry[Any]]] = {
     "model": MODELS,
     "data": DATA_SETS,
-    "augment": _AUGMENTATIONS,
-    "strategy": _STRATEGIES,
-    "optimizer": Registry("tutti.optim.optimizers", "optimizer"),
-    "schedule": Registry("tutti.optim.schedulers", "schedule"),
-    "loss": _LOSSES,
-    "metrics": _METRICS,
+    "augment": AUGMENTATIONS,
+    "strategy": STRATEGIES,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "loss": LOSSES,
+    "metrics": METRICS,
 }
-"""The parts that are built in, by the field that may name one; of torch's there are more."""
+"""The parts that are built in, and those of torch, by the field that may name one."""
 
 
 def _options_of_models() -> str:
@@ -100,17 +102,17 @@ def _options_of_models() -> str:
 def _options_of_ways() -> str:
     options = {way: " and ".join(options_of(way)) for way in WAYS}
     of_ways = "; ".join(f"of {way}: {names}" for way, names in options.items() if names)
-    return f"{of_ways}. Schedules are {', '.join(SCHEDULES)}"
+    return f"{of_ways}. Schedules are {', '.join(pipeline.SCHEDULES)}"
 
 
 def _options_of_losses() -> str:
-    options = {name: ", ".join(_LOSSES.options(name)) for name in _LOSSES}
+    options = {name: ", ".join(LOSSES.options(name)) for name in LOSSES}
     of_losses = "; ".join(f"of {name} {names}" for name, names in options.items() if names)
     return f"options of the loss: {of_losses}; or arguments of a function or class"
 
 
 def _numbers_of_augment() -> str:
-    return ", ".join(f"{name}: {', '.join(_AUGMENTATIONS.options(name))}" for name in _AUGMENTATIONS)
+    return ", ".join(f"{name}: {', '.join(AUGMENTATIONS.options(name))}" for name in AUGMENTATIONS)
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,13 @@ class TrainConfig:
     )
     data: str = option(
         "digits",
-        f"built-in data set ({', '.join(DATA_SETS)}), path ({', '.join(_FORMATS)}), package.module:factory "
+        f"built-in data set ({', '.join(DATA_SETS)}), path ({', '.join(FORMATS)}), package.module:factory "
         "or file.py:factory",
     )
     data_options: Options = option({}, "arguments of the data's factory")
     augment: str | None = option(
         None,
-        f"random changes of the training samples, comma-separated: {', '.join(_AUGMENTATIONS)}, "
+        f"random changes of the training samples, comma-separated: {', '.join(AUGMENTATIONS)}, "
         "file.py:function or package.module:function",
     )
     augment_options: Options = option({}, lambda: f"the number that belongs to one: {_numbers_of_augment()}")
@@ -156,13 +158,13 @@ class TrainConfig:
         "pause",
         lambda: (
             "when to validate; "
-            + "; ".join(f"{name}: {_VALIDATIONS.summary(name).rstrip('.')}" for name in _VALIDATIONS)
+            + "; ".join(f"{name}: {VALIDATIONS.summary(name).rstrip('.')}" for name in VALIDATIONS)
         ),
-        tuple(_VALIDATIONS),
+        tuple(VALIDATIONS),
     )
     strategy: str = option(
         "auto",
-        f"way to train in parallel: {', '.join(_STRATEGIES)}, or file.py:Class, package.module:Class; "
+        f"way to train in parallel: {', '.join(STRATEGIES)}, or file.py:Class, package.module:Class; "
         "auto is solo for one worker, else sync",
     )
     strategy_options: Options = option({}, "hyper-parameters of the strategy")
@@ -236,7 +238,7 @@ class TrainConfig:
         "draw samples with replacement: balanced, each class equally often, or by weights in an NPY file",
     )
     loss: str = option(
-        "auto", f"{', '.join(_LOSSES)}, file.py:function or package.module:function; auto follows the targets"
+        "auto", f"{', '.join(LOSSES)}, file.py:function or package.module:function; auto follows the targets"
     )
     loss_options: Options = option({}, _options_of_losses)
     class_weights: str | None = option(
@@ -245,7 +247,7 @@ class TrainConfig:
     )
     metrics: str = option(
         "auto",
-        f"comma-separated: {', '.join(_METRICS)}, topK for any K, file.py:function or "
+        f"comma-separated: {', '.join(METRICS)}, topK for any K, file.py:function or "
         "package.module:function, also of sklearn.metrics; auto follows the loss",
     )
     clip_norm: float | None = option(None, "largest 2-norm of the gradient of the whole model")

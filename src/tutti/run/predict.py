@@ -24,6 +24,7 @@ from tutti.data import Part
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Inputs
 from tutti.data.opening import open_inputs
+from tutti.data.progress import reading_shown
 from tutti.data.sources import like_training
 from tutti.errors import BadData
 from tutti.records.files import refusing, unfinished_file
@@ -80,7 +81,8 @@ def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[s
     options = like_training(job.config.data, job.config.data_options, data.columns, predictor.table)
     if data.fill:
         options.setdefault("missing", "mean")
-    found = open_inputs(job.config.data, comm, options, job.part)
+    with reading_shown(job.config.data, comm.rank == 0 and not job.quiet):
+        found = open_inputs(job.config.data, comm, options, job.part)
     columns = () if "columns" in job.config.data_options else found.columns
     return found.name, predictor.seen(found.name, found.train, columns, found.table)
 

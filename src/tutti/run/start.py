@@ -6,27 +6,21 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Final
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError
-from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopRequests
 from tutti.launch.supervisor import Recovery, Replaced
-from tutti.load_object import find_file
-from tutti.models import names_file
 from tutti.records import checkpoints
-from tutti.run.config import PARTS, STOP, TrainConfig
+from tutti.run.config import STOP
 from tutti.run.jobs import Job
+from tutti.run.names import check_here
 from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr, warn_on_stderr
-
-CODE: Final = (*PARTS, "callbacks")
-"""The fields that may name Python files."""
 
 
 def run(job: Job) -> object:
@@ -37,8 +31,8 @@ def run(job: Job) -> object:
     """
     placement = job.placement()
     job.check(placement)
-    if started_by().launcher is Launcher.ALONE and job.config.hosts is None:
-        check_files(job.config)
+    # Other data have the columns of those that the model was trained on.
+    check_here(job, not getattr(job, "other_data", False))
     say = announce if job.announced and not job.quiet else None
     if placement.hosts:
         job = replace(job, objects={field: one.in_band() for field, one in job.objects.items()})
@@ -46,17 +40,6 @@ def run(job: Job) -> object:
         return survive(job, placement, say)
     hang_timeout_s = job.hang_timeout_s if isinstance(job, TrainJob) else None
     return start(job.entry, pickle.dumps(job), placement, announce=say, hang_timeout_s=hang_timeout_s)
-
-
-def check_files(config: TrainConfig) -> None:
-    """Refuse files of code and of models that the configuration names and that are not there."""
-    for field in CODE:
-        for name in str(getattr(config, field)).split(","):
-            where = name.rpartition(":")[0].strip()
-            if where.endswith(".py"):
-                find_file(where, name.strip(), field)
-    if names_file(config.model):
-        find_file(config.model, config.model, "model")
 
 
 def announce(line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tutti import parts
 from tutti.errors import BadOption
 from tutti.load_object import load_object, names_object
 from tutti.registry import Registry
@@ -21,9 +22,7 @@ from tutti.strategies.placement import place, visible_memory
 from tutti.strategies.solo import Solo
 from tutti.strategies.sync import Sync
 
-STRATEGIES: Registry[type[Strategy]] = Registry(
-    "tutti.strategies", "strategy", "One of your own is named as file.py:Class or package.module:Class."
-)
+STRATEGIES: Registry[type[Strategy]] = parts.STRATEGIES
 """The strategies by name: each file of this package with a `@part`."""
 
 __all__ = [

@@ -10,6 +10,7 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
+from tutti.run.names import check_here
 from tutti.run.start import announce
 from tutti.run.start import run as run_job
 from tutti.run.train_job import TrainJob
@@ -40,6 +41,7 @@ def dry_run(job: TrainJob) -> None:
     launcher = started_by().launcher
     if launcher is not Launcher.ALONE:
         raise BadOption(f"--dry-run looks at a run in one process; leave {launcher.value} out")
+    check_here(job)
     placement = job.placement()
     job.check(placement)
     for line in (placement.describe(), *(f"warning: {one}" for one in placement.warnings)):

@@ -15,14 +15,15 @@ from tutti.data.contents import ReadData
 from tutti.data.fitting import preparation_of
 from tutti.data.opening import SamplePool
 from tutti.data.preparation import prepared
+from tutti.data.progress import reading_shown
 from tutti.data.sources import read_source
 from tutti.data.targets import meant_by
 from tutti.errors import UserError
 from tutti.farm.jobs import FarmJob
 from tutti.run.build import build_model, given_data, seeded
 from tutti.run.checks import check_recipe
+from tutti.run.names import check_files
 from tutti.run.pickled import Pickled
-from tutti.run.start import check_files
 from tutti.run.train_job import TrainJob
 
 
@@ -50,7 +51,7 @@ def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = Non
     for run in runs:
         check_recipe(run, block)
     if contents is None:
-        with seeded(runs[0].config.seed):
+        with seeded(runs[0].config.seed), reading_shown(runs[0].config.data):
             given, options = given_data(runs[0])
             contents = read_source(given, options, meant_by(runs[0].config.loss))
     pool = SamplePool.outline(contents)

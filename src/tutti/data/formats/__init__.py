@@ -6,10 +6,9 @@ their names, and a folder by what it holds.
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -17,13 +16,15 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
+from tutti import parts
 from tutti.data.arrays import as_array
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
 from tutti.data.rows import Rows, StoredRows, joined
+from tutti.data.schemas import listed, nearest
 from tutti.data.structure import sequence_column
-from tutti.data.tables import LIKE
-from tutti.errors import BadData, BadOption, UnknownName
+from tutti.data.tables import LIKE, check_options
+from tutti.errors import BadData, BadOption
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
 
@@ -77,22 +78,8 @@ class Format:
         return replace(read_files(cls.files(path), options, labelled), name=path.stem)
 
 
-OF_ALL: Final = ("classes", "missing")
-"""The options that go with every kind of data."""
-
-FORMATS: Final[Registry[type[Format]]] = Registry("tutti.data.formats", "data file format")
+FORMATS: Final[Registry[type[Format]]] = parts.FORMATS
 """The formats by name."""
-
-
-def check_options(options: Iterable[str], known: Collection[str], what: str) -> None:
-    """Refuse options that some data do not have.
-
-    Raises:
-        UnknownName: the message names the nearest.
-    """
-    for name in options:
-        if name not in {*known, *OF_ALL, LIKE}:
-            raise UnknownName("option", name, {*known, *OF_ALL}, of=what)
 
 
 def options_of(path: Path) -> tuple[str, ...]:
@@ -121,7 +108,10 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
             "value for each sample"
         )
     check_options(options, known, f"the {form.name} data '{path}'")
-    return form.read(path, options, labelled)
+    found = form.read(path, options, labelled)
+    if "pyarrow" in sys.modules:
+        sys.modules["pyarrow"].default_memory_pool().release_unused()  # It keeps what is free now.
+    return found
 
 
 def read_files(
@@ -258,20 +248,3 @@ def format_of(path: Path) -> type[Format]:
         f"{path} is of no known kind: it begins with the bytes {start[:4].hex(' ')}; give one of: {known}; "
         "or write a function that reads it and returns (inputs, targets), and give --data mine.py:read"
     )
-
-
-def nearest(path: Path) -> str:
-    """Say which file a missing one may be, or which there are."""
-    folder = path.parent
-    while not os.path.isdir(folder):
-        path, folder = folder, folder.parent
-    names = sorted(p.name for p in folder.iterdir())
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.4)
-    if near:
-        return f"did you mean {folder / near[0]}?"
-    return f"{folder.resolve()} has: {listed(names) or 'nothing'}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """List the first ten of some names."""
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

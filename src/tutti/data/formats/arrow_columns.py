@@ -9,23 +9,25 @@ dates, times      days since 1970, in fractions
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from tutti.data.arrays import as_floats, float_dtype
 from tutti.data.rows import Array
-from tutti.data.tables import LIKE
+from tutti.data.tables import CHOICES, LIKE, PREPARE
 from tutti.errors import BadData, BadOption
 from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, OTHER, TEXT, Table, TableColumn
 
-PREPARE: Final = "prepare"
-CHOICES: Final = {PREPARE: ("auto", "off"), "text": ("auto", "drop")}
-"""The options of tables that are read here, each with its values, the default first."""
+T = TypeVar("T")
+R = TypeVar("R")
 
 MOST_TEXTS: Final = 100_000
 """A column of more different texts, and of fewer than ten rows for each, is left out."""
@@ -72,27 +74,69 @@ def stored_table(
     like = {column.name: column for column in options.get(LIKE, ()) if column.kind != EMPTY}
     most = math.inf if "columns" in options else max(MOST_TEXTS, table.num_rows / 10)
     most = 0 if options.get("text") == "drop" else most
-    read: dict[TableColumn, Array] = {}
-    left_out: dict[str, str] = {}
-    for name in names:
+
+    def stored(name: str) -> tuple[TableColumn, Any] | int:
         values, wanted = table.column(name), like.get(name)
         values = values if wanted is None else _as_kind(path, values, wanted)
         kind = kind_of(values.type)
         if kind == TEXT:
-            found = _texts(path, values, wanted or TableColumn(name, EMPTY), most)
-        elif kind == DATE:
-            found = TableColumn(name, DATE, form=wanted.form if wanted else ""), _days(values)
-        else:
-            found = TableColumn(name, str(kind)), _floats(values)
-        if isinstance(found, int):
-            left_out[name] = f"{found:,} texts"
-        else:
-            read[found[0]] = found[1]
+            return _texts(path, values, wanted or TableColumn(name, EMPTY), most)
+        if kind == DATE:
+            return TableColumn(name, DATE, form=wanted.form if wanted else ""), _days(values)
+        return TableColumn(name, str(kind)), _numbers(values)
+
+    every = dict(zip(names, _in_threads(stored, names), strict=True))
+    left_out = {name: f"{one:,} texts" for name, one in every.items() if isinstance(one, int)}
+    read = [one for one in every.values() if not isinstance(one, int)]
     matrix = np.empty((table.num_rows, len(read)), float_dtype())
-    for start in range(0, len(matrix), _BLOCK):
-        for at, floats in enumerate(read.values()):
-            matrix[start : start + _BLOCK, at] = as_floats(floats[start : start + _BLOCK])
-    return matrix, Table(tuple(read), left_out, "columns" in options)
+
+    def write(start: int) -> None:
+        for at, (_, values) in enumerate(read):
+            place = start
+            for chunk in _chunks(values, start, start + _BLOCK):
+                matrix[place : place + len(chunk), at] = as_floats(chunk)
+                place += len(chunk)
+
+    _in_threads(write, range(0, len(matrix), _BLOCK))
+    return matrix, Table(tuple(column for column, _ in read), left_out, "columns" in options)
+
+
+def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return what `work` gives for each item; all threads keep floats in the same type."""
+    contexts = [copy_context() for _ in items]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
+
+
+def _chunks(values: Any, start: int, stop: int) -> Iterator[Array]:
+    """Yield a stretch of a column, which is an array or one of Arrow, piece by piece."""
+    if isinstance(values, np.ndarray):
+        yield values[start:stop]
+    else:
+        yield from map(_plain, values.slice(start, stop - start).chunks)
+
+
+def as_array(values: Any) -> Array:
+    """Return a column of numbers or booleans, with NaN for nulls. Arrow's `to_numpy` would import pandas."""
+    return np.concatenate([_plain(chunk) for chunk in values.chunks])
+
+
+def _plain(chunk: Any) -> Array:
+    """Return numbers or booleans of Arrow, as they lie in memory if none is null."""
+    import pyarrow
+
+    mask, content = chunk.buffers()
+    if pyarrow.types.is_boolean(chunk.type):
+        found = _bits(content, chunk)
+    else:
+        dtype = np.dtype(chunk.type.to_pandas_dtype())
+        found = np.frombuffer(content, dtype, len(chunk), chunk.offset * dtype.itemsize)
+    return np.where(_bits(mask, chunk), found, np.nan) if chunk.null_count else found
+
+
+def _bits(buffer: Any, chunk: Any) -> Array:
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
+    return bits[chunk.offset : chunk.offset + len(chunk)].astype(np.bool_)
 
 
 def kind_of(kind: Any) -> str | None:
@@ -109,22 +153,23 @@ def kind_of(kind: Any) -> str | None:
     return next((name for name, some in tests.items() if any(test(kind) for test in some)), None)
 
 
-def _floats(values: Any) -> Array:
+def _numbers(values: Any) -> Any:
+    """Return a column as one of plain numbers."""
     import pyarrow
 
     if pyarrow.types.is_time(values.type) or pyarrow.types.is_duration(values.type):
         values = values.cast(pyarrow.int64() if values.type.bit_width == 64 else pyarrow.int32())
     elif not (pyarrow.types.is_integer(values.type) or pyarrow.types.is_floating(values.type)):
         values = values.cast(pyarrow.float64())
-    return np.asarray(values.to_numpy())
+    return values
 
 
 def _days(values: Any) -> Array:
     import pyarrow
 
     if not pyarrow.types.is_date32(values.type):
-        return _floats(values.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())) / _DAY_US
-    return _floats(values.cast(pyarrow.int32()))
+        return as_array(values.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())) / _DAY_US
+    return as_array(values.cast(pyarrow.int32()))
 
 
 def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
@@ -170,14 +215,17 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
 
     categorical = pyarrow.types.is_dictionary(values.type)
     encoded = (values if categorical else values.dictionary_encode()).combine_chunks()
-    codes: Array = encoded.indices.fill_null(-1).to_numpy()
+    codes: Array = _plain(encoded.indices.fill_null(-1))
     texts = pyarrow.compute.utf8_trim_whitespace(encoded.dictionary.cast(pyarrow.string()))
     guessed = wanted.kind == EMPTY
     form = _date_form(texts) if guessed and not categorical and len(texts) else None
     if guessed and not len(texts):
         column, known = wanted, np.empty(0)
     elif form is not None:
-        column, known = TableColumn(wanted.name, DATE, form=form), _days(_parsed(texts, form))
+        column, known = (
+            TableColumn(wanted.name, DATE, form=form),
+            _days(pyarrow.chunked_array([_parsed(texts, form)])),
+        )
     elif guessed and len(texts) > most:
         return len(texts)
     else:
@@ -212,7 +260,7 @@ def _refuse_mistakes(path: Path, name: str, texts: Any, codes: Array) -> None:
     """Refuse numbers with a few other texts among them, unless whole numbers are names, as 1, 2 and 3a."""
     from pyarrow import compute
 
-    is_number = compute.match_substring_regex(texts, _NUMBER).to_numpy(zero_copy_only=False)
+    is_number = _plain(compute.match_substring_regex(texts, _NUMBER))
     counts = np.bincount(codes[codes >= 0], minlength=len(texts))
     numbers, rows = texts.filter(is_number), counts[is_number].sum()
     whole = compute.all(compute.match_substring_regex(numbers, _WHOLE)).as_py()

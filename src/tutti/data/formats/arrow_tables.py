@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from tutti.data.arrays import as_floats
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
-from tutti.data.formats.arrow_columns import CHOICES, is_prepared, kind_of, stored_table
+from tutti.data.formats.arrow_columns import as_array, is_prepared, kind_of, stored_table
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
@@ -23,10 +24,6 @@ from tutti.errors import BadData
 from tutti.records.npz import damaged
 from tutti.records.preparation import Table
 from tutti.records.texts import printable
-
-TABLE_OPTIONS: Final = ("target", "columns", "group", "weight", *CHOICES)
-"""The column to be predicted, or several; those to predict it from, all others by default; the columns of the
-group and the weight of a sample, no inputs; whether columns are prepared; and what becomes of texts."""
 
 _MOST_NAMED: Final = 12
 """The most columns that an error lists for the user to paste."""
@@ -37,6 +34,9 @@ def arrow_package() -> Any:
     import pyarrow
     import pyarrow.compute  # `pyarrow` alone does not load it.
 
+    # OMP_NUM_THREADS says how many threads a rank trains with.
+    if pyarrow.cpu_count() < (cores := len(os.sched_getaffinity(0))):
+        pyarrow.set_cpu_count(cores)
     return pyarrow
 
 
@@ -210,7 +210,7 @@ def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: s
 
 def _absent(values: Any) -> NDArray[np.bool_]:
     """Return which values are null or NaN."""
-    return np.asarray(arrow_package().compute.is_null(values, nan_is_null=True).to_numpy(), dtype=bool)
+    return as_array(arrow_package().compute.is_null(values, nan_is_null=True))
 
 
 def _targets(path: Path, table: Any, names: Sequence[str]) -> Array:

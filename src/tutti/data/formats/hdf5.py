@@ -11,8 +11,9 @@ import numpy as np
 from typing_extensions import override
 
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
-from tutti.data.formats import Format, listed
+from tutti.data.formats import Format
 from tutti.data.rows import Array, StoredRows
+from tutti.data.schemas import listed
 from tutti.data.structure import sequence_column
 from tutti.errors import BadData
 from tutti.load_object import optional_package
@@ -39,7 +40,7 @@ class Hdf5(Format):
             pass
         features, labels, group, weight = (options.get(name) for name in Hdf5.options)
         try:
-            with optional_package("h5py", "HDF5 files").File(path, "r") as file:
+            with optional_package("h5py", "HDF5 files need").File(path, "r") as file:
                 groups = _rows(path, file, group)[:] if group is not None and labelled else None
                 given = {"train": _rows(path, file, weight)} if weight is not None and labelled else {}
                 if features is not None and (labels is not None or not labelled):

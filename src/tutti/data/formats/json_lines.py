@@ -14,8 +14,9 @@ from typing_extensions import override
 
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table, table_of
-from tutti.data.formats.csv import PACKED
+from tutti.data.formats.arrow_tables import arrow_package, read_table, table_of
+from tutti.data.schemas import JSON
+from tutti.data.tables import TABLE_OPTIONS
 from tutti.errors import BadData
 from tutti.records.texts import printable
 from tutti.registry import part
@@ -25,7 +26,7 @@ from tutti.registry import part
 class JsonLines(Format):
     """JSON lines: an object for each sample, whose keys are the columns; or a list of such objects."""
 
-    endings = tuple(f".{form}{packed}" for form in ("jsonl", "ndjson", "json") for packed in PACKED)
+    endings = JSON
     options = TABLE_OPTIONS
 
     @staticmethod

@@ -14,8 +14,9 @@ import numpy as np
 from typing_extensions import override
 
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
-from tutti.data.formats import Format, in_order, listed
+from tutti.data.formats import Format, in_order
 from tutti.data.rows import Array, Indices, Rows, StoredRows
+from tutti.data.schemas import listed
 from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, damaged, open_data_file
 from tutti.registry import part

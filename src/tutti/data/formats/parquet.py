@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, arrow_package, read_table
+from tutti.data.formats.arrow_tables import arrow_package, read_table
+from tutti.data.tables import TABLE_OPTIONS
 from tutti.records.npz import damaged
 from tutti.registry import part
 

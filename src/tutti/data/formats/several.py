@@ -13,7 +13,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from tutti.data.contents import PARTS, Contents, refuse_other_names
-from tutti.data.formats import Format, in_order, nearest, one_by_one, read_files
+from tutti.data.formats import Format, in_order, one_by_one, read_files
+from tutti.data.schemas import nearest
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
 from tutti.records.texts import printable

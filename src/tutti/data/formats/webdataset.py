@@ -16,8 +16,9 @@ from typing_extensions import override
 
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
-from tutti.data.formats.arrow_tables import TABLE_OPTIONS, read_table, table_of
+from tutti.data.formats.arrow_tables import read_table, table_of
 from tutti.data.pictures import ENDINGS, Pictures, stamp
+from tutti.data.tables import TABLE_OPTIONS
 from tutti.errors import BadData
 from tutti.records.npz import damaged, open_data_file
 from tutti.records.texts import printable

@@ -38,11 +38,6 @@ class Program(ABC):
 
     @staticmethod
     @abstractmethod
-    def check() -> None:
-        """Refuse to write such a program if a package that it takes is not installed."""
-
-    @staticmethod
-    @abstractmethod
     def write(path: Path, module: nn.Module, example: Tensor, facts: Mapping[str, str]) -> None:
         """Write a model as a program for any number of samples.
 
@@ -80,7 +75,6 @@ def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Map
         BadModel: the model cannot be written so, or the program computes something else.
         OSError: it cannot be written.
     """
-    kind.check()
     examples = [module.example(samples) for samples in BATCHES]  # type: ignore[operator]
     # Some are known by the ends of their names.
     unfinished, largest = path.with_name(f".{path.name}.unfinished{kind.suffix}"), 0.0

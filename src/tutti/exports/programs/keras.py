@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,6 @@ class KerasProgram(Program):
 
     @override
     @staticmethod
-    def check() -> None:
-        os.environ.setdefault("KERAS_BACKEND", "torch")  # before Keras is imported
-        optional_package("keras", "files of Keras", "keras")
-
-    @override
-    @staticmethod
     def write(path: Path, module: nn.Module, example: Tensor, facts: Mapping[str, str]) -> None:
         given: Any = module
         model: Any = getattr(given, "network", None)
@@ -50,7 +43,7 @@ class KerasProgram(Program):
         if not data.mean:
             write_keras(model, path)
             return
-        keras: Any = optional_package("keras", "files of Keras", "keras")
+        keras: Any = optional_package("keras", "files of Keras need", "keras")
         pairs = list(zip(data.mean, data.std, strict=True))
         factors, offsets = [1 / (PIXEL_MAX * std) for _, std in pairs], [-mean / std for mean, std in pairs]
         # Of several channels, which are last there.

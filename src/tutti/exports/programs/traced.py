@@ -27,12 +27,6 @@ class OnnxProgram(Program):
 
     @override
     @staticmethod
-    def check() -> None:
-        for name in ("onnx", "onnxscript", "onnxruntime"):
-            optional_package(name, "ONNX files", "export")
-
-    @override
-    @staticmethod
     def write(path: Path, module: nn.Module, example: Tensor, facts: Mapping[str, str]) -> None:
         program = torch.onnx.export(
             module,
@@ -50,7 +44,7 @@ class OnnxProgram(Program):
     @override
     @staticmethod
     def run(path: Path, inputs: Tensor) -> Tensor:
-        runtime = optional_package("onnxruntime", "ONNX files", "export")
+        runtime = optional_package("onnxruntime", "ONNX files need", "export")
         session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
         (outputs,) = session.run([OUTPUTS], {INPUTS: inputs.numpy()})
         return torch.from_numpy(outputs)
@@ -61,11 +55,6 @@ class TorchProgram(Program):
     """One file for torch.export.load: the whole model with its scale; it runs without the model's code"""
 
     suffix = ".pt2"
-
-    @override
-    @staticmethod
-    def check() -> None:
-        return
 
     @override
     @staticmethod

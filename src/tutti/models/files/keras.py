@@ -26,7 +26,7 @@ def read_keras(path: Path, shape: object) -> nn.Module:
         BadOption: Keras is not installed.
     """
     os.environ.setdefault("KERAS_BACKEND", "torch")
-    keras: Any = optional_package("keras", "files of Keras", "keras")
+    keras: Any = optional_package("keras", "files of Keras need", "keras")
     refuse_other_backend(keras.config.backend())
     try:
         model = keras.saving.load_model(path, compile=False)

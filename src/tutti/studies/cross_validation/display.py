@@ -11,7 +11,7 @@ from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import ERROR
 from tutti.records.splits import Split
 from tutti.records.texts import printable
-from tutti.reports.page import PAGE, drawing, write_page
+from tutti.reports.page import PAGE, require_drawing, write_page
 from tutti.studies.cross_validation.result import COMPARISON, SCORES, CrossValidated
 from tutti.studies.cross_validation.study import CrossValidation
 from tutti.studies.farms import Blocks, farm_shown, print_times
@@ -57,8 +57,9 @@ def print_findings(found: CrossValidated, folder: FarmFolder, stream: IO[str]) -
 
 def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None = None) -> Path:
     """Write the page of a cross-validation and return it, with its figures beside it."""
-    with drawing():
-        from tutti.studies.cross_validation.figures import figures_of
+    require_drawing()
+    from tutti.studies.cross_validation.figures import figures_of
+
     heads, rows = found.rows()
     kinds = ["best", *[""] * len(rows)]
     words = {

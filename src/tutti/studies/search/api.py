@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from tutti.errors import BadOption, RunStopped, TuttiError
+from tutti.errors import RunStopped, TuttiError
+from tutti.load_object import require_packages
 from tutti.run.arguments import as_arguments
 from tutti.studies.arguments import Arguments, StudyOptions
 from tutti.studies.samples import look_at
@@ -71,8 +71,7 @@ def tune(
         >>> found = tutti.tune("mlp", "mnist", {"lr": "log:1e-4..1e-1"}, trials=30, pruner="asha", epochs=9)
         >>> print(found.best)
     """
-    if find_spec("optuna") is None:
-        raise BadOption("tutti.tune needs Optuna: pip install 'tutti[tune]'")
+    require_packages("tutti.tune needs", ["optuna"], "tune")
     from tutti.studies.search.display import tune_shown
     from tutti.studies.search.space import read_space, space_of
     from tutti.studies.search.study import Search

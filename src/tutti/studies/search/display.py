@@ -11,7 +11,7 @@ import optuna
 
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.texts import printable
-from tutti.reports.page import PAGE, drawing, write_page
+from tutti.reports.page import PAGE, require_drawing, write_page
 from tutti.run.config import TrainConfig
 from tutti.studies.farms import Blocks, farm_shown, print_times
 from tutti.studies.search.study import Search, Tuned, tune
@@ -101,8 +101,9 @@ def _front(found: Tuned) -> TextTable:
 
 def write_tune_page(found: Tuned, page: Path | None = None) -> Path:
     """Write the page of a search and return it, with its figures beside it."""
-    with drawing():
-        from tutti.studies.search.figures import figures_of
+    require_drawing()
+    from tutti.studies.search.figures import figures_of
+
     search, best = found.search, found.front
     verdict = f"Trial {best[0].number} is the best: {values_text(found, best[0])}" if best else ""
     words = {

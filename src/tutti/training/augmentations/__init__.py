@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tutti import parts
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.errors import BadData, BadOption, UnknownName
@@ -25,9 +26,7 @@ from tutti.training.sample_words import Words, keys_of, mix, steps, word
 
 Transform: TypeAlias = Callable[[Any, Tensor, "SampleRandom"], tuple[Any, Tensor]]
 
-AUGMENTATIONS: Final[Registry[Callable[..., tuple[Tensor, Tensor]]]] = Registry(
-    "tutti.training.augmentations", "augmentation", "A transform of your own is 'file.py:function'."
-)
+AUGMENTATIONS: Final[Registry[Callable[..., tuple[Tensor, Tensor]]]] = parts.AUGMENTATIONS
 """The built-in transforms; each may have one option, its last parameter."""
 
 _USE: Final = 2

@@ -5,7 +5,6 @@ A new logger is a new file here, with a `Logger` named by `@part`. It imports it
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import ClassVar, Final
 
 from tutti.errors import TuttiError, UnknownName, UserError
+from tutti.load_object import require_packages
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord, Evaluation, Summary
 from tutti.records.run_folder import RunFolder
@@ -169,12 +169,7 @@ def logger_names(text: str) -> tuple[str, ...]:
         if name not in optional:
             always = " and ".join(name for name in LOGGERS if name not in optional)
             raise UnknownName("logger", name, [*optional, NONE], f"{always} are always written.")
-        missing = [need for need in LOGGERS[name].needs() if importlib.util.find_spec(need) is None]
-        if missing:
-            raise UserError(
-                f"--log {name} needs what is not installed here: {', '.join(missing)}; "
-                f"install it with: pip install 'tutti[{name}]'"
-            )
+        require_packages(f"--log {name} needs", LOGGERS[name].needs(), name)
     return names
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tutti import parts
 from tutti.data.columns import Inputs
 from tutti.data.parts import DataSet
 from tutti.data.targets import NO_LABEL
@@ -51,9 +52,7 @@ class LossBatch:
         return len(self.targets)
 
 
-LOSSES: Registry[Loss] = Registry(
-    "tutti.training.losses", "loss", "Or give package.module:function or file.py:function."
-)
+LOSSES: Registry[Loss] = parts.LOSSES
 """The built-in losses."""
 
 

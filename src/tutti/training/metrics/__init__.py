@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tutti import parts
 from tutti.data.parts import DataSet
 from tutti.errors import BadModel, BadOption
 from tutti.load_object import takes_option
@@ -166,12 +167,7 @@ Spec = str | Callable[..., object]
 MOST_RANKED: Final = 10_000_000
 """The most training samples whose outputs are brought together unless a metric is named that needs it."""
 
-METRICS: Registry[Metric] = Registry(
-    "tutti.training.metrics",
-    "metric",
-    "Of the K largest scores there is topK. Or give package.module:function, such as "
-    "sklearn.metrics:matthews_corrcoef, or file.py:function.",
-)
+METRICS: Registry[Metric] = parts.METRICS
 """The built-in metrics."""
 
 
@@ -228,27 +224,9 @@ def fitted(
     return metric
 
 
-def check_metrics(spec: str) -> None:
-    """Raise UnknownName or BadOption for a name that is no metric, before there is any data."""
-    for name in _words(spec):
-        if name not in ("auto", "none") and not TOP.fullmatch(name):
-            METRICS.load(name)
-
-
 def better_of(metrics: Sequence[Metric]) -> dict[str, str | None]:
     """Return whether "lower" or "higher" values of the loss and each metric are better; None: unknown."""
     return {metric.name: metric.better for metric in metrics} | {LOSS: "lower"}
-
-
-def better_of_names(spec: str) -> dict[str, str | None] | None:
-    """Return the same for the metrics that a configuration names, before there is any data.
-
-    "auto" gives all metrics. None: an object of the user's is among them, whose name is not known yet.
-    """
-    names = list(METRICS) if spec.strip() == "auto" else [name for name in _words(spec) if name != "none"]
-    if not all(name in METRICS or TOP.fullmatch(name) for name in names):
-        return None
-    return {name: better_by_name(name) for name in [*names, LOSS]}
 
 
 def _words(spec: str) -> list[str]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
+from tutti import parts
 from tutti.comm.base import Communicator
 from tutti.data.parts import Part
 from tutti.records.json_lines import parse_record, to_json
@@ -19,7 +20,7 @@ from tutti.replica import Replica
 from tutti.state import Saved, State
 from tutti.training.evaluation import Objective
 
-VALIDATIONS: Final[Registry[type[Validation]]] = Registry("tutti.training.validation", "way to validate")
+VALIDATIONS: Final[Registry[type[Validation]]] = parts.VALIDATIONS
 """The ways by name."""
 
 

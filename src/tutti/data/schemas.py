@@ -1,0 +1,220 @@
+"""What is known of data before they are read, without torch: that they are there, and a table's columns."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import dropwhile, islice
+from pathlib import Path
+from typing import Any, Final
+
+from tutti.data.remote import check_address, is_remote
+from tutti.data.tables import TABLE_OPTIONS, TARGET_WORDS, check_options, choose
+from tutti.errors import BadData
+from tutti.load_object import require_packages
+from tutti.parts import DATA_SETS
+
+_PACKED: Final = ("", ".gz", ".zst")
+CSV: Final = tuple(f".{form}{packed}" for form in ("csv", "tsv") for packed in _PACKED)
+JSON: Final = tuple(f".{form}{packed}" for form in ("jsonl", "ndjson", "json") for packed in _PACKED)
+"""The endings of text files."""
+
+_OF_FILES: Final = ("size", "stream", "buffer")
+"""The options that some tables have, or that are looked at before."""
+
+_SEPARATORS: Final = ",;\t"
+
+_LOOKED_AT: Final = 1000
+"""Lines of a CSV file that are looked at before it is read."""
+
+_PICTURES: Final = (".png", ".jpg", ".jpeg")
+
+_JSON_BYTES: Final = 1 << 20
+"""The most of a JSON file that is read for its keys; of a larger one later lines may have others."""
+
+
+def check_data(data: str, options: Mapping[str, Any], reads: bool = True) -> None:
+    """Refuse data that are not there, and columns that a table does not have.
+
+    Args:
+        data: a built-in name, a path or an address.
+        options: of the data.
+        reads: whether the columns are chosen by these options alone.
+
+    Raises:
+        UnknownName: there is neither a file nor a built-in data set of this name.
+        BadData: there is no such file, or no such column.
+        BadOption: the data take a package that is not installed.
+    """
+    path = Path(data).expanduser()
+    if is_remote(data):
+        check_address(data)
+    elif data in DATA_SETS:
+        return
+    elif not (data and path.exists()):
+        check_named(data, path)
+    elif path.is_dir():
+        if any(one.suffix.lower() in _PICTURES for one in islice(path.glob("*/*"), 100)):
+            require_packages("pictures need", ["PIL"], "data")
+        for part in sorted(path.glob("train*"))[:1]:
+            _check_table(part, options, reads)
+    else:
+        _check_table(path, options, reads)
+
+
+def check_named(data: str, path: Path) -> None:
+    """Refuse the name of nothing, unless it is a pattern."""
+    if path.name == data and not path.suffix:
+        DATA_SETS.check(data)
+    if not any(letter in data for letter in "*?["):
+        raise BadData(f"there is no {path}; {nearest(path)}")
+
+
+def _check_table(path: Path, options: Mapping[str, Any], reads: bool) -> None:
+    if path.is_file():
+        with suppress(OSError), open(path, "rb") as file:
+            if file.read(4) == b"\x89HDF":
+                require_packages("HDF5 files need", ["h5py"], "data")
+        names = _columns(path, options)
+        if reads and names:
+            check_options(options, (*TABLE_OPTIONS, *_OF_FILES), f"the table '{path}'")
+            choose(names, options, str(path))
+
+
+def _columns(path: Path, options: Mapping[str, Any]) -> list[str]:
+    """Return the names of a table's columns; none, if it is no table, or is broken."""
+    name = path.name.lower()
+    if name.endswith(CSV):
+        return csv_start(path, options).names
+    try:
+        with _opened(path) as file:
+            start = file.read(6)
+        if start == b"ARROW1":
+            import pyarrow  # It takes a tenth of a second.
+
+            return list(pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).schema.names)
+        if start[:4] == b"PAR1":
+            from pyarrow import parquet
+
+            return list(parquet.read_schema(path).names)
+        return _json_keys(path) if name.endswith(JSON) else []
+    except (OSError, ValueError, TypeError, RecursionError):
+        return []  # Those who read it say why.
+
+
+def _json_keys(path: Path) -> list[str]:
+    with _opened(path) as file:
+        text = file.read(_JSON_BYTES + 1).strip()
+    if len(text) > _JSON_BYTES:
+        return []
+    rows = (
+        json.loads(text)
+        if text.startswith(b"[")
+        else map(json.loads, filter(str.strip, text.decode().splitlines()))
+    )
+    return list(dict.fromkeys(key for row in rows for key in dict(row)))
+
+
+def _opened(path: Path) -> Any:
+    """Open a file to be read, unpacked by its ending."""
+    if path.suffix.lower() not in _PACKED[1:]:
+        return open(path, "rb")
+    import pyarrow
+
+    return pyarrow.input_stream(str(path))
+
+
+@dataclass(frozen=True)
+class CsvStart:
+    """The first rows of a CSV file, and what they tell."""
+
+    rows: list[list[str]]
+    names: list[str]  # of the columns
+    named: bool  # whether the first row has these names
+    separator: str
+
+
+def csv_start(path: Path, options: Mapping[str, Any], labelled: bool = True) -> CsvStart:
+    """Look at the first rows of a CSV file."""
+    rows, separator = _first_rows(path)
+    cells, target = rows[0], options.get("target")
+    named = _are_names(cells, target if isinstance(target, list | tuple) else [target])
+    if not named and target is None and labelled:
+        raise BadData(
+            f"{path} has no line with the names of its {len(cells)} columns: say which column is to be "
+            "predicted by its number, --data.target 0 for the first, -1 for the last"
+        )
+    names = [name.strip() for name in cells] if named else [str(at) for at in range(len(cells))]
+    return CsvStart(rows, names, named, separator)
+
+
+def _first_rows(path: Path) -> tuple[list[list[str]], str]:
+    """Return the cells of a file's first rows, and what separates them."""
+    try:
+        with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as file:
+            lines = list(islice(dropwhile(lambda line: not line.strip(), file), _LOOKED_AT))
+            separator = max(_SEPARATORS, key=lines[0].count) if lines else ""
+            rows = [row for row in csv.reader(lines, delimiter=separator or ",") if row]
+    except UnicodeDecodeError as error:
+        raise BadData(not_in_utf8(path)) from error
+    except csv.Error as error:
+        raise BadData(f"{path} is broken: {error}; save it as a table in UTF-8") from error
+    except OSError as error:
+        from tutti.records.npz import damaged  # It imports NumPy.
+
+        raise damaged(path, error) from error
+    if not rows:
+        raise BadData(f"{path} has no rows; give a table with a row for each sample")
+    return rows, separator
+
+
+def not_in_utf8(path: Path) -> str:
+    """Return the message about a text file in another encoding."""
+    return (
+        f"{path} is not in UTF-8; write it so, as from Latin-1 by: iconv -f latin1 -t utf-8 {path.name} > "
+        "NEW.csv"
+    )
+
+
+def _are_names(cells: list[str], targets: list[Any] | tuple[Any, ...]) -> bool:
+    """Return whether the first row has the names of the columns.
+
+    It has if none of its cells is a number, if one is the target's name, or if they count from 0, as pandas
+    names columns.
+    """
+    words = [cell.strip() for cell in cells]
+    counted = len(words) > 2 and words == [str(at) for at in range(len(words))]
+    targeted = any(
+        word.lower() in TARGET_WORDS or (word in targets and not _is_float(word)) for word in words
+    )
+    return counted or targeted or not any(map(_is_float, words))
+
+
+def _is_float(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False
+
+
+def nearest(path: Path) -> str:
+    """Say which file a missing one may be, or which there are."""
+    folder = path.parent
+    while not os.path.isdir(folder):
+        path, folder = folder, folder.parent
+    names = sorted(p.name for p in folder.iterdir())
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.4)
+    if near:
+        return f"did you mean {folder / near[0]}?"
+    return f"{folder.resolve()} has: {listed(names) or 'nothing'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """List the first ten of some names."""
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

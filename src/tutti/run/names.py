@@ -1,0 +1,130 @@
+"""The names in a configuration, looked up without torch: before ranks are started, and on every rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from tutti.data.schemas import check_data
+from tutti.errors import BadOption
+from tutti.launch.launcher import Launcher, started_by
+from tutti.load_object import find_file, names_object, require_packages
+from tutti.models import names_file
+from tutti.parts import AUGMENTATIONS, CONSTANT, METRICS, SCHEDULES, find_schedule
+from tutti.records.texts import TOP, better_by_name
+from tutti.run.config import OBJECT, PARTS, TrainConfig
+from tutti.run.jobs import Recipe
+from tutti.training.loggers import logger_names
+from tutti.training.stopping import LOSS, Ending, Monitor
+
+CODE: Final = (*PARTS, "callbacks")
+"""The fields that may name Python files."""
+
+
+def check_here(recipe: Recipe, reads: bool = True) -> None:
+    """Refuse what this machine can tell to be wrong before ranks are started.
+
+    Args:
+        recipe: what is to be trained.
+        reads: whether the data's columns are chosen by the configuration alone.
+
+    Raises:
+        UserError: a name stands for nothing, or a file, a column or a package is missing.
+    """
+    config = recipe.config
+    if started_by().launcher is not Launcher.ALONE:
+        return  # Each of several processes would say it; later one does.
+    check_names(recipe)
+    if config.hosts is not None:
+        return  # Files and packages are those of other machines.
+    check_files(config)
+    if "data" not in recipe.objects and not names_object(config.data):
+        check_data(config.data, config.data_options, reads)
+
+
+def check_names(recipe: Recipe) -> None:
+    """Refuse names that stand for nothing, but for data, and options that a part does not have.
+
+    What names an object of the user's is not loaded.
+
+    Raises:
+        UnknownName: there is no part, no option of a part, or no figure to monitor of this name.
+        BadOption: a part cannot be used.
+        UserError: a logger's packages are not installed.
+    """
+    config, objects = recipe.config, recipe.objects
+    for field in ("model", "strategy", "optimizer", "loss"):
+        name = str(getattr(config, field))
+        if field == "strategy" and name == "auto":
+            name = "sync"
+        if field not in objects and not names_object(name) and name != "auto":
+            _check_part(field, name, getattr(config, f"{field}_options"))
+    schedule = config.schedule
+    if schedule is not None and "schedule" not in objects and not names_object(schedule):
+        full, _ = find_schedule(schedule)
+        known = () if full == CONSTANT else SCHEDULES.options(full)
+        SCHEDULES.check_options(schedule, config.schedule_options, known)
+    for metric in [] if "metrics" in objects else words_of(config.metrics):
+        if not (names_object(metric) or metric in ("auto", "none") or TOP.fullmatch(metric)):
+            METRICS.check(metric)
+    for augmentation in [] if "augment" in objects else words_of(config.augment or ""):
+        if not names_object(augmentation):
+            AUGMENTATIONS.check(augmentation)
+    logger_names(config.log)
+    if "metrics" not in objects and (better := _better_of(config.metrics)) is not None:
+        # Whether there is a validation part shows when there are samples.
+        Ending(Monitor.parse(config.monitor, better, validated=True), goal=config.goal)
+
+
+def _check_part(field: str, name: str, options: Mapping[str, object]) -> None:
+    name = name.lower() if field == "optimizer" else name
+    PARTS[field].check(name)
+    if not names_file(name):
+        PARTS[field].check_options(name, options)
+
+
+def _better_of(metrics: str) -> dict[str, str | None] | None:
+    """Return whether "lower" or "higher" values of the loss and each metric are better; None: unknown.
+
+    "auto" gives all metrics. None: an object of the user's is among them, whose name is not known yet.
+    """
+    names = (
+        list(METRICS) if metrics.strip() == "auto" else [one for one in words_of(metrics) if one != "none"]
+    )
+    if not all(name in METRICS or TOP.fullmatch(name) for name in names):
+        return None
+    return {name: better_by_name(name) for name in [*names, LOSS]}
+
+
+def words_of(text: str) -> list[str]:
+    """Return the names between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def check_files(config: TrainConfig) -> None:
+    """Refuse files and packages that the configuration names, and that are not on this machine."""
+    for field in CODE:
+        for name in words_of(str(getattr(config, field))):
+            where = name.rpartition(":")[0]
+            if where.endswith(".py"):
+                find_file(where, name, field)
+            elif names_object(name) and not name.startswith(OBJECT):
+                _find_package(where.partition(".")[0], name, field)
+    if names_file(config.model):
+        find_file(config.model, config.model, "model")
+        if config.model.endswith(".keras"):
+            require_packages("files of Keras need", ["keras"], "keras")
+
+
+def _find_package(package: str, spec: str, field: str) -> None:
+    """Refuse a package that is neither installed nor in the working directory."""
+    place = Path.cwd()
+    known = package in sys.modules or find_spec(package) is not None
+    if package and not known and not any(place.glob(f"{package}*")):
+        raise BadOption(
+            f"the {field} '{spec}' is in no package: there is no '{package}' here, nor in {place}; install "
+            "it, or check the name"
+        )
