@@ -183,7 +183,7 @@ class Trainer:
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
         self._average.show()
-        if self._average.missed:
+        if self._ending.average is not None and not self._average.count:
             self.course.ended = f"{self.course.ended}; the weights are not averaged: --average had not begun"
         found = self._validate(final=True)
         self._note(self.course.complete(found[:-1]))

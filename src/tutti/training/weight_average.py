@@ -65,28 +65,23 @@ class WeightAverage:
         slices = [vector[mine] for vector, (_, mine) in zip(self._vectors, self._places, strict=True)]
         self._kept = [*slices, *self._statistics]  # the average of `_live`
         self._aside: list[Tensor] = []  # copies of `_changed` while the average is in its place
-        self._count = 0
-
-    @property
-    def missed(self) -> bool:
-        """True if the run has not come to the average that was asked for."""
-        return bool(self._kind) and not self._count
+        self.count = 0  # of the weights in the average
 
     def add(self, made: int, epoch_of: int = 0) -> None:
         """Count the weights after `made` updates, or the settled ones after an epoch of some updates."""
         if not self._kind or self._each_update is bool(epoch_of) or made < self._first:
             return
-        if not self._count:
+        if not self.count:
             copy_all(self._kept, self._live)
         else:
             decay, ema = float(self._number) ** (epoch_of or 1), self._kind == "ema"
             move = get_ema_multi_avg_fn(decay) if ema else get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
-            move(self._kept, self._live, self._count)
-        self._count += 1
+            move(self._kept, self._live, self.count)
+        self.count += 1
 
     def show(self) -> None:
         """Put the average in place of the weights, if it has begun (collective)."""
-        if self._count:
+        if self.count:
             self._aside = [one.clone() for one in self._changed]
             self._put(self._kept, self._live)
             if self._layers and self._kind == "swa":
@@ -105,14 +100,14 @@ class WeightAverage:
         pieces = [piece for (flat, mine), one in cut_up for piece in pieces_of("average", flat, one, mine)]
         means = [one.clone() for one in self._statistics]
         average(means, self._comm)
-        shared = {"count": self._count, "epochs": self._epochs, "statistics": means}
+        shared = {"count": self.count, "epochs": self._epochs, "statistics": means}
         return State(LocalState(pieces), shared=shared, own={"statistics": self._statistics})
 
     def load_state(self, saved: Saved) -> None:
         """Go on from an earlier run; SWA starts over in one of another length."""
         if not self._kind or (self._kind == "swa" and saved.shared["epochs"] != self._epochs):
             return
-        self._count = saved.shared["count"]
+        self.count = saved.shared["count"]
         for (flat, mine), vector in zip(self._places, self._vectors, strict=True):
             fill(saved.joint.tensors, "average", flat, vector, mine)
         copy_all(self._statistics, (saved.own or saved.shared)["statistics"])
