@@ -93,10 +93,10 @@ def _rearranged(gradient: Tensor, inputs: Tensor) -> int:
 
 def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:
     """The bytes of state that an optimizer keeps for each byte of parameters."""
-    module = nn.Linear(PROBE, PROBE, bias=False)
-    probe = module.weight
+    hidden = nn.Linear(PROBE, PROBE, bias=False)
+    probe = hidden.weight
     probe.grad = torch.zeros_like(probe)
-    optimizer = make(module)
+    optimizer = make(nn.Sequential(hidden, nn.Linear(PROBE, 1, bias=False)))
     optimizer.step()
     kept = pytree.tree_leaves(list(optimizer.state.values()))
     return sum(x.nbytes for x in kept if isinstance(x, Tensor) and x.numel() > 1) / probe.nbytes

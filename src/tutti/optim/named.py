@@ -41,7 +41,7 @@ def build(
             raise BadOption(
                 f"option '{key}' of optimizer '{name}' is not given like this; use --lr for the rate"
             )
-    kind = _named(name)
+    kind = optimizer_class(name)
     given |= {} if lr is None else {"lr": lr}
     try:
         optimizer = call_with_options(kind, given, "optimizer", name, {"params": parameters})
@@ -52,8 +52,8 @@ def build(
     return optimizer
 
 
-def _named(name: str) -> type[Optimizer]:
-    """Return the class that a name stands for."""
+def optimizer_class(name: str) -> type[Optimizer]:
+    """Return the class that a name stands for; for the errors see `build`."""
     kind = OPTIMIZERS.load(name if names_object(name) else name.lower())
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")
