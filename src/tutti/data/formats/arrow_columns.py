@@ -167,11 +167,13 @@ def kind_of(kind: Any) -> str | None:
 
 
 def _numbers(values: Any) -> Any:
-    """Return a column as one of plain numbers."""
+    """Return a column as one of plain numbers; times are seconds."""
     import pyarrow
 
     if pyarrow.types.is_time(values.type) or pyarrow.types.is_duration(values.type):
-        values = values.cast(pyarrow.int64() if values.type.bit_width == 64 else pyarrow.int32())
+        seconds = 1e-3 ** ("s", "ms", "us", "ns").index(values.type.unit)
+        whole = values.cast(pyarrow.int64() if values.type.bit_width == 64 else pyarrow.int32())
+        values = pyarrow.compute.multiply(whole.cast(pyarrow.float64(), safe=False), seconds)
     elif not (pyarrow.types.is_integer(values.type) or pyarrow.types.is_floating(values.type)):
         values = values.cast(pyarrow.float64())
     return values
@@ -189,31 +191,47 @@ def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
     """Return a column in the kind of another table's."""
     import pyarrow
 
-    found = kind_of(values.type)
-    if found == wanted.kind:
-        return values
-    kinds = {NUMBER: pyarrow.float64(), FLAG: pyarrow.bool_(), DATE: pyarrow.timestamp("us")}
-
-    def cast(some: Any) -> Any:
-        if (found, wanted.kind) == (TEXT, DATE):
-            return _parsed(pyarrow.compute.utf8_trim_whitespace(some), wanted.form)
-        if (found, wanted.kind) == (TEXT, NUMBER):
-            some = _without_signs(pyarrow.compute.utf8_trim_whitespace(some))
-        return some.cast(kinds.get(wanted.kind, pyarrow.string()))
-
-    def fits(stop: int) -> bool:
+    def fits(row: int) -> bool:
         with suppress(pyarrow.ArrowException):
-            return cast(values.slice(0, stop)) is not None
+            return _cast(values.slice(0, row + 1), wanted) is not None
         return False
 
     try:
-        return cast(values)
+        return _cast(values, wanted)
     except pyarrow.ArrowException as error:
-        row = bisect_left(range(len(values)), True, key=lambda row: not fits(row + 1))
+        row = bisect_left(range(len(values)), True, key=lambda row: not fits(row))
         raise BadData(
             f"{path} has '{str(values[row])[:80]}' in row {row + 1:,} of the column '{wanted.name}', and "
             f"those of the training are of the kind {wanted.kind}; mend it"
         ) from error
+
+
+def _cast(values: Any, wanted: TableColumn) -> Any:
+    """Return a column in the kind of another table's; raise ArrowException if a value does not fit."""
+    import pyarrow
+
+    found = kind_of(values.type)
+    if found == wanted.kind:
+        return values
+    kinds = {NUMBER: pyarrow.float64(), FLAG: pyarrow.bool_(), DATE: pyarrow.timestamp("us")}
+    if (found, wanted.kind) == (TEXT, DATE):
+        return _parsed(pyarrow.compute.utf8_trim_whitespace(values), wanted.form)
+    if (found, wanted.kind) == (TEXT, NUMBER):
+        values = _without_signs(pyarrow.compute.utf8_trim_whitespace(values))
+    if (found, wanted.kind) == (NUMBER, DATE):
+        raise pyarrow.ArrowInvalid("numbers may be days or seconds")
+    if (found, wanted.kind) == (NUMBER, FLAG):
+        flags = {0.0: False, 1.0: True}
+        told = [
+            None if one is None or one != one else flags.get(float(one), "") for one in values.to_pylist()
+        ]
+        return pyarrow.chunked_array([pyarrow.array(told, pyarrow.bool_())])
+    texts = values.cast(kinds.get(wanted.kind, pyarrow.string()))
+    if (found, wanted.kind) == (FLAG, TEXT):
+        for spelled in (pyarrow.compute.utf8_capitalize, pyarrow.compute.utf8_upper):
+            if spelled(pyarrow.scalar("true")).as_py() in wanted.texts:
+                return spelled(texts)
+    return texts
 
 
 def _parsed(texts: Any, form: str) -> Any:
@@ -239,7 +257,10 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
     import pyarrow
 
     categorical = pyarrow.types.is_dictionary(values.type)
-    encoded = (values if categorical else values.dictionary_encode()).combine_chunks()
+    if categorical and any(chunk.dictionary.null_count for chunk in values.chunks):
+        values = values.cast(pyarrow.string())
+    plain = not pyarrow.types.is_dictionary(values.type)
+    encoded = (values.dictionary_encode() if plain else values).combine_chunks()
     codes: Array = _plain(encoded.indices.fill_null(-1))
     texts = pyarrow.compute.utf8_trim_whitespace(encoded.dictionary.cast(pyarrow.string()))
     guessed = wanted.kind == EMPTY
