@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ _CELLS: Final = 100_000
 """The most cells that are looked at before a file is read."""
 
 _CODE: Final = re.compile(r"\s*0\d+\s*")
+_AMONG_TEXTS: Final = r"^(\s*[+-]?\d+),(\d+\s*%?\s*)$"
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
 _POINT: Final = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 
@@ -69,8 +70,10 @@ class Csv(Format):
         for name in texts:
             column = arrow.compute.utf8_trim_whitespace(table.column(name))
             table = table.set_column(names.index(name), name, _as_numbers(column, decimal_point))
-        if decimal_point == ",":
-            table = _with_points(table, choice.inputs)
+        for at, name in enumerate(names if decimal_point == "," else []):
+            if name in choice.inputs and arrow.types.is_string(table.schema.field(at).type):
+                column = arrow.compute.replace_substring_regex(table.column(at), _AMONG_TEXTS, r"\1.\2")
+                table = table.set_column(at, name, column)
         if any(arrow.types.is_binary(table.schema.field(name).type) for name in choice.inputs):
             raise BadData(not_in_utf8(path))
         return read_table(path, table.schema, table.select, options, labelled)
@@ -119,17 +122,6 @@ def _types(schema: Any) -> dict[str, Any]:
     arrow = arrow_package()
     numbers = {field.name: arrow.float64() for field in schema if arrow.types.is_integer(field.type)}
     return {field.name: field.type for field in schema if not arrow.types.is_null(field.type)} | numbers
-
-
-def _with_points(table: Any, names: Sequence[str]) -> Any:
-    """Return a table whose texts have points in numbers, so that those among other texts are known."""
-    for at, name in enumerate(table.column_names):
-        if name in names and arrow_package().types.is_string(table.schema.field(name).type):
-            column = arrow_package().compute.replace_substring_regex(
-                table.column(name), r"^(\s*[+-]?\d+),(\d+\s*%?\s*)$", r"\1.\2"
-            )
-            table = table.set_column(at, name, column)
-    return table
 
 
 def _as_numbers(column: Any, decimal_point: str) -> Any:
