@@ -197,7 +197,7 @@ def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: s
         name: _absent(table.column(name)) for name in (*choice.targets, choice.group) if name is not None
     }
     lacking = np.logical_or.reduce([absent[name] for name in choice.targets])
-    if lacking.any() and missing not in ("auto", "drop"):
+    if lacking.any() and missing == "error":
         row = int(lacking.argmax())
         name = next(name for name in choice.targets if absent[name][row])
         raise BadData(
