@@ -161,7 +161,7 @@ def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
         ("a,y\n1,0\n3,?\n", {"missing": "error"}, r"no value in row 2 of the target 'y'"),
         ("a,y\n1,0\n3,?\n4,?\n", {"missing": "error"}, "targets are missing in 2 rows"),
         ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
-        ("a,b,y\n1,2,0\n1,inf,1\n", {"missing": "mean"}, "NaN or inf .* row 2, column 'b'"),
+        ("a,b,y\n1,2,0\n,inf,1\n", {"missing": "mean"}, "NaN or inf .* row 2, column 'b'"),
         ("a,b,y\n,2,0\n1,2,1\n1,inf,1\n", {"missing": "drop"}, "NaN or inf .* row 3, column 'b'"),
         ("a,y\n", {}, "has no rows"),
         ("a,a,y\n1,2,0\n", {}, "two columns called 'a'"),

@@ -232,8 +232,8 @@ def _refuse_bad(
         first = int(bad.argmax())
         place = f"sample {first}"
         if columns:
-            found = as_floats(rows[first : first + 1]).reshape(-1)
-            place = f"row {first + 1:,}, column '{columns[int((~np.isfinite(found)).argmax())]}'"
+            column = int(np.isinf(as_floats(rows[first : first + 1])).argmax())
+            place = f"row {first + 1:,}, column '{columns[column]}'"
         hint = ", or give --data.missing drop if NaN stands for a missing value" if missing == "error" else ""
         raise NotFinite(
             f"the {what} hold NaN or inf (or numbers too large for {stored_dtype(rows)}) in "
