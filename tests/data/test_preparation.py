@@ -25,7 +25,7 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import DataSet, open_pool
 from tutti.data.arrays import keeping_doubles
 from tutti.data.contents import from_keys, to_keys
-from tutti.data.fitting import CONSTANT, IDENTIFIER, KEY, MISSING, ROW_NUMBERS, fit
+from tutti.data.fitting import CONSTANT, IDENTIFIER, KEY, MISSING, ROW_NUMBERS, SIGNED, fit
 from tutti.data.preparation import date_parts, prepared
 from tutti.data.sources import read_source
 from tutti.data.tables import LIKE
@@ -133,6 +133,7 @@ def test_numbers_and_texts_become_what_scikit_learn_makes_of_them() -> None:
         ("fractions", [one / 2 for one in range(60)], None),
         ("numbered twice", [*range(30)] * 2, None),
         ("key", [f"k{one}" for one in range(60)], KEY),
+        ("signs that are no numbers here", [f"{one} $" for one in range(60)], SIGNED),
         ("texts", [f"k{one % 40}" for one in range(60)], None),
     ],
 )
@@ -237,6 +238,7 @@ def test_texts_are_dates_where_one_form_fits_all(texts: list[str], kind: str) ->
         (["1", "2", "3a"] * 50, ["1", "2", "3a"]),
         (["1", "2"] * 150 + ["many"], "row 301 'many'"),
         (["2020-01-31", "2021-01-01"] * 20 + ["0000-00-00"], "row 41 '0000-00-00'"),
+        (["$1,000.50", "$7"] * 20 + ["seven"], "row 41 'seven'"),
         (["31.01.2020", "01.02.2021"] * 20 + ["soon"], "row 41 'soon'"),
     ],
 )

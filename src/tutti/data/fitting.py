@@ -33,8 +33,10 @@ MISSING: Final = "all missing"
 ROW_NUMBERS: Final = "row numbers"
 IDENTIFIER: Final = "an identifier"
 KEY: Final = "nearly as many texts as rows"
+SIGNED: Final = "numbers with signs such as $"
 """Reasons to leave a column out."""
 
+_SIGN: Final = re.compile(r"\d.*[$€£¥%]|[$€£¥%].*\d")
 _NAMES: Final = re.compile(r"(?:^|[^A-Za-z]|(?<=[a-z])(?=[A-Z]))(?i:id|no|nr|number|key|code)$")
 """The names of identifiers, such as user_id, CustomerId and Order No."""
 
@@ -84,7 +86,7 @@ def fit(
         elif not gaps and known.min() == known.max():
             left_out[column.name] = CONSTANT
         elif column.kind == TEXT and not table.chosen and _is_key(known):
-            left_out[column.name] = KEY
+            left_out[column.name] = SIGNED if all(map(_SIGN.search, column.texts[:100])) else KEY
         elif column.kind in (TEXT, FLAG):
             columns.append(_of_codes(column, known, gaps, embeds))
         elif not (table.chosen or gaps or column.kind != NUMBER) and (

@@ -341,7 +341,11 @@ def _refuse_mistakes(path: Path, name: str, texts: Any, codes: Array) -> None:
         return _plain(compute.match_substring_regex(texts, pattern))
 
     counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    for what, fits in (("numbers", which(_NUMBER)), ("dates", _are_dates(texts))):
+    for what, fits in (
+        ("numbers", which(_NUMBER)),
+        ("amounts", which(r"^[+-]?[$€£¥]\s?[\d,.]+$|^[+-]?[\d,.]+\s?%$")),
+        ("dates", _are_dates(texts)),
+    ):
         others, cells = ~fits, counts[~fits].sum()
         names = which(_WHOLE)[fits].all() and fits.sum() <= min(30, counts[fits].sum() / 2)
         slips = cells <= 5 and cells < 0.01 * counts.sum() and not which(r"\d")[others].any()
