@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from tutti.data.arrays import as_floats
 from tutti.data.columns import Column
-from tutti.data.contents import Contents
+from tutti.data.contents import PARTS, Contents
 from tutti.data.formats.arrow_columns import as_array, is_prepared, kind_of, stored_table
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
 from tutti.data.tables import ChosenColumns, choose, is_number
-from tutti.errors import BadData
+from tutti.errors import BadData, BadOption
 from tutti.records.npz import damaged
 from tutti.records.preparation import Table
 from tutti.records.texts import printable
@@ -44,6 +44,48 @@ def is_frame(value: object) -> bool:
     """Return whether a value is a table in memory: a frame of pandas or polars, or a table of Arrow."""
     package = type(value).__module__.partition(".")[0]
     return type(value).__name__ in ("DataFrame", "Table") and package in ("pandas", "polars", "pyarrow")
+
+
+def frames_of(data: object, options: dict[str, object]) -> dict[str, Any]:
+    """Return the frame of each part, with the columns of targets that were given beside it; {}: other data.
+
+    Data are a frame, (frame, targets), a pair of these, (frame, test frame) or frames by part; the option
+    "target" becomes the names of targets that were given beside a frame.
+    """
+    if isinstance(data, Mapping):
+        framed = "train" in data and {*data} <= {*PARTS} and all(map(is_frame, data.values()))
+        return {PARTS[part]: data[part] for part in sorted(data, key="train".__ne__)} if framed else {}
+    if is_frame(data):
+        return {"train": data}
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return {}
+    pairs = [data] if is_frame(data[0]) else data
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 and is_frame(pair[0]) for pair in pairs):
+        return {}
+    if pairs[0] is data and is_frame(data[1]) and "target" in options:
+        return {"train": data[0], "test": data[1]}
+    tables = [_with_targets(*pair, options) for pair in pairs]
+    return dict(zip(("train", "test"), tables, strict=False))
+
+
+def _with_targets(frame: Any, targets: Any, options: dict[str, object]) -> Any:
+    """Return a frame with its targets as more columns."""
+    table, arrow = arrow_table(frame), arrow_package()
+    if hasattr(targets, "to_frame"):
+        targets = targets.to_frame(str(targets.name or "target"))
+    if not is_frame(targets):
+        values = np.asarray(targets).reshape(len(targets), -1).T
+        names = ["target"] if len(values) == 1 else [f"target {at}" for at in range(len(values))]
+        targets = arrow.table(dict(zip(names, values, strict=True)))
+    columns = arrow_table(targets)
+    if len(columns) != len(table):
+        raise BadData(f"there are {len(columns):,} targets for {len(table):,} rows; give one for each")
+    for name in columns.column_names:
+        table = table.append_column(name, columns.column(name))
+    wanted = options.setdefault("target", columns.column_names)
+    if wanted not in (columns.column_names, columns.column_names[0]):
+        raise BadOption(f"the targets beside the table are {columns.column_names}, but target is {wanted}")
+    return table
 
 
 def arrow_table(frame: Any) -> Any:
