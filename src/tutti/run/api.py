@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from tutti import models
 from tutti.data.contents import with_weights
 from tutti.data.items import Unloaded
+from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
@@ -289,11 +290,9 @@ def _job(
 
 def _refuse_wrong(given: Mapping[str, object], options: Mapping[str, object]) -> None:
     """Refuse unknown arguments, and values of another kind."""
-    for name in options:
-        if name not in TrainOptions.__annotations__:
-            known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
-            known.remove("options")
-            raise UnknownName("argument", name, known, "See help(tutti.train).")
+    known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
+    known.remove("options")
+    refuse_unknown(options, known, "train")
     for name in ("model", "data"):
         if given[name] is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
@@ -306,6 +305,16 @@ def _refuse_wrong(given: Mapping[str, object], options: Mapping[str, object]) ->
         for one in value if name == "metrics" and isinstance(value, list | tuple) else [value]:
             if not (one is None or isinstance(one, str) or callable(one)):
                 raise BadOption(f"{name} is {one!r}; give a name or a function, as help(tutti.train) says")
+
+
+def refuse_unknown(options: Iterable[str], known: Collection[str], function: str) -> None:
+    """Refuse arguments that a function of the package does not have."""
+    for name in options:
+        of_data = name.removesuffix("_by")
+        if name not in known and of_data in (*OF_ALL, *TABLE_OPTIONS):
+            raise BadOption(f"unknown argument '{name}'; give data_options={{'{of_data}': ...}}")
+        if name not in known:
+            raise UnknownName("argument", name, known, f"See help(tutti.{function}).")
 
 
 def _in_notebook() -> bool:

@@ -46,7 +46,13 @@ def _newest(resume: Resume) -> Checkpoint | None:
     found, passed_over = newest(resume.folder / checkpoints.FOLDER)
     for sentence in passed_over:
         warn_on_stderr(sentence)
-    if found is None and (not resume.auto or RunFolder(resume.folder).finished):
+    finished = RunFolder(resume.folder).finished
+    if found is None and finished and not passed_over:
+        raise BadCheckpoint(
+            f"{resume.folder} has come to its end, and keeps its weights only; begin another run with "
+            f"--weights {resume.folder}, or train with --checkpoint"
+        )
+    if found is None and (not resume.auto or finished):
         raise BadCheckpoint(
             f"{resume.folder} has no checkpoint that is whole; train again in another folder, or with "
             "--weights, which takes the final weights of a run"
