@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 import torch
 from hypothesis import given
@@ -29,7 +31,7 @@ from tutti.data.sources import read_source
 from tutti.data.tables import LIKE
 from tutti.errors import BadData, UserError
 from tutti.records.json_lines import parse_record, to_json
-from tutti.records.preparation import Preparation, Table, TableColumn, TableInputs
+from tutti.records.preparation import DATE, FLAG, TEXT, Preparation, Table, TableColumn, TableInputs
 from tutti.records.splits import Split, write_splits
 from tutti.run.summary_lines import table as in_words
 
@@ -344,3 +346,39 @@ def test_a_batch_of_any_size_has_the_same_bits(opened: Callable[..., DataSet]) -
     assert torch.equal(data.on("cpu").train.take(torch.arange(200))[0], whole)
     elsewhere = data.on("meta").train.take(torch.arange(200))[0]
     assert (elsewhere.device.type, elsewhere.shape) == ("meta", whole.shape)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_durations_and_times_of_day_are_seconds_in_any_unit(unit: str) -> None:
+    at = pyarrow.array([3600, 9000], pyarrow.time32("s")).cast(pyarrow.time64("us"))
+    trip = pyarrow.array([60, 120], pyarrow.duration("s")).cast(pyarrow.duration(unit))
+    inputs, _ = read_source(pyarrow.table({"trip": trip, "at": at, "target": [0.5, 1.5]}), {}).parts["train"]
+    assert cast("Any", inputs)[:].tolist() == [[60, 3600], [120, 9000]]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "texts", "expected"),
+    [
+        ([1.0, NAN, 0.0], FLAG, (), [1.0, NAN, 0.0]),
+        ([True, False], TEXT, ("False", "True", "Unknown"), [1.0, 0.0]),
+        ([2.0, 1.0], FLAG, (), None),
+        ([20200105], DATE, (), None),
+    ],
+)
+def test_values_of_another_kind_mean_the_same_or_are_refused(
+    values: list[Any], kind: str, texts: tuple[str, ...], expected: list[float] | None
+) -> None:
+    table = pyarrow.table({"a": values, "target": [0.5 + at for at in range(len(values))]})
+    options = {LIKE: (TableColumn("a", kind, texts),)}
+    if expected is None:
+        with pytest.raises(BadData, match="'a'"):
+            read_source(table, options)
+    else:
+        inputs, _ = read_source(table, options).parts["train"]
+        np.testing.assert_array_equal(cast("Any", inputs)[:, 0], expected)
+
+
+def test_a_dictionary_may_hold_a_null() -> None:
+    texts = pyarrow.DictionaryArray.from_arrays([0, 1, 2, 0], ["b", None, "a"])
+    inputs, _ = read_source(pyarrow.table({"a": texts, "target": [0, 1, 0, 1]}), {}).parts["train"]
+    np.testing.assert_array_equal(cast("Any", inputs)[:, 0], [1, NAN, 0, 1])

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from tests.kept_writers import keeping_writers
@@ -114,7 +115,8 @@ class Program:
         model = nn.Sequential(nn.Linear(FEATURES, 6), *middle, nn.Linear(6, CLASSES)).double()
         model, optimizer = distribute.distribute(model, self.optimizer(model))
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9, 12], 0.5)
-        run = None if folder is None else distribute.checkpoints(folder, scheduler=scheduler)
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        run = None if folder is None else distribute.checkpoints(folder, scheduler=scheduler, ema=ema)
         step = run.restore() if run else 0
         first = run.values.get("epoch", 0) if run else 0
         loader = DataLoader(samples(COUNT + 2 * self.of_rank), SIZE, shuffle=self.shuffle, **by(self.workers))
@@ -124,6 +126,7 @@ class Program:
                 fit(model, inputs, targets).backward()
                 optimizer.step()
                 scheduler.step()
+                ema.update_parameters(model)
                 step += 1
                 if run and step == self.at:
                     assert run.save(step, epoch=epoch, wait=True)
@@ -133,6 +136,7 @@ class Program:
         distribute.average_buffers(model)
         return [
             {name: value.tolist() for name, value in model.state_dict().items()},
+            [value.tolist() for value in ema.parameters()],
             [group["lr"] for group in optimizer.param_groups],
             [torch.rand(1).item(), random.random(), float(np.random.rand())],
         ]

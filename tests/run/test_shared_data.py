@@ -97,6 +97,7 @@ def test_a_table_is_read_as_the_weights_expect_that_a_run_begins_with(
     job = TrainJob(table(tmp_path).changed(fields), quiet=True)
     VirtualWorld(1).run(lambda comm: train.work(comm, pickle.dumps(job)))
     other = table(tmp_path, "label,born,town,size", "12,34,56").changed({"weights": str(tmp_path / "run")})
+    opened(address, other.changed({"weights": None}))  # read otherwise, beside it
     kept, rows = opened(address, other), torch.arange(8)
     with closing(HostCommunicator.alone()) as comm:
         read = open_config_data(Recipe(other), comm)

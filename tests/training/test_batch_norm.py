@@ -24,6 +24,7 @@ from tutti.strategies.placement import place
 from tutti.training.batch_norm import BatchStatistics, batch_norms, normalising
 from tutti.training.losses import LOSSES
 from tutti.training.precision import Arithmetic
+from tutti.training.stopping import Ending
 
 DOUBLE = torch.float64
 LAYERS = {
@@ -96,12 +97,18 @@ def test_layers_are_torchs_own_in_evaluation_mode_and_afterwards() -> None:
     assert all("forward" not in vars(layer) for layer in batch_norms(module))
 
 
-def trained(comm: Communicator, part: Part, every: int) -> dict[str, Tensor]:
+def network() -> nn.Module:
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4, bias=False), nn.BatchNorm1d(4)
     )
-    module = Arithmetic("fp64").prepare(module)
+    return Arithmetic("fp64").prepare(module)
+
+
+def trained(
+    comm: Communicator, part: Part, every: int = 1, ending: Ending | None = None
+) -> dict[str, Tensor]:
+    module = network()
     strategy = Sync(every=every)
     replica = place(module, comm, strategy.home)
     optimizer = SGD(module.parameters(), lr=0.1)
@@ -115,6 +122,7 @@ def trained(comm: Communicator, part: Part, every: int) -> dict[str, Tensor]:
         arithmetic=Arithmetic("fp64"),
         batches=Batches(part, 12, comm.rank, comm.size, every, seed=5),
         steps=20,
+        ending=ending,
     ).fit()
     return {name: value.clone() for name, value in module.state_dict().items()}
 

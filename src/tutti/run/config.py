@@ -31,7 +31,7 @@ from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
-from tutti.training.intervals import AUTO, OFF, Every, seconds_of
+from tutti.training.intervals import AUTO, OFF, Averaging, Every, seconds_of
 from tutti.training.loggers import optional_loggers
 
 Options = dict[str, Any]
@@ -212,6 +212,9 @@ class TrainConfig:
         None, "end when --monitor is at least as good, such as 0.97 with --monitor val_accuracy"
     )
     restore_best: bool = option(False, "end with the weights of the best epoch, by --monitor")
+    average: str | None = option(
+        None, "evaluate and keep an average of the weights: ema:0.999, a decay; swa:0.75, from there on"
+    )
     time_limit: str | None = option(None, "save and stop after this time, such as 3h50m; see --resume")
     batch_size: int = option(
         32, "samples behind one weight update, over all workers that make it together", least=1
@@ -389,7 +392,7 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 OF_LONG_RUNS: Final = (
     *("weights", "monitor", "patience", "goal", "restore_best", "time_limit", "checkpoint", "keep"),
-    *("predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
+    *("average", "predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
@@ -419,6 +422,7 @@ _TOGETHER: Final = (
     ("parallel", "servers", "servers keep the centre of whole models"),
     ("parallel", "balance", "it is for ranks with whole models"),
     ("parallel", "skip_nonfinite", "its ranks hold one model together"),
+    ("parallel", "average", "its ranks hold one model together"),
     ("parallel", "device=cuda", "it computes on the CPU"),
     ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),
     ("parallel", "layout=batch_last", "that is for ranks with whole models"),
@@ -467,6 +471,8 @@ def _refused(config: TrainConfig) -> Iterator[str]:
             yield f"{first} needs {flag(other.partition('=')[0])}: {why}; or leave it out"
     if config.split is not None:
         split_of(config.split)
+    if config.average is not None:
+        Averaging.parse(config.average)
     if config.time_limit is not None:
         seconds_of(config.time_limit, "--time-limit")
     if config.hang_timeout != OFF:

@@ -164,5 +164,6 @@ def _key(recipe: Recipe) -> str:
     # A factory may draw random numbers, which depend on the seed.
     seed = data_seed(config) if names_object(config.data) else None
     double, meant = config.precision == "fp64", meant_by(config.loss)
-    named = to_json([config.data, config.data_options, seed, double, meant])
+    # A table is read with the columns that the weights take.
+    named = to_json([config.data, config.data_options, seed, double, meant, config.weights])
     return hashlib.sha256(named.encode()).hexdigest()

@@ -7,6 +7,7 @@ are not scaled; other tables are prepared as in `tutti.train`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
@@ -48,6 +49,9 @@ Array = NDArray[Any]
 
 OWN: Final = ("model", "random_state", "verbose")
 """The parameters that are no arguments of `tutti.train`, or need more than being passed on."""
+
+_LARGE: Final = 20.0
+"""The largest deviation of a column of numbers that is not warned of."""
 
 OF_OPTIONS: Final = "_options__"
 """Joins a part and one of its options in the name of a parameter: model_options__hidden."""
@@ -187,7 +191,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         check_consistent_length(X, targets)
         return X, targets
 
-    def _train(self, inputs: Any, targets: Array, loss: str, options: Options, weights: Any) -> None:
+    def _train(self, inputs: Any, targets: Array, loss: str, options: Options, weights: Array | None) -> None:
         """Train a new model, by this loss unless there is another among the parameters."""
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in OWN}
         if params["loss"] == "auto":
@@ -195,13 +199,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if params["threads"] is None and str(self.workers) == "1":
             params["threads"] = torch.get_num_threads()
         params = {name: _plain(value) for name, value in params.items() if value is not None}
-        if weights is not None:
-            told = {"dtype": np.float64, "ensure_non_negative": True}
-            weights = _check_sample_weight(weights, inputs, **told)
         data: object
         if _is_mixed(inputs):
             data, options = _as_table(inputs, targets, weights, options)
         else:
+            _warn_of_sizes(inputs)
             # Of tensors the dimensions keep their order.
             data = torch.from_numpy(inputs), torch.from_numpy(targets)
             params |= {} if weights is None else {"sample_weight": weights}
@@ -271,7 +273,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         options: Options = {"classes": len(self.classes_)}
-        self._train(inputs, numbers, "cross_entropy", options, sample_weight)
+        self._train(inputs, numbers, "cross_entropy", options, _checked_weights(sample_weight, inputs))
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -303,7 +305,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[misc]
     """A regressor of one or several numbers for each sample.
 
-    The arguments and attributes of `Estimator`.
+    The arguments and attributes of `Estimator`. With the loss "auto" numbers are standardised for training:
+    the losses of `history_` are of those; predictions and scores are in the numbers' own units.
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -320,14 +323,22 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
             UserError: a parameter that cannot be used; the message says what to do.
         """
         inputs, targets = self._checked(X, y, multi_output=True, y_numeric=True)
+        weights = _checked_weights(sample_weight, inputs)
         self._shape, floats = targets.shape[1:], _inputs(self.precision)["dtype"]
-        self._train(inputs, targets.astype(floats), "mse", {"classes": "none"}, sample_weight)
+        self._mean, self._std = np.zeros(self._shape), np.ones(self._shape)
+        if self.loss == "auto" and not is_frame(inputs):  # else `train` sees to it
+            targets = targets.astype(np.float64)
+            self._mean = np.average(targets, 0, weights)
+            deviations = np.sqrt(np.average((targets - self._mean) ** 2, 0, weights))
+            self._std = np.where(deviations > 0, deviations, 1.0)
+        targets = ((targets - self._mean) / self._std).astype(floats)
+        self._train(inputs, targets, "mse", {"classes": "none"}, weights)
         return self
 
     def predict(self, X: Any) -> Array:
         """Compute the numbers of each sample, of the shape that they had in `fit`."""
         outputs: Array = self._outputs(X).reshape(-1, *self._shape).numpy()
-        return outputs
+        return outputs * self._std + self._mean
 
 
 def _inputs(precision: str) -> dict[str, Any]:
@@ -345,9 +356,29 @@ def _is_mixed(X: object) -> bool:
     return not numbers or any(column.null_count for column in table.columns)
 
 
+def _checked_weights(weights: Any, X: Any) -> Array | None:
+    if weights is None:
+        return None
+    found = cast("Array", _check_sample_weight(weights, X, dtype=np.float64, ensure_non_negative=True))
+    if not found.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return found
+
+
+def _warn_of_sizes(inputs: Array) -> None:
+    """Warn of columns that are far from the size that networks are made for."""
+    if inputs.ndim == 2 and len(inputs) > 1 and (largest := float(inputs.std(0).max())) > _LARGE:
+        warnings.warn(
+            f"a column of X has a deviation of {largest:.3g}, and columns of numbers are taken as they are; "
+            "put a StandardScaler before the network",
+            stacklevel=4,
+        )
+
+
 def _as_table(frame: Any, targets: Array, weights: Array | None, options: Options) -> tuple[object, Options]:
     """Return a table with columns for targets and weights, and the options that name them."""
     table, goals = arrow_table(frame), []
+    options = {**options, "columns": table.column_names}
     for number, goal in enumerate(targets.reshape(len(targets), -1).T):
         goals.append(f"target {number} of fit")
         table = table.append_column(goals[-1], [goal])

@@ -39,6 +39,7 @@ from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, RankWork
 from tutti.training.update_gradient import UpdateGradient
 from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
+from tutti.training.weight_average import WeightAverage
 from tutti.training.weights import names_in_state
 
 
@@ -82,6 +83,7 @@ class Trainer:
         self._plan, self._validation = validation, cast("Validation | None", None)
         monitor = self._ending.monitor if self._ending.restores_best else None
         self._best = BestWeights(self.replica, self._comm, monitor)
+        self._average = WeightAverage(self._ending.average, workers, schedule, objective.arithmetic)
 
     def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
         """Train to the end (collective).
@@ -180,6 +182,9 @@ class Trainer:
         """
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
+        self._average.show()
+        if self._ending.average is not None and not self._average.count:
+            self.course.ended = f"{self.course.ended}; the weights are not averaged: --average had not begun"
         found = self._validate(final=True)
         self._note(self.course.complete(found[:-1]))
         self._leave(self.course.history, found[-1])
@@ -210,6 +215,8 @@ class Trainer:
         if final:
             self._keep_end(open_epoch)
         self._meet(final)
+        self._average.add(last, epoch_of=last - epoch * updates)
+        self._average.show()
         self._best.keep(epoch + 1)
         train = tally.total(self._comm)
         trained = stages.lap("wait" if (self._workers.everyone or self._comm).size > 1 else "reduce")
@@ -278,6 +285,7 @@ class Trainer:
                 worker.skip()
             elif gradient.is_usable(made, passes, course.step, epoch, samples, weight):
                 worker.step()
+                self._average.add(made + 1)
                 work.steps += 1
             else:
                 worker.skip()
@@ -359,6 +367,7 @@ class Trainer:
             "worker": worker,
             "batches": schedule.batches.state(open_epoch.number, rounds),
             "best": self._best.state(),
+            "average": self._average.state(),
         }
         if self._validation is not None:
             parts["validation"] = self._validation.state()
@@ -392,7 +401,8 @@ class Trainer:
             "left_out": gradient.skipped.left_out,
             "work": self._work.state(),
         }
-        pieces = [*self._weights(), *worker.joint.pieces, *parts["best"].joint.pieces]
+        pieces = [*self._weights(), *worker.joint.pieces]
+        pieces += [*parts["best"].joint.pieces, *parts["average"].joint.pieces]
         return State(
             joint=LocalState(pieces, worker.joint.numbers),
             alone=worker.alone,
@@ -441,6 +451,7 @@ class Trainer:
         if self._schedule.balance is not None:
             self._schedule.balance.load_state(saved.part("balance"))
         self._best.load_state(saved.part("best"))
+        self._average.load_state(saved.part("average"))
         self._judge()
         if self._hooks.callbacks is not None:
             self._hooks.callbacks.ask(at["asked"])
@@ -456,6 +467,7 @@ class Trainer:
             self._hooks.progress.doing(VALIDATING)
             self._validation.begin()
         if not final:
+            self._average.hide()
             self.worker.resume()
         return [None] if self._validation is None else self._validation.collect(everything=final)
 

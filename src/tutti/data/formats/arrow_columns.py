@@ -154,11 +154,13 @@ def kind_of(kind: Any) -> str | None:
 
 
 def _numbers(values: Any) -> Any:
-    """Return a column as one of plain numbers."""
+    """Return a column as one of plain numbers; times are seconds."""
     import pyarrow
 
     if pyarrow.types.is_time(values.type) or pyarrow.types.is_duration(values.type):
-        values = values.cast(pyarrow.int64() if values.type.bit_width == 64 else pyarrow.int32())
+        seconds = 1e-3 ** ("s", "ms", "us", "ns").index(values.type.unit)
+        whole = values.cast(pyarrow.int64() if values.type.bit_width == 64 else pyarrow.int32())
+        values = pyarrow.compute.multiply(whole.cast(pyarrow.float64(), safe=False), seconds)
     elif not (pyarrow.types.is_integer(values.type) or pyarrow.types.is_floating(values.type)):
         values = values.cast(pyarrow.float64())
     return values
@@ -183,7 +185,20 @@ def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
     try:
         if (found, wanted.kind) == (TEXT, DATE):
             return _parsed(pyarrow.compute.utf8_trim_whitespace(values), wanted.form)
-        return values.cast(kinds.get(wanted.kind, pyarrow.string()))
+        if (found, wanted.kind) == (NUMBER, DATE):
+            raise pyarrow.ArrowInvalid("numbers may be days or seconds; give dates")
+        if (found, wanted.kind) == (NUMBER, FLAG):
+            flags = {0.0: False, 1.0: True}
+            told = [
+                None if one is None or one != one else flags.get(float(one), "") for one in values.to_pylist()
+            ]
+            return pyarrow.chunked_array([pyarrow.array(told, pyarrow.bool_())])
+        texts = values.cast(kinds.get(wanted.kind, pyarrow.string()))
+        if (found, wanted.kind) == (FLAG, TEXT):
+            for spelled in (pyarrow.compute.utf8_capitalize, pyarrow.compute.utf8_upper):
+                if spelled(pyarrow.scalar("true")).as_py() in wanted.texts:
+                    return spelled(texts)
+        return texts
     except pyarrow.ArrowException as error:
         raise BadData(
             f"{path} has values of type {values.type} in the column '{wanted.name}', and those of the "
@@ -214,7 +229,10 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
     import pyarrow
 
     categorical = pyarrow.types.is_dictionary(values.type)
-    encoded = (values if categorical else values.dictionary_encode()).combine_chunks()
+    if categorical and any(chunk.dictionary.null_count for chunk in values.chunks):
+        values = values.cast(pyarrow.string())
+    plain = not pyarrow.types.is_dictionary(values.type)
+    encoded = (values.dictionary_encode() if plain else values).combine_chunks()
     codes: Array = _plain(encoded.indices.fill_null(-1))
     texts = pyarrow.compute.utf8_trim_whitespace(encoded.dictionary.cast(pyarrow.string()))
     guessed = wanted.kind == EMPTY
