@@ -109,6 +109,7 @@ def test_floats_are_values():
     assert found.classes is None
     assert found.parts["train"].dtype == np.float32
     assert found.parts["train"].shape == (2, 1)
+    assert read([[0.5, 1.0], [2.0, 3.5]], targets=("low", "high")).labels == ("low", "high")
 
 
 def test_floats_are_classes_when_their_number_is_given():

@@ -119,6 +119,8 @@ def test_the_target_of_a_table_is_an_argument() -> None:
     result = tutti.train("mlp", table, target="kind", validation=0, **ONE)
     assert result.config.data_options["target"] == "kind"
     assert result.summary.samples == 4 * result.summary.epochs
+    assert np.allclose(result.probabilities(table).sum(1), 1)
+    assert re.fullmatch(r"Result\(mlp on Table, \d+ epochs?, folder=None\)", repr(result))
 
 
 def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:

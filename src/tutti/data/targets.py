@@ -230,7 +230,8 @@ def _by_value(contents: ReadData, joined: Array, values: Array) -> ReadData:
 
 def _as_amounts(contents: ReadData) -> ReadData:
     parts = {part: (x, values.astype(float_dtype())) for part, (x, values) in contents.parts.items()}
-    return replace(contents, parts=parts, classes=None, labels=())
+    names = contents.targets if len(contents.targets) > 1 else ()
+    return replace(contents, parts=parts, classes=None, labels=names)
 
 
 def _kept(contents: ReadData, joined: Array, classes: int | None, labels: tuple[Any, ...]) -> ReadData:

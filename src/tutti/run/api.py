@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from tutti import models
 from tutti.data.contents import with_weights
@@ -28,13 +29,15 @@ from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
+from tutti.records.texts import figures
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
-from tutti.run.config import Options, TrainConfig, with_defaults
+from tutti.run.config import OBJECT, Options, TrainConfig, with_defaults
 from tutti.run.jobs import Recipe
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run
+from tutti.run.summary_lines import plural
 from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 from tutti.run.trained import TrainedModel
 from tutti.strategies import Strategy
@@ -45,7 +48,7 @@ from tutti.training.precision import Arithmetic
 from tutti.training.weights import bring_back, read_weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The result of `tutti.train`.
 
@@ -59,11 +62,19 @@ class Result:
     """
 
     model: nn.Module
-    history: list[EpochRecord] = field(repr=False)
+    history: list[EpochRecord]
     summary: Summary
-    config: TrainConfig = field(repr=False)
+    config: TrainConfig
     folder: Path | None
-    data: TrainedOn = field(repr=False)
+    data: TrainedOn
+
+    @override
+    def __repr__(self) -> str:
+        judged = self.summary.test or self.summary.validation
+        part = "validation" if self.summary.test is None else "test"
+        said = "" if judged is None else f", {part} {figures(judged)}"
+        name, epochs = self.config.model.removeprefix(OBJECT), plural(self.summary.epochs, "epoch")
+        return f"Result({name} on {self.data.name}, {epochs}{said}, folder={self.folder})"
 
     def predict(self, inputs: object) -> NDArray[Any]:
         """Predict the class of each sample by its name, or by its number where it has none; else the amounts.
@@ -79,6 +90,17 @@ class Result:
             BadData: they are of another shape or kind.
         """
         return self.trained().predict(inputs)
+
+    def probabilities(self, inputs: object) -> NDArray[Any]:
+        """Compute the probability of each class, or of each label of 0 or 1, of shape (samples, ...).
+
+        Args:
+            inputs: as for `predict`.
+
+        Raises:
+            BadData: likewise; or the model gives amounts.
+        """
+        return self.trained().probabilities(inputs)
 
     def trained(self) -> TrainedModel:
         """Return the model with the scale and the labels of its data, as `tutti.load` gives it."""
