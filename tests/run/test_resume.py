@@ -159,5 +159,5 @@ def test_a_run_that_has_come_to_its_end_says_so(tmp_path: Path, capsys: pytest.C
 
 def test_a_finished_run_without_checkpoints_keeps_its_weights_only(tmp_path: Path) -> None:
     run = left_by(tmp_path / "run", finished=True)
-    with pytest.raises(BadCheckpoint, match=rf"its weights only.* --weights {run}, or train with --ch"):
+    with pytest.raises(BadCheckpoint, match=r"its weights only.* --weights RUN, or train with --checkpoint"):
         VirtualWorld(1).run(lambda comm: found_by(comm, Resume(run)))

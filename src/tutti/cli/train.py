@@ -109,9 +109,9 @@ class TrainCommand(Command):
                 rare_class(outcome.summary, outcome.data.labels, resolved),
             ]
             if outcome.summary.seconds >= BRIEF:
-                time_went = where_the_time_went(outcome.history, resolved) or "no time was recorded"
-                said.insert(0, f"where the time went: {time_went}")
-            print(*filter(None, said), sep="\n", end="\n" if any(said) else "")
+                said.insert(0, f"where the time went: {where_the_time_went(outcome.history, resolved)}")
+            for line in filter(None, said):
+                print(line)
         return 0
 
 

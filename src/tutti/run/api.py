@@ -92,14 +92,7 @@ class Result:
         return self.trained().predict(inputs)
 
     def probabilities(self, inputs: object) -> NDArray[Any]:
-        """Compute the probability of each class, or of each label of 0 or 1, of shape (samples, ...).
-
-        Args:
-            inputs: as for `predict`.
-
-        Raises:
-            BadData: likewise; or the model gives amounts.
-        """
+        """Compute the probability of each class, of shape (samples, ...), or BadData; else as `predict`."""
         return self.trained().probabilities(inputs)
 
     def trained(self) -> TrainedModel:

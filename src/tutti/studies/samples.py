@@ -65,13 +65,12 @@ def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = Non
     config, groups, labels = runs[0].config, contents.groups, tuple(map(str, contents.labels))
     numbers = None if groups is None else np.unique(groups, return_inverse=True)[1]
     rest = pool.rows(targets, numbers, config.test, 0.0, config.seed)[0] if config.test else None
-    metrics = _metrics_of(
-        runs[0], Part(pool.dataset.train.stored_inputs, torch.tensor(targets)), pool.dataset
-    )
+    metrics = _metrics_of(runs[0], pool.dataset, targets)
     return Samples(contents.name, targets, metrics, labels, pool.dataset.fingerprint, groups, rest)
 
 
-def _metrics_of(job: TrainJob, train: Part, dataset: DataSet) -> tuple[str, ...]:
+def _metrics_of(job: TrainJob, dataset: DataSet, targets: NDArray[Any]) -> tuple[str, ...]:
+    train = Part(dataset.train.stored_inputs, torch.tensor(targets))
     dataset = replace(dataset, train=train, validation=None, test=None)
     loss = named_loss(job.given("loss"), dataset, job.config.loss_options)
     return tuple(one.name for one in named_metrics(job.given("metrics"), loss, dataset))

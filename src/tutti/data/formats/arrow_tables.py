@@ -57,26 +57,22 @@ def frames_of(data: object, options: dict[str, object]) -> dict[str, Any]:
         return {PARTS[part]: data[part] for part in sorted(data, key="train".__ne__)} if framed else {}
     if is_frame(data):
         return {"train": data}
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        return {}
-    pairs = [data] if is_frame(data[0]) else data
+    given: Any = data if isinstance(data, tuple | list) and len(data) == 2 else ()
+    if given and all(map(is_frame, given)) and "target" in options:
+        return dict(zip(("train", "test"), given, strict=True))
+    pairs = [given] if given and is_frame(given[0]) else given
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 and is_frame(pair[0]) for pair in pairs):
         return {}
-    if pairs[0] is data and is_frame(data[1]) and "target" in options:
-        return {"train": data[0], "test": data[1]}
-    tables = [_with_targets(*pair, options) for pair in pairs]
-    return dict(zip(("train", "test"), tables, strict=False))
+    return {part: _with_targets(*pair, options) for part, pair in zip(("train", "test"), pairs, strict=False)}
 
 
 def _with_targets(frame: Any, targets: Any, options: dict[str, object]) -> Any:
     """Return a frame with its targets as more columns."""
-    table, arrow = arrow_table(frame), arrow_package()
+    table = arrow_table(frame)
     if hasattr(targets, "to_frame"):
         targets = targets.to_frame(str(targets.name or "target"))
     if not is_frame(targets):
-        values = np.asarray(targets).reshape(len(targets), -1).T
-        names = ["target"] if len(values) == 1 else [f"target {at}" for at in range(len(values))]
-        targets = arrow.table(dict(zip(names, values, strict=True)))
+        targets = arrow_package().table({"target": np.asarray(targets).tolist()})
     columns = arrow_table(targets)
     if len(columns) != len(table):
         raise BadData(f"there are {len(columns):,} targets for {len(table):,} rows; give one for each")
