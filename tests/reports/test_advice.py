@@ -104,7 +104,7 @@ def test_a_best_epoch_that_was_left_is_named(
     losses: list[float], settings: dict[str, Any], said: str
 ) -> None:
     history = [replace(record(), epoch=k, validation=Evaluation(9, x)) for k, x in enumerate(losses, 1)]
-    advised = past_the_best(history, Summary.of([], None, 1, World()), config(**settings))
+    advised = past_the_best(history, config(**settings))
     assert (advised.startswith(said), bool(advised)) == (True, bool(said))
 
 

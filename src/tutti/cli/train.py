@@ -104,14 +104,11 @@ class TrainCommand(Command):
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and outcome.summary is not None and started_by().rank == 0:
             resolved = outcome.config.as_json()
-            said = [
-                past_the_best(outcome.history, outcome.summary, resolved),
-                rare_class(outcome.summary, outcome.data.labels, resolved),
-            ]
             if outcome.summary.seconds >= BRIEF:
-                said.insert(0, f"where the time went: {where_the_time_went(outcome.history, resolved)}")
-            for line in filter(None, said):
-                print(line)
+                print(f"where the time went: {where_the_time_went(outcome.history, resolved)}")
+            rare = rare_class(outcome.summary, outcome.data.labels, resolved)
+            for said in filter(None, (past_the_best(outcome.history, resolved), rare)):
+                print(said)
         return 0
 
 

@@ -94,15 +94,13 @@ def rare_class(summary: Summary, labels: Sequence[str], config: Mapping[str, Any
     )
 
 
-def past_the_best(history: Sequence[EpochRecord], summary: Summary, config: Mapping[str, Any]) -> str:
+def past_the_best(history: Sequence[EpochRecord], config: Mapping[str, Any]) -> str:
     """Advise a run whose validation loss rose again after its best epoch."""
-    losses = [(one.validation.loss, one.epoch) for one in history if one.validation is not None]
-    if not losses or summary.restored or config.get("restore_best"):
+    losses = {one.epoch: one.validation.loss for one in history if one.validation is not None}
+    best, last = min(losses, key=losses.__getitem__, default=0), max(losses, default=0)
+    if config.get("restore_best") or not losses or losses[last] <= losses[best] + RISE * abs(losses[best]):
         return ""
-    lowest, best = min(losses)
-    if losses[-1][0] <= RISE * abs(lowest) + lowest or (patience := losses[-1][1] - best) < 1:
-        return ""
-    return f"the best epoch was {best}: --restore-best keeps it, --patience {min(patience, 3)} ends there"
+    return f"the best epoch was {best}: --restore-best keeps it, --patience {min(last - best, 3)} ends there"
 
 
 def _remedy(stage: str, config: Mapping[str, Any]) -> str:

@@ -69,11 +69,8 @@ class Arguments:
         refuse_unknown(left, StudyOptions.__annotations__, function)
         out, limit, threads = (left.pop(name, None) for name in ("out", "time_limit", "threads"))
         block, blocks = left.pop("block", 1), left.pop("blocks", None)
-        timeout, resume, quiet = (
-            left.pop("job_timeout", None),
-            left.pop("resume", False),
-            left.pop("quiet", False),
-        )
+        timeout = left.pop("job_timeout", None)
+        resume, quiet = (left.pop(name, False) for name in ("resume", "quiet"))
         if resume and out is None:
             raise BadOption("resume=True needs out: the folder of the farm to go on with")
         given = {

@@ -63,7 +63,10 @@ def frames_of(data: object, options: dict[str, object]) -> dict[str, Any]:
     pairs = [given] if given and is_frame(given[0]) else given
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 and is_frame(pair[0]) for pair in pairs):
         return {}
-    return {part: _with_targets(*pair, options) for part, pair in zip(("train", "test"), pairs, strict=False)}
+    return {
+        part: _with_targets(pair[0], pair[1], options)
+        for part, pair in zip(("train", "test"), pairs, strict=False)
+    }
 
 
 def _with_targets(frame: Any, targets: Any, options: dict[str, object]) -> Any:
