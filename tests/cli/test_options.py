@@ -95,6 +95,8 @@ def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
         (["--epoch", "3"], "unknown option '--epoch'; did you mean '--epochs'?"),
         (["mlp", "--hiden", "100"], "unknown option '--hiden'; did you mean '--model.hidden'?"),
         (["--strategy=easgd", "--force", "2"], "unknown option '--force'; did you mean '--strategy.force'?"),
+        (["--target", "churn"], "unknown option '--target'; did you mean '--data.target'?"),
+        (["--missing", "drop"], "unknown option '--missing'; did you mean '--data.missing'?"),
         (["--batchsize=3"], "unknown option '--batchsize'; did you mean '--batch-size'?"),
         (["mlp", "lenet"], "unknown argument 'lenet'"),
         (["--epochs", "five"], "'five' is not a whole number"),

@@ -171,6 +171,7 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
         ("chances.npz --loss bce", "1 number; loss bce, no metrics"),
         ("whole.npz", "4 classes; loss cross_entropy"),
         ("column.npz --loss mse", "1 number"),
+        ("prices.npz", "1 number; loss mse, metrics mae, rmse, r2"),
         ("ints.npz --loss bce", "4 classes; loss bce of one-hot labels, metrics accuracy"),
         ("one_of_three.npz", "3 classes; loss cross_entropy, metrics accuracy"),
         ("odd.csv", "4 classes (1, 3, 5, 7); loss cross_entropy, metrics accuracy"),
@@ -188,7 +189,7 @@ def test_what_the_task_was_taken_for_is_said(tutti: Run, tmp_path: Path, words: 
 @pytest.mark.parametrize(
     ("data", "options"),
     [
-        ("far.npz", ("--data.classes none", "--data.classes 60")),
+        ("ranks.npz", ("--data.classes none", "--data.classes 60")),
         ("positions.npz", ("--data.classes none", "--data.classes N")),
     ],
 )
@@ -212,7 +213,8 @@ def doubtful(tmp_path: Path) -> None:
     np.savez(tmp_path / "whole.npz", x=x, y=labels.astype(np.float64))
     np.savez(tmp_path / "column.npz", x=x, y=labels.astype(np.float32)[:, None])
     np.savez(tmp_path / "ints.npz", x=x, y=labels)
-    np.savez(tmp_path / "far.npz", x=x, y=np.arange(60) * 5)
+    np.savez(tmp_path / "prices.npz", x=x, y=np.arange(60) * 5)
+    np.savez(tmp_path / "ranks.npz", x=x, y=np.arange(60))
     np.savez(tmp_path / "positions.npz", x=x, y=np.stack([labels, labels], 1))
     rows = [
         f"{a},{int(a > 0.5)},{int(b > 0.5)},{2 * label + 1}"

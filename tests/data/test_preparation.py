@@ -29,7 +29,7 @@ from tutti.data.fitting import CONSTANT, IDENTIFIER, KEY, MISSING, ROW_NUMBERS, 
 from tutti.data.preparation import date_parts, prepared
 from tutti.data.sources import read_source
 from tutti.data.tables import LIKE
-from tutti.errors import BadData
+from tutti.errors import BadData, UserError
 from tutti.records.json_lines import parse_record, to_json
 from tutti.records.preparation import DATE, FLAG, OTHER, TEXT, Preparation, Table, TableColumn, TableInputs
 from tutti.records.splits import Split, write_splits
@@ -69,6 +69,29 @@ def stored(frame: pandas.DataFrame, **options: object) -> tuple[np.ndarray, Tabl
 def fitted(frame: pandas.DataFrame, embeds: bool = False, **options: object) -> Preparation:
     rows, table = stored(frame, **options)
     return fit(rows.__getitem__, np.arange(len(rows)), table, len(rows), embeds=embeds)
+
+
+def test_frames_come_with_targets_beside_them_or_with_a_test_frame() -> None:
+    frame = made()
+    x, y, first, rest = frame.drop(columns="y"), frame["y"], slice(0, 150), slice(150, 200)
+    whole = read_source(frame, {"target": "y"})
+    for data in ((x, y), (x, y.to_numpy()), (x, y.to_frame())):
+        found = read_source(data, {})
+        assert (found.table, found.labels) == (whole.table, ("no", "yes"))
+        assert found.parts["train"][1].tolist() == whole.parts["train"][1].tolist()
+    pair = frame[first], frame[rest]
+    for data in (pair, {"test": pair[1], "train": pair[0]}, ((x[first], y[first]), (x[rest], y[rest]))):
+        found = read_source(data, {"target": "y"})
+        assert [len(targets) for _, targets in found.parts.values()] == [150, 50]
+        assert found.table is not None
+        assert found.table.columns[2].texts == ("Oslo", "Rome", "Vaduz")
+    for data, options, error in (
+        ((x, y[:5]), {}, "5 targets for 200 rows"),
+        ((x, y), {"target": "age"}, "target is age"),
+        ((frame, y), {}, "two columns called 'y'"),
+    ):
+        with pytest.raises(UserError, match=error):
+            read_source(data, options)
 
 
 FILES: dict[str, Callable[[pandas.DataFrame, Path], object]] = {

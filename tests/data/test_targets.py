@@ -78,6 +78,12 @@ def test_a_loss_on_amounts_decides_what_whole_numbers_are():
     assert [meant_by(loss) for loss in ("nll", "l1", "own.py:loss")] == ["classes", "amounts", "as given"]
 
 
+@pytest.mark.parametrize("where", [{}, TABLE], ids=["array", "table"])
+def test_many_whole_numbers_of_few_samples_each_are_amounts(where):
+    for prices in (ALL * 100 + 900, np.repeat(ALL[:30], 4) * 1000):
+        assert read(prices, **where).parts["train"].tolist() == prices.tolist()
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int64"])
 def test_whole_numbers_are_classes(dtype):
     found = read(np.array([0, 1, 1, 0], dtype))
@@ -108,6 +114,7 @@ def test_floats_are_values():
     assert found.classes is None
     assert found.parts["train"].dtype == np.float32
     assert found.parts["train"].shape == (2, 1)
+    assert read([[0.5, 1.0], [2.0, 3.5]], targets=("low", "high")).labels == ("low", "high")
 
 
 def test_floats_are_classes_when_their_number_is_given():
@@ -208,7 +215,8 @@ def test_a_class_without_a_name_is_no_missing_label():
         (ALL % 21, TABLE, "21 different whole numbers"),
         (ALL % 21 + 0.0, TABLE, "21 different whole numbers"),
         (ALL % 21 + 0.0, {}, "21 different whole numbers"),
-        (ALL * 1000, {}, "from 0 to 59,000"),
+        (np.repeat(ALL[:30] * 1000, 5), {}, "from 0 to 29,000"),
+        (np.repeat(ALL[:30] * 1000, 5), TABLE, "from 0 to 29,000"),
         ([0.0, 1.5, 2.5], {"classes": 3}, r"2 labels that are no whole numbers: sample 1 has 1\.5"),
         ([[0, 1, 2], [1, 0, 0]], {}, r"of the shape \(2, 3\).*--data\.classes N"),
         ([0, 0, 0], {}, r"--data\.classes N"),

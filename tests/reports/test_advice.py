@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary, World
-from tutti.reports.advice import advice, rare_class, stages_by_rank, where_the_time_went
+from tutti.reports.advice import advice, past_the_best, rare_class, stages_by_rank, where_the_time_went
 
 
 def ranks(*others: dict[str, float], **stages: float) -> list[dict[str, float]]:
@@ -25,7 +25,12 @@ def config(**settings: Any) -> dict[str, Any]:
     ("stages", "settings", "said"),
     [
         ({"wait": 0.3, "reduce": 0.2}, {}, "stands out: forward and backward take 92% of the time"),
-        ({"data": 4.0}, {}, "getting the batches takes 40% of the time: try the data as arrays"),
+        (
+            {"data": 4.0},
+            {},
+            "getting the batches takes 40% of the time: try --batch-size 128, for fewer batches",
+        ),
+        ({"data": 4.0}, {"augment": "flip"}, "for fewer batches, or less --augment"),
         ({"copy": 2.0}, {}, "takes 25% of the time: try --batch-size 128, or --layout contiguous"),
         ({"wait": 4.0}, {}, "40% of the time: try --batch-size 128, for more work between exchanges, or a"),
         ({"wait": 4.0}, {"parallel": "data=2,pipeline=2"}, "try more --parallel.microbatches, or --batch"),
@@ -78,6 +83,29 @@ def test_a_rare_class_that_is_hardly_found_is_named_with_remedies(
     assert bool(advised) == bool(said)
     assert ("--monitor val_balanced_accuracy" in advised) == bool(said)
     assert rare_class(replace(tested, test=None, validation=found), ("no", "yes"), settings) == advised
+
+
+@pytest.mark.parametrize(
+    ("losses", "settings", "said"),
+    [
+        ([0.9, 0.5, 0.8, 0.9], {}, "the best epoch was 2: --restore-best keeps it, --patience 2 ends"),
+        (
+            [0.5, 0.6, 0.7, 0.7, 0.7, 0.7],
+            {},
+            "the best epoch was 1: --restore-best keeps it, --patience 3 ends",
+        ),
+        ([0.9, 0.5, 0.8, 0.9], {"restore_best": True}, ""),
+        ([0.9, 0.5, 0.51], {}, ""),
+        ([0.9, 0.5, 0.4], {}, ""),
+        ([], {}, ""),
+    ],
+)
+def test_a_best_epoch_that_was_left_is_named(
+    losses: list[float], settings: dict[str, Any], said: str
+) -> None:
+    history = [replace(record(), epoch=k, validation=Evaluation(9, x)) for k, x in enumerate(losses, 1)]
+    advised = past_the_best(history, config(**settings))
+    assert (advised.startswith(said), bool(advised)) == (True, bool(said))
 
 
 def record(*ranks: RankRecord) -> EpochRecord:

@@ -119,6 +119,8 @@ def test_the_target_of_a_table_is_an_argument() -> None:
     result = tutti.train("mlp", table, target="kind", validation=0, **ONE)
     assert result.config.data_options["target"] == "kind"
     assert result.summary.samples == 4 * result.summary.epochs
+    assert np.allclose(result.probabilities(table).sum(1), 1)
+    assert re.fullmatch(r"Result\(mlp on Table, \d+ epochs?, folder=None\)", repr(result))
 
 
 def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
@@ -136,6 +138,8 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
     ("arguments", "message"),
     [
         ({"epoch": 3}, "unknown argument 'epoch'; did you mean 'epochs'?"),
+        ({"classes": 3}, "unknown argument 'classes'; give data_options={'classes': ...}"),
+        ({"group_by": "p"}, "unknown argument 'group_by'; give data_options={'group': ...}"),
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "over the parameters of a module"),
         ({"optimizer": lambda parameters: 3}, "must return a torch.optim.Optimizer"),
         ({"model_options": {"hidden": [3]}}, "is built already, so its options (hidden) have no effect"),
@@ -149,8 +153,8 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"precision": "fp16", "parallel": "pipeline"}, "does not go with precision fp16"),
         ({"epochs": 1, "steps": 1}, "epochs=1 does not go with steps=1"),
         (
-            {"data": (INPUTS, torch.arange(120) * 7)},
-            "give data_options['classes']='none' if they are amounts, or data_options['classes']=120 if",
+            {"data": (INPUTS, torch.arange(120) % 24 * 7)},
+            "give data_options['classes']='none' if they are amounts, or data_options['classes']=24 if",
         ),
         ({"data": (INPUTS, TARGETS % 3 + 1)}, "5 outputs, but the labels have 3 values"),
     ],

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tutti.cli.main import main
-from tutti.errors import BadOption, BadRunFolder
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
 from tutti.records.checkpoints import FOLDER, LATEST, MANIFEST, step_folder
 from tutti.records.run import EpochRecord, Evaluation, RunStart, Summary, World
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.run.config import TrainConfig
+from tutti.run.restore import found_by
 from tutti.run.resume import MAY_DIFFER, Resume, going_on, way_on
 
 FOUND = Evaluation(50, 0.5, {"accuracy": 0.875})
@@ -153,3 +155,9 @@ def test_a_run_that_has_come_to_its_end_says_so(tmp_path: Path, capsys: pytest.C
         assert "has come to its end; give more epochs to train on" in shown
         assert "test: 50 samples, accuracy 87.50%" in shown
         assert "trained 5 steps" in shown
+
+
+def test_a_finished_run_without_checkpoints_keeps_its_weights_only(tmp_path: Path) -> None:
+    run = left_by(tmp_path / "run", finished=True)
+    with pytest.raises(BadCheckpoint, match=r"its weights only.* --weights RUN, or train with --checkpoint"):
+        VirtualWorld(1).run(lambda comm: found_by(comm, Resume(run)))

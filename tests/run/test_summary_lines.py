@@ -21,6 +21,11 @@ def test_an_evaluation_shows_its_count_and_the_matrix_with_each_class() -> None:
     assert lines[-1].split() == ["a", "very", "long…", ".", ".", ".", "-", "0.00%", "0.0000"]
 
 
+def test_a_matrix_of_weights_is_said_to_be_weighted() -> None:
+    found = Evaluation(4, 0.5, confusion=[[2.0, 0.0], [1.5, 3.0]])
+    assert summary_lines.evaluation("test", found).startswith("test: 4 samples, weighted, loss 0.5\n")
+
+
 def test_the_counts_name_every_part() -> None:
     text = summary_lines.counts("mlp", 1234, "digits", {"train": 1000, "test": 360}, (1, 8, 8))
     assert text == "model mlp: 1,234 parameters\ndata digits: 1,000 train, 360 test samples of 1x8x8"

@@ -15,7 +15,11 @@ from tutti.data import open_pool
 from tutti.errors import UserError
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import RunFolder
+from tutti.run.config import TrainConfig
 from tutti.studies.arguments import Arguments
+from tutti.studies.samples import look_at
+from tutti.studies.score import scores_of
+from tutti.studies.search.space import space_of
 from tutti.studies.search.study import Search, read_search
 
 
@@ -68,6 +72,7 @@ def test_a_search_from_python(
         ({"epoch": 3}, "unknown argument 'epoch'"),
         ({"objective": "own.py:hits"}, "objective does not say .* own.py:hits:higher or own.py:hits:lower"),
         ({"objective": ["loss", "loss:higher"]}, "each once"),
+        ({"objective": "mae"}, "the runs have loss, accuracy"),
         (
             {"pruner": "asha", "steps": 3, "epochs": None},
             "^pruner asha .*; give epochs in place of steps",
@@ -80,6 +85,14 @@ def test_a_search_from_python(
 def test_bad_input(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         tutti.tune(**{"model": "mlp", "space": {"lr": "0.1..0.2"}, "epochs": 1, **changed})
+
+
+@pytest.mark.parametrize(("metrics", "best"), [("auto", "mae"), ("r2", "r2"), ("none", "loss")])
+def test_the_objective_is_the_first_metric_of_the_task(metrics: str, best: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.eye(8), y=np.arange(8) / 7)
+    config = TrainConfig(model="mlp", data=str(tmp_path / "data.npz"), metrics=metrics)
+    search = Search(config, space_of({"lr": [0.1, 0.2]}), scores_of(["auto"], metrics, "objective")[0])
+    assert [one.name for one in search.decided(look_at(search.at_ends(), 1).metrics).scores] == [best]
 
 
 def test_data_that_a_farm_keeps_have_the_same_test_part(tmp_path: Path) -> None:

@@ -26,11 +26,10 @@ from tutti.studies.cross_validation.candidates import (
     servers_of,
 )
 from tutti.studies.cross_validation.display import print_jobs, train_shown, write_cv_page
-from tutti.studies.cross_validation.result import AUTO
 from tutti.studies.cross_validation.study import CrossValidation
 from tutti.studies.crossing import SHARED, refuse_single_run
 from tutti.studies.farms import Blocks
-from tutti.studies.score import score_of
+from tutti.studies.score import AUTO, score_of
 
 
 @part("cv")

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 from typing_extensions import override
 
+from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, UnknownName
 from tutti.run.config import PARTS, Options, TrainConfig, flag, help_of, type_name, with_defaults
 
@@ -195,6 +196,8 @@ def stem_of(field: str) -> str:
 def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
     """Return the options, such as --model.hidden, of the parts that the words name for a field of options."""
     of = field.removesuffix("_options")
+    if of == "data":
+        return [f"--data.{option}" for option in (*OF_ALL, *TABLE_OPTIONS)]
     known = PARTS.get(of, ())
     named = [name for word in words for name in word.rpartition("=")[2].split(",") if name in known]
     keys = (key.replace("_", "-") for name in named for key in PARTS[of].options(name))

@@ -15,7 +15,7 @@ from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
-from tutti.reports.advice import rare_class, where_the_time_went
+from tutti.reports.advice import BRIEF, past_the_best, rare_class, where_the_time_went
 from tutti.run.config import Options, TrainConfig
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run as run_job
@@ -104,9 +104,10 @@ class TrainCommand(Command):
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and outcome.summary is not None and started_by().rank == 0:
             resolved = outcome.config.as_json()
-            said = where_the_time_went(outcome.history, resolved)
-            print(f"where the time went: {said or 'no time was recorded'}")
-            if said := rare_class(outcome.summary, outcome.data.labels, resolved):
+            if outcome.summary.seconds >= BRIEF:
+                print(f"where the time went: {where_the_time_went(outcome.history, resolved)}")
+            rare = rare_class(outcome.summary, outcome.data.labels, resolved)
+            for said in filter(None, (past_the_best(outcome.history, resolved), rare)):
                 print(said)
         return 0
 

@@ -23,7 +23,7 @@ from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
 from tutti.studies.crossing import SHARED
 from tutti.studies.farms import Blocks
-from tutti.studies.score import scores_of
+from tutti.studies.score import AUTO, scores_of
 
 SPACE = "space"
 """The field of a command line, though of no configuration, that takes --space.NAME VALUES."""
@@ -58,9 +58,10 @@ class TuneCommand(Command):
         parser.option("--pruner", pruners, "NAME", "none")
         objective = (
             "loss or a metric on what is held out, also FILE.py:FUNCTION, seconds, parameters; several with "
-            "commas; NAME:higher or NAME:lower says which values of a metric of your own are better"
+            "commas; NAME:higher or NAME:lower says which values of a metric of your own are better; auto is "
+            "the first of --metrics"
         )
-        parser.option("--objective", objective, "NAMES", "accuracy")
+        parser.option("--objective", objective, "NAMES", AUTO)
         parser.option("--folds", "train each trial on K folds, and take the mean", "K", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
         parser.group_option("part")
@@ -107,6 +108,7 @@ class TuneCommand(Command):
         )
         search.check()
         samples = look_at(search.at_ends(), own.block)
+        search = search.decided(samples.metrics)
         if own.dry_run:
             print_question(search, own.trials, sys.stdout)
             if array is not None:

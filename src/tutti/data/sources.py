@@ -8,6 +8,7 @@
 dataset or (dataset, test_dataset)            map-style torch data sets, or lists of dicts, a sample each
 {"x_train": ..., "y_train": ..., ...}         the keys of an NPZ file
 a frame of pandas or polars                   with the options `target` and `columns`, as tables in files
+(frame, targets), (frame, test frame)         likewise; two pairs, or {"train": frame, "test": frame}
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, v
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
-from tutti.data.formats import format_of, options_of, read_path
-from tutti.data.formats.arrow_tables import is_frame, read_frame
+from tutti.data.formats import format_of, one_by_one, options_of, read_path
+from tutti.data.formats.arrow_tables import frames_of, read_frame
 from tutti.data.formats.npy import Mapped
+from tutti.data.formats.several import of_parts
 from tutti.data.remote import check_address, is_remote, local_copy
 from tutti.data.rows import Rows, joined
 from tutti.data.streaming import MOST, stream_options
@@ -216,9 +218,10 @@ def _contents(
         read = read_path(path, {**options, "missing": missing}, labelled)
         streamed = _is_streamed(read, wanted, missing, path)
         return replace(read, buffer_bytes=buffer_bytes if streamed else 0), classes, missing
-    if is_frame(data):
+    if frames := frames_of(data, options):
         check_options(options, TABLE_OPTIONS, "the frame")
-        return read_frame(data, {**options, "missing": missing}, labelled), classes, missing
+        each = one_by_one(frames.values(), read_frame, {**options, "missing": missing}, labelled)
+        return of_parts(each[0].name, dict(zip(frames, each, strict=True)), "the data"), classes, missing
     if options:
         hint = "Only factories and files take others."
         raise UnknownName("option", next(iter(options)), OF_ALL, hint, of="the data")

@@ -1,7 +1,7 @@
 """Targets: classes or amounts, as scikit-learn's `type_of_target` tells them apart, over all parts together.
 
 one for each sample         texts, booleans         classes, named by them, in sorted order
-                            whole numbers           classes, where they are few, or 0..K-1 in an array
+                            whole numbers           classes where they are few, amounts where each is seldom
                             other numbers           amounts
 several for each sample     0 and 1, a single 1     classes: they are one-hot
                             0 and 1                 flags: labels of which any number may hold
@@ -30,6 +30,9 @@ NO_LABEL: Final = -100
 
 FEW: Final = 20
 """Whole numbers with more different values may be amounts as well as classes."""
+
+SAMPLES_OF_A_CLASS: Final = 5
+"""More than `FEW` whole numbers with gaps are amounts where each has fewer samples, on average."""
 
 CLASSES: Final = "classes"
 AMOUNTS: Final = "amounts"
@@ -198,7 +201,8 @@ def _of_numbers(contents: ReadData, joined: Array, meant: str) -> ReadData:
         return _as_stated(contents, joined, max(int(values[-1]) + 1, len(contents.labels)))
     count, dense = len(values), values[0] in (0, 1) and values[-1] - values[0] == len(values) - 1
     if count > FEW and (floats or in_table or not dense or 2 * count > len(joined)):
-        if meant == AMOUNTS or (floats and not in_table and not dense):
+        seldom = len(joined) < SAMPLES_OF_A_CLASS * count
+        if meant == AMOUNTS or (not dense and (seldom or (floats and not in_table))):
             return _as_amounts(contents)
         raise BadData(
             f"{_what(contents)} has {count:,} different whole numbers, from {values[0]:,.0f} to "
@@ -236,7 +240,8 @@ def _as_amounts(contents: ReadData) -> ReadData:
     if train.size == len(train):
         tell_if_rounded(_what(contents), train.reshape(-1))
     parts = {part: (x, values.astype(float_dtype())) for part, (x, values) in contents.parts.items()}
-    return replace(contents, parts=parts, classes=None, labels=())
+    names = contents.targets if len(contents.targets) > 1 else ()
+    return replace(contents, parts=parts, classes=None, labels=names)
 
 
 def _kept(contents: ReadData, joined: Array, classes: int | None, labels: tuple[Any, ...]) -> ReadData:

@@ -11,6 +11,12 @@ from tutti.records.stragglers import UNEVEN, Straggler, straggler
 STANDS_OUT: Final = 0.1
 """The share of the time below which a stage is not worth a change."""
 
+BRIEF: Final = 2.0
+"""The seconds of training below which no time is worth an advice."""
+
+RISE: Final = 0.05
+"""The share by which the validation loss is higher than the lowest where the best epoch is named."""
+
 RARE: Final = 0.1
 """The share of the samples below which one of two classes is rare."""
 
@@ -88,13 +94,22 @@ def rare_class(summary: Summary, labels: Sequence[str], config: Mapping[str, Any
     )
 
 
+def past_the_best(history: Sequence[EpochRecord], config: Mapping[str, Any]) -> str:
+    """Advise a run whose validation loss rose again after its best epoch."""
+    losses = {one.epoch: one.validation.loss for one in history if one.validation is not None}
+    best, last = min(losses, key=losses.__getitem__, default=0), max(losses, default=0)
+    if config.get("restore_best") or not losses or losses[last] <= losses[best] + RISE * abs(losses[best]):
+        return ""
+    return f"the best epoch was {best}: --restore-best keeps it, --patience {min(last - best, 3)} ends there"
+
+
 def _remedy(stage: str, config: Mapping[str, Any]) -> str:
     larger = f"--batch-size {4 * int(config.get('batch_size', 32))}"
     taken, parallel = str(config.get("checkpoint", "off")), str(config.get("parallel"))
     fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
     remedies = {
         "extract": "a faster disk for the data, such as one of this machine's own",
-        "data": "the data as arrays, such as an NPZ file: they need no work for each sample",
+        "data": f"{larger}, for fewer batches" + (", or less --augment" if config.get("augment") else ""),
         "copy": f"{larger}, or --layout contiguous and --precision fp32, which need no copy",
         "validation": f"--validation {config.get('validation', 0.1) / 4:g}, a smaller part of the samples",
         "checkpoint": f"{fewer}more --epochs: the final weights are written once",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
@@ -19,21 +19,25 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from tutti import models
 from tutti.data.contents import with_weights
 from tutti.data.items import Unloaded
+from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
+from tutti.records.texts import figures
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
-from tutti.run.config import Options, TrainConfig, with_defaults
+from tutti.run.config import OBJECT, Options, TrainConfig, with_defaults
 from tutti.run.jobs import Recipe
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run
+from tutti.run.summary_lines import plural
 from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 from tutti.run.trained import TrainedModel
 from tutti.strategies import Strategy
@@ -44,7 +48,7 @@ from tutti.training.precision import Arithmetic
 from tutti.training.weights import bring_back, read_weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The result of `tutti.train`.
 
@@ -58,11 +62,19 @@ class Result:
     """
 
     model: nn.Module
-    history: list[EpochRecord] = field(repr=False)
+    history: list[EpochRecord]
     summary: Summary
-    config: TrainConfig = field(repr=False)
+    config: TrainConfig
     folder: Path | None
-    data: TrainedOn = field(repr=False)
+    data: TrainedOn
+
+    @override
+    def __repr__(self) -> str:
+        judged = self.summary.test or self.summary.validation
+        part = "validation" if self.summary.test is None else "test"
+        said = "" if judged is None else f", {part} {figures(judged)}"
+        name, epochs = self.config.model.removeprefix(OBJECT), plural(self.summary.epochs, "epoch")
+        return f"Result({name} on {self.data.name}, {epochs}{said}, folder={self.folder})"
 
     def predict(self, inputs: object) -> NDArray[Any]:
         """Predict the class of each sample by its name, or by its number where it has none; else the amounts.
@@ -78,6 +90,10 @@ class Result:
             BadData: they are of another shape or kind.
         """
         return self.trained().predict(inputs)
+
+    def probabilities(self, inputs: object) -> NDArray[Any]:
+        """Compute the probability of each class, of shape (samples, ...), or BadData; else as `predict`."""
+        return self.trained().probabilities(inputs)
 
     def trained(self) -> TrainedModel:
         """Return the model with the scale and the labels of its data, as `tutti.load` gives it."""
@@ -290,11 +306,9 @@ def _job(
 
 def _refuse_wrong(given: Mapping[str, object], options: Mapping[str, object]) -> None:
     """Refuse unknown arguments, and values of another kind."""
-    for name in options:
-        if name not in TrainOptions.__annotations__:
-            known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
-            known.remove("options")
-            raise UnknownName("argument", name, known, "See help(tutti.train).")
+    known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
+    known.remove("options")
+    refuse_unknown(options, known, "train")
     for name in ("model", "data"):
         if given[name] is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
@@ -307,6 +321,16 @@ def _refuse_wrong(given: Mapping[str, object], options: Mapping[str, object]) ->
         for one in value if name == "metrics" and isinstance(value, list | tuple) else [value]:
             if not (one is None or isinstance(one, str) or callable(one)):
                 raise BadOption(f"{name} is {one!r}; give a name or a function, as help(tutti.train) says")
+
+
+def refuse_unknown(options: Iterable[str], known: Collection[str], function: str) -> None:
+    """Refuse arguments that a function of the package does not have."""
+    for name in options:
+        of_data = name.removesuffix("_by")
+        if name not in known and of_data in (*OF_ALL, *TABLE_OPTIONS):
+            raise BadOption(f"unknown argument '{name}'; give data_options={{'{of_data}': ...}}")
+        if name not in known:
+            raise UnknownName("argument", name, known, f"See help(tutti.{function}).")
 
 
 def _in_notebook() -> bool:

@@ -125,7 +125,8 @@ class Meaning:
             found = self.kind.classes(values, self.classes)
             columns["class"] = np.array(self.labels)[found] if self.labels else found
         if self.kind is Kind.AMOUNTS:
-            heads = ["value"] if count == 1 else [f"value {at}" for at in range(count)]
+            several = self.labels if len(self.labels) == count else [f"value {at}" for at in range(count)]
+            heads = ["value"] if count == 1 else [*several]
         elif count == 1 and self.classes is not None:
             heads = [f"p({self.labels[1] if len(self.labels) > 1 else 1})"]
         else:

@@ -46,10 +46,12 @@ def _newest(resume: Resume) -> Checkpoint | None:
     found, passed_over = newest(resume.folder / checkpoints.FOLDER)
     for sentence in passed_over:
         warn_on_stderr(sentence)
-    if found is None and (not resume.auto or RunFolder(resume.folder).finished):
+    finished = RunFolder(resume.folder).finished
+    if found is None and (not resume.auto or finished):
+        ended = finished and not passed_over
+        why = "keeps its weights only, as it has ended" if ended else "has no checkpoint that is whole"
         raise BadCheckpoint(
-            f"{resume.folder} has no checkpoint that is whole; train again in another folder, or with "
-            "--weights, which takes the final weights of a run"
+            f"{resume.folder} {why}; begin another run with --weights RUN, or train with --checkpoint"
         )
     return found
 

@@ -85,7 +85,9 @@ def stopped(why: str, step: int | None, way_on: str) -> str:
 def evaluation(what: str, result: Evaluation, labels: Sequence[object] = ()) -> str:
     """Describe an evaluation: count, loss, metrics, and for classes the confusion matrix."""
     metrics = [f"{name} {metric_text(name, value)}" for name, value in result.metrics.items()]
-    head = ", ".join([f"{what}: {result.samples:,} samples", *metrics, f"loss {result.loss:.4g}"])
+    weighted = any(isinstance(count, float) for row in result.confusion or [] for count in row)
+    samples = f"{result.samples:,} samples" + (", weighted" if weighted else "")
+    head = ", ".join([f"{what}: {samples}", *metrics, f"loss {result.loss:.4g}"])
     if result.confusion is None or len(result.confusion) > WIDEST_MATRIX:
         return head
     names = [_short(labels[k]) if k < len(labels) else str(k) for k in range(len(result.confusion))]

@@ -19,10 +19,10 @@ from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.data.targets import meant_by
-from tutti.errors import BadOption, UnknownName
+from tutti.errors import BadOption
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
-from tutti.run.api import TrainOptions, refuse_built, spell, weights_of, without_loaders
+from tutti.run.api import TrainOptions, refuse_built, refuse_unknown, spell, weights_of, without_loaders
 from tutti.run.build import seeded
 from tutti.run.config import Options, TrainConfig, with_defaults
 from tutti.run.pickled import Pickled
@@ -66,17 +66,11 @@ class Arguments:
     def of(cls, function: str, data: object, options: StudyOptions, **given: object) -> Arguments:
         """Check the arguments, and read data that are given as an object."""
         left: dict[str, Any] = dict(options)
-        for name in left:
-            if name not in StudyOptions.__annotations__:
-                hint = f"See help(tutti.{function})."
-                raise UnknownName("argument", name, [*StudyOptions.__annotations__], hint)
+        refuse_unknown(left, StudyOptions.__annotations__, function)
         out, limit, threads = (left.pop(name, None) for name in ("out", "time_limit", "threads"))
         block, blocks = left.pop("block", 1), left.pop("blocks", None)
-        timeout, resume, quiet = (
-            left.pop("job_timeout", None),
-            left.pop("resume", False),
-            left.pop("quiet", False),
-        )
+        timeout = left.pop("job_timeout", None)
+        resume, quiet = (left.pop(name, False) for name in ("resume", "quiet"))
         if resume and out is None:
             raise BadOption("resume=True needs out: the folder of the farm to go on with")
         given = {

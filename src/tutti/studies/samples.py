@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tutti import models
-from tutti.data import DataSet
+from tutti.data import DataSet, Part
 from tutti.data.contents import ReadData
 from tutti.data.fitting import preparation_of
 from tutti.data.opening import SamplePool
@@ -25,6 +26,8 @@ from tutti.run.checks import check_recipe
 from tutti.run.names import check_files
 from tutti.run.pickled import Pickled
 from tutti.run.train_job import TrainJob
+from tutti.training.losses import named_loss
+from tutti.training.metrics import named_metrics
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Samples:
 
     name: str  # of the data set
     targets: NDArray[Any]  # of the training samples
+    metrics: tuple[str, ...]  # that the first run computes
     labels: tuple[str, ...]  # the classes' names; empty when unknown
     fingerprint: str  # tells the samples from those of other data
     groups: NDArray[Any] | None = None  # of the training samples; None: no column of the data has them
@@ -61,7 +65,15 @@ def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = Non
     config, groups, labels = runs[0].config, contents.groups, tuple(map(str, contents.labels))
     numbers = None if groups is None else np.unique(groups, return_inverse=True)[1]
     rest = pool.rows(targets, numbers, config.test, 0.0, config.seed)[0] if config.test else None
-    return Samples(contents.name, targets, labels, pool.dataset.fingerprint, groups, rest)
+    metrics = _metrics_of(runs[0], pool.dataset, targets)
+    return Samples(contents.name, targets, metrics, labels, pool.dataset.fingerprint, groups, rest)
+
+
+def _metrics_of(job: TrainJob, dataset: DataSet, targets: NDArray[Any]) -> tuple[str, ...]:
+    train = Part(dataset.train.stored_inputs, torch.tensor(targets))
+    dataset = replace(dataset, train=train, validation=None, test=None)
+    loss = named_loss(job.given("loss"), dataset, job.config.loss_options)
+    return tuple(one.name for one in named_metrics(job.given("metrics"), loss, dataset))
 
 
 def _refuse_unfit(job: TrainJob, dataset: DataSet, contents: ReadData) -> None:

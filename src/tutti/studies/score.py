@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,9 @@ Metric = str | Callable[..., object]
 """A name, the place of a function such as "mine.py:hits", or a function."""
 
 LOSS: Final = "loss"
+AUTO: Final = "auto"
+"""The first metric of the runs, or else the loss."""
+
 SECONDS: Final = "seconds"
 PARAMETERS: Final = "parameters"
 
@@ -122,16 +125,20 @@ def scores_of(
     """Return several scores, and the metrics that runs compute, with what they need; as `score_of`."""
     found = []
     for one in given:
-        score, metrics = score_of(one, metrics, option)
+        score, metrics = (Score(AUTO, True), metrics) if one == AUTO else score_of(one, metrics, option)
         found.append(score)
     return found, metrics
 
 
 def score_by_metrics(found: Sequence[Evaluation]) -> Score:
     """Return the score of runs that were asked for none: their first metric, or else the loss."""
-    names = [name for name in (found[0].metrics if found else ()) if better_by_name(name)]
-    common = [name for name in names if all(name in one.metrics for one in found)]
-    return Score.read((common or [LOSS])[0])
+    names = found[0].metrics if found else ()
+    return first_score([name for name in names if all(name in one.metrics for one in found)])
+
+
+def first_score(metrics: Iterable[str]) -> Score:
+    """Return the score by the first metric whose better values are known, or else by the loss."""
+    return Score.read(next(filter(better_by_name, metrics), LOSS))
 
 
 def name_of(metric: Metric) -> str:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from tutti.data.arrays import as_floats
 from tutti.data.columns import Column
-from tutti.data.contents import Contents
+from tutti.data.contents import PARTS, Contents
 from tutti.data.formats.arrow_columns import as_array, is_prepared, kind_of, stored_table
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
 from tutti.data.tables import ChosenColumns, choose, is_number
-from tutti.errors import BadData
+from tutti.errors import BadData, BadOption
 from tutti.records.npz import damaged
 from tutti.records.preparation import Table
 from tutti.records.texts import printable
@@ -45,6 +45,47 @@ def is_frame(value: object) -> bool:
     """Return whether a value is a table in memory: a frame of pandas or polars, or a table of Arrow."""
     package = type(value).__module__.partition(".")[0]
     return type(value).__name__ in ("DataFrame", "Table") and package in ("pandas", "polars", "pyarrow")
+
+
+def frames_of(data: object, options: dict[str, object]) -> dict[str, Any]:
+    """Return the frame of each part, with the columns of targets that were given beside it; {}: other data.
+
+    Data are a frame, (frame, targets), a pair of these, (frame, test frame) or frames by part; the option
+    "target" becomes the names of targets that were given beside a frame.
+    """
+    if isinstance(data, Mapping):
+        framed = "train" in data and {*data} <= {*PARTS} and all(map(is_frame, data.values()))
+        return {PARTS[part]: data[part] for part in sorted(data, key="train".__ne__)} if framed else {}
+    if is_frame(data):
+        return {"train": data}
+    given: Any = data if isinstance(data, tuple | list) and len(data) == 2 else ()
+    if given and all(map(is_frame, given)) and "target" in options:
+        return dict(zip(("train", "test"), given, strict=True))
+    pairs = [given] if given and is_frame(given[0]) else given
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 and is_frame(pair[0]) for pair in pairs):
+        return {}
+    return {
+        part: _with_targets(pair[0], pair[1], options)
+        for part, pair in zip(("train", "test"), pairs, strict=False)
+    }
+
+
+def _with_targets(frame: Any, targets: Any, options: dict[str, object]) -> Any:
+    """Return a frame with its targets as more columns."""
+    table = arrow_table(frame)
+    if hasattr(targets, "to_frame"):
+        targets = targets.to_frame(str(targets.name or "target"))
+    if not is_frame(targets):
+        targets = arrow_package().table({"target": np.asarray(targets).tolist()})
+    columns = arrow_table(targets)
+    if len(columns) != len(table):
+        raise BadData(f"there are {len(columns):,} targets for {len(table):,} rows; give one for each")
+    for name in columns.column_names:
+        table = table.append_column(name, columns.column(name))
+    wanted = options.setdefault("target", columns.column_names)
+    if wanted not in (columns.column_names, columns.column_names[0]):
+        raise BadOption(f"the targets beside the table are {columns.column_names}, but target is {wanted}")
+    return table
 
 
 def arrow_table(frame: Any) -> Any:

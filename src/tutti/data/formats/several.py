@@ -85,21 +85,24 @@ class PartFiles(Format):
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
         by_part = _by_part(path)
         every = one_by_one(by_part.values(), read_files, options, labelled)
-        found, train = dict(zip(by_part, every, strict=True)), every[0]
-        for name, one in found.items():
-            if set(one.parts) != {"train"}:
-                raise BadData(
-                    f"the file of the {name} part in {path} has several parts itself; name that file"
-                )
-            if one.columns != train.columns:
-                raise BadData(
-                    f"the {name} part in {path} has other columns than the training part; give both the "
-                    "same, or choose columns of both by --data.columns A,B,..."
-                )
-        refuse_other_names({name: one.labels for name, one in found.items()}, str(path))
-        parts = {name: one.parts["train"] for name, one in found.items()}
-        weights = {name: one.weights["train"] for name, one in found.items() if one.weights}
-        return replace(train, name=path.resolve().name, parts=parts, weights=weights)
+        return of_parts(path.resolve().name, dict(zip(by_part, every, strict=True)), str(path))
+
+
+def of_parts(title: str, found: Mapping[str, Contents[object]], what: str) -> Contents[object]:
+    """Return what was read for each part, the training part first, as one data set; `what` for messages."""
+    train = found["train"]
+    for name, one in found.items():
+        if set(one.parts) != {"train"}:
+            raise BadData(f"the file of the {name} part in {what} has several parts itself; name that file")
+        if one.columns != train.columns:
+            raise BadData(
+                f"the {name} part in {what} has other columns than the training part; give both the "
+                "same, or choose columns of both by --data.columns A,B,..."
+            )
+    refuse_other_names({name: one.labels for name, one in found.items()}, what)
+    parts = {name: one.parts["train"] for name, one in found.items()}
+    weights = {name: one.weights["train"] for name, one in found.items() if one.weights}
+    return replace(train, name=title, parts=parts, weights=weights)
 
 
 def _by_part(folder: Path) -> dict[str, list[Path]]:

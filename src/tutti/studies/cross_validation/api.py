@@ -15,12 +15,12 @@ from tutti.run.arguments import as_arguments
 from tutti.studies.arguments import Arguments, StudyOptions
 from tutti.studies.cross_validation.candidates import alternatives, candidates_of
 from tutti.studies.cross_validation.display import train_shown
-from tutti.studies.cross_validation.result import AUTO, CrossValidated
+from tutti.studies.cross_validation.result import CrossValidated
 from tutti.studies.cross_validation.splits import splitter_of
 from tutti.studies.cross_validation.study import CrossValidation, without_groups
 from tutti.studies.crossing import refuse_single_run
 from tutti.studies.samples import look_at
-from tutti.studies.score import score_of
+from tutti.studies.score import AUTO, score_of
 
 Model = str | nn.Module | Callable[..., nn.Module]
 Schedule = str | Callable[..., Any] | None

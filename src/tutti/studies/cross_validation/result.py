@@ -22,7 +22,7 @@ from tutti.records.run_folder import PREDICTIONS, RunFolder
 from tutti.records.texts import printable
 from tutti.studies.cross_validation.scores import FoldScores, best_first, write_scores
 from tutti.studies.cross_validation.significance import Difference, compare, write_comparison
-from tutti.studies.score import Score, score_by_metrics
+from tutti.studies.score import AUTO, Score, score_by_metrics
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
@@ -31,8 +31,6 @@ KIND: Final = "cv"
 
 SCORES: Final = "scores.csv"
 COMPARISON: Final = "compare.csv"
-
-AUTO: Final = "auto"
 
 MANY: Final = 6
 """The number of comparisons above which only those with the best candidate are shown."""

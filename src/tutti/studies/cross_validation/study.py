@@ -26,8 +26,9 @@ from tutti.records.run_folder import folder_name
 from tutti.records.splits import Split, write_splits
 from tutti.run.config import TrainConfig
 from tutti.studies.cross_validation.candidates import servers_of
-from tutti.studies.cross_validation.result import AUTO, KIND, job_name
+from tutti.studies.cross_validation.result import KIND, job_name
 from tutti.studies.farms import FOLDER, Blocks, keep_data
+from tutti.studies.score import AUTO
 
 if TYPE_CHECKING:
     from tutti.studies.samples import Samples  # Imports torch.

@@ -28,7 +28,7 @@ def tune(
     trials: int = 20,
     sampler: str = "tpe",
     pruner: str = "none",
-    objective: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "accuracy",
+    objective: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "auto",
     folds: int = 1,
     stratified: bool = False,
     schedule: str | Callable[..., Any] | None = None,
@@ -49,7 +49,7 @@ def tune(
         pruner: what ends trials that are not promising: none, median, asha or hyperband.
         objective: loss or a metric on what is held out, seconds, or parameters; "mine:higher" says which
             values of a metric of your own are better; a function is taken as a metric. A list of several
-            looks for all trials that no other is better than.
+            looks for all trials that no other is better than. "auto" is the first of the runs' metrics.
         folds: of each trial, whose value is the mean over them; 1: the validation part.
         stratified: each fold has the same share of each class.
         schedule: as for `tutti.train`.
@@ -93,6 +93,7 @@ def tune(
     search.check()
     search.count(trials)
     samples = look_at(search.at_ends(), given.blocks.block, given.contents)
+    search = search.decided(samples.metrics)
     folder = search.begin(samples, given.out, given.resume)
     with given.stream() as stream:
         found = tune_shown(search, folder, trials, given.blocks, stream)

@@ -29,7 +29,7 @@ from tutti.run.config import TrainConfig
 from tutti.run.pickled import Pickled
 from tutti.studies.crossing import refuse_single_run, with_options
 from tutti.studies.farms import FOLDER, Blocks, keep_data, write_table
-from tutti.studies.score import Score
+from tutti.studies.score import AUTO, LOSS, Score, first_score
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.methods import GRID, check_methods
 from tutti.studies.search.space import Space, space_of
@@ -99,6 +99,17 @@ class Search:
         self.space.check(self.config)
         by_epochs = self.config.steps is None and "steps" not in self.space.distributions
         check_methods(self.sampler, self.pruner, self.space, self.scores, by_epochs)
+
+    def decided(self, metrics: Sequence[str]) -> Search:
+        """Return the search with its objectives, each of which is among what runs compute."""
+        scores = [first_score(metrics) if one.name == AUTO else one for one in self.scores]
+        for one in scores:
+            if one.by_epoch and one.name not in (LOSS, *metrics):
+                raise BadOption(
+                    f"--objective is {one.name}, but the runs have {', '.join((LOSS, *metrics))}; choose one "
+                    "of these, or name it in --metrics"
+                )
+        return replace(self, scores=scores)
 
     def record(self) -> Json:
         """Return the question as JSON values: who resumes it must ask the same."""
