@@ -78,6 +78,13 @@ def test_targets_with_a_leading_zero_stay_texts_and_other_numbers_are_alike(read
     assert read("a,y\n1,0.5\n2,0\n3,1\n")[1].tolist() == [0.5, 0, 1]
 
 
+def test_inputs_with_a_leading_zero_are_texts_and_commas_are_points_among_texts(read):
+    inputs, _, contents = read("zip;n;y\n01392;1,5;0\n1392;-;1\n90210;1,234;0\n")
+    assert [column.kind for column in contents.table.columns] == ["text", "number"]
+    np.testing.assert_array_equal(inputs, np.array([[0, 1.5], [1, np.nan], [2, 1.234]], np.float32))
+    assert read("zip,y\n01392,0\n1392,1\n", prepare="off")[0].tolist() == [[1392], [1392]]
+
+
 def test_columns_are_chosen_by_name_in_the_order_given_or_by_position(read):
     inputs, targets, _ = read(TABLE, target="height", columns=["weight"], classes=8)
     assert (inputs.tolist(), targets.tolist()) == ([[2.5], [4], [-60], [8]], [1, 3, 5, 7])
@@ -150,11 +157,12 @@ def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
             {"missing": "error"},
             r"row 1, column 'b'.*in 1 of 2 rows.*--data.missing drop",
         ),
-        ("a,y\n1,0\n3,?\n", {}, r"no value in row 2 of the target 'y'"),
-        ("a,y\n1,0\n3,?\n4,?\n", {}, "targets are missing in 2 rows"),
-        ("a,y\n1,0\n3,\n", {"missing": "mean"}, r"no value in row 2 of the target 'y'"),
+        ("a,b,y\ncm,kg,\n" + "1,2.5,0\n3,4,1\n" * 20, {"missing": "drop"}, "in row 1 .*second line of names"),
+        ("a,y\n1,0\n3,?\n", {"missing": "error"}, r"no value in row 2 of the target 'y'"),
+        ("a,y\n1,0\n3,?\n4,?\n", {"missing": "error"}, "targets are missing in 2 rows"),
         ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
-        ("a,y\n1,0\ninf,1\n", {"missing": "mean"}, "NaN or inf"),
+        ("a,b,y\n1,2,0\n1,inf,1\n", {"missing": "mean"}, "NaN or inf .* row 2, column 'b'"),
+        ("a,b,y\n,2,0\n1,2,1\n1,inf,1\n", {"missing": "drop"}, "NaN or inf .* row 3, column 'b'"),
         ("a,y\n", {}, "has no rows"),
         ("a,a,y\n1,2,0\n", {}, "two columns called 'a'"),
         ("y\n1\n", {}, "no column but the target"),
@@ -184,6 +192,9 @@ def test_text_in_another_encoding_and_bytes_are_refused(tmp_path):
         (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
         with pytest.raises(BadData, match=r"is not in UTF-8; .* iconv -f latin1"):
             read_source(str(tmp_path / "a.csv"), {})
+    (tmp_path / "a.csv").write_bytes("a,y\n1,2\n".encode("utf-16"))
+    with pytest.raises(BadData, match="iconv -f utf-16"):
+        read_source(str(tmp_path / "a.csv"), {})
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"a,y\n1,2\n" * 100)[:-10])
     with pytest.raises(BadData, match="truncated or damaged"):
         read_source(str(tmp_path / "b.csv.gz"), {})
@@ -194,6 +205,13 @@ def test_rows_with_missing_values_are_left_out_and_counted(read, capsys):
     assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [6, 7]], [0, 1])
     assert contents.labels == ("u", "w")
     assert "1 of 3 train samples have missing values" in capsys.readouterr().err
+
+
+def test_rows_without_a_target_alone_are_left_out_by_default(read, capsys):
+    for options in ({}, {"missing": "mean"}):
+        inputs, targets, _ = read("a,b,y\n1,2,u\n,3,v\n4,5,\n6,7,w\n", **options)
+        assert (len(inputs), targets.tolist()) == (3, [0, 1, 2])
+        assert "1 of 4 rows" in capsys.readouterr().err
 
 
 def test_the_mean_of_the_training_samples_stands_for_a_missing_value(tmp_path, opened):

@@ -25,13 +25,13 @@ from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import DataSet, open_pool
 from tutti.data.arrays import keeping_doubles
 from tutti.data.contents import from_keys, to_keys
-from tutti.data.fitting import CONSTANT, KEY, MISSING, ROW_NUMBERS, fit
+from tutti.data.fitting import CONSTANT, IDENTIFIER, KEY, MISSING, ROW_NUMBERS, fit
 from tutti.data.preparation import date_parts, prepared
 from tutti.data.sources import read_source
 from tutti.data.tables import LIKE
 from tutti.errors import BadData, UserError
 from tutti.records.json_lines import parse_record, to_json
-from tutti.records.preparation import DATE, FLAG, TEXT, Preparation, Table, TableColumn, TableInputs
+from tutti.records.preparation import DATE, FLAG, OTHER, TEXT, Preparation, Table, TableColumn, TableInputs
 from tutti.records.splits import Split, write_splits
 from tutti.run.summary_lines import table as in_words
 
@@ -150,6 +150,9 @@ def test_numbers_and_texts_become_what_scikit_learn_makes_of_them() -> None:
         ("numbered from 1, in any order", [*range(60, 0, -1)], ROW_NUMBERS),
         ("customers, in the order of the rows", [*range(7000, 7180, 3)], ROW_NUMBERS),
         ("amounts", [*range(159, 99, -1)], None),
+        *((name, [*range(159, 99, -1)], IDENTIFIER) for name in ("id", "user_id", "PassengerId", "Order No")),
+        *((name, [*range(159, 99, -1)], None) for name in ("piano", "paid")),
+        ("area_code", [*range(159, 129, -1)] * 2, None),
         ("fractions", [one / 2 for one in range(60)], None),
         ("numbered twice", [*range(30)] * 2, None),
         ("key", [f"k{one}" for one in range(60)], KEY),
@@ -243,11 +246,43 @@ def test_texts_are_dates_where_one_form_fits_all(texts: list[str], kind: str) ->
         assert np.floor(rows[:, 0]).tolist() == [DAY, DAY - 364]
 
 
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (["$1,234.50", "-$5"], [1234.5, -5]),
+        (["12%", "7 %", "."], [12, 7, NAN]),
+        (["1.5", "-", "2"], [1.5, NAN, 2]),
+        (["€5", "$5"], ["$5", "€5"]),
+        (["5%", "0.05"], ["0.05", "5%"]),
+        (["1,234", "-"], ["-", "1,234"]),
+        (["007", "-"], ["-", "007"]),
+        (["-", "a"], ["-", "a"]),
+        (["1", "2", "3a"] * 50, ["1", "2", "3a"]),
+        (["1", "2"] * 150 + ["many"], "row 301 'many'"),
+        (["2020-01-31", "2021-01-01"] * 20 + ["0000-00-00"], "row 41 '0000-00-00'"),
+        (["31.01.2020", "01.02.2021"] * 20 + ["soon"], "row 41 'soon'"),
+    ],
+)
+def test_numbers_with_signs_are_read_and_mistakes_refused(
+    texts: list[str], found: list[object] | str
+) -> None:
+    frame = pandas.DataFrame({"x": texts, "y": [n % 2 for n in range(len(texts))]})
+    if isinstance(found, str):
+        with pytest.raises(BadData, match=found):
+            stored(frame)
+        return
+    rows, table = stored(frame)
+    assert table.columns[0].kind == ("text" if isinstance(found[0], str) else "number")
+    np.testing.assert_array_equal(table.columns[0].texts or rows[:, 0], found)
+
+
 def test_columns_are_read_as_those_of_the_training() -> None:
     like = (
         *(TableColumn("zip", "text"), TableColumn("day", "date", form="%d/%m/%Y")),
         *(TableColumn("n", "number"), TableColumn("gone", "text")),
     )
+    signed = pandas.DataFrame({"n": ["$7", "-"], "y": [0, 1]})
+    np.testing.assert_array_equal(stored(signed, **{LIKE: like[2:3]})[0], [[7], [NAN]])
     frame = pandas.DataFrame(
         {"more": [1], "n": [None], "gone": [None], "day": ["01/02/2023"], "zip": [7], "y": [0]}
     )
@@ -256,8 +291,27 @@ def test_columns_are_read_as_those_of_the_training() -> None:
         *(("text", ("7",)), ("date", ()), ("number", ()), ("text", ())),
     ]
     np.testing.assert_array_equal(rows, [[0, DAY - 364, NAN, NAN]])
-    with pytest.raises(BadData, match="column 'n', and those of the training are of the kind number"):
+    with pytest.raises(BadData, match=r"'x' in row 1 of the column 'n', .* of the kind number"):
         stored(frame.assign(n="x"), classes=2, **{LIKE: like})
+    days = pandas.DataFrame({"day": ["01/02/2023"] * 5 + ["soon", "later"], "y": range(7)})
+    with pytest.raises(BadData, match="'soon' in row 6 of the column 'day'"):
+        stored(days, **{LIKE: like[1:2]})
+
+
+@pytest.mark.parametrize("doubles", [False, True])
+def test_numbers_that_float32_rounds_are_named(doubles: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    n = np.arange(100.0)
+    table = {"ts": 1.7e9 + n, "fine": 1e6 + n, "same": 1e9, "none": None, "y": 1e9 + n / 2}
+    with keeping_doubles(doubles):
+        read_source(pandas.DataFrame(table), {"target": "y"})
+    told = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == ([] if doubles else ["ts", "the target 'y'"])
+
+
+def test_texts_without_a_category_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("t,y\na,0\nb,1\nc,0\nb,1\n,1\n")
+    read_source(str(tmp_path / "a.csv"), {LIKE: (TableColumn("t", "text", ("a", "c", OTHER)),)})
+    assert "2 of 5 values of 't' are no category of the model" in capsys.readouterr().err
 
 
 def test_texts_can_be_left_out(opened: Callable[..., DataSet]) -> None:

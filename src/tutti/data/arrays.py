@@ -76,7 +76,8 @@ def part_columns(
         _refuse_missing(part, found[0].rows, looks[0][0], columns)
     for (what, _), column, (nan, infinite) in zip(inputs, found, looks, strict=True):
         if column.values is None:
-            _refuse_bad(what, infinite[kept] if missing != "error" else nan | infinite, column.rows, missing)
+            bad = infinite & np.isin(np.arange(len(y)), kept) if missing != "error" else nan | infinite
+            _refuse_bad(what, bad, column.rows, missing, columns)
         elif missing != "drop":  # else the values of samples that are left out are still there
             _refuse_bad(what, nan | infinite, column.values)
     if len(kept) < len(y):
@@ -178,6 +179,14 @@ def as_floats(array: Array) -> Array:
         return array.astype(float_dtype(), copy=False)
 
 
+def tell_if_rounded(what: str, *chunks: Array) -> None:
+    """Say it if numbers are rounded to more than a hundredth of their range. A chunk has one dimension."""
+    low = float(min(np.fmin.reduce(chunk) for chunk in chunks if len(chunk)))
+    high = float(max(np.fmax.reduce(chunk) for chunk in chunks if len(chunk)))
+    if float_dtype() == np.float32 and 0 < high - low < 100 * max(-low, high) * 2.0**-24:
+        print(f"{what}: differences are finer than float32 resolves; give --precision fp64", file=sys.stderr)
+
+
 _doubles: ContextVar[bool] = ContextVar("_doubles", default=False)
 
 
@@ -216,12 +225,19 @@ def refuse_not_finite(what: str, rows: Rows) -> None:
     _refuse_bad(what, np.logical_or(*not_finite(rows)), rows)
 
 
-def _refuse_bad(what: str, bad: NDArray[np.bool_], rows: Rows, missing: str = "error") -> None:
+def _refuse_bad(
+    what: str, bad: NDArray[np.bool_], rows: Rows, missing: str = "error", columns: Sequence[str] = ()
+) -> None:
     if bad.any():
+        first = int(bad.argmax())
+        place = f"sample {first}"
+        if columns:
+            found = as_floats(rows[first : first + 1]).reshape(-1)
+            place = f"row {first + 1:,}, column '{columns[int((~np.isfinite(found)).argmax())]}'"
         hint = ", or give --data.missing drop if NaN stands for a missing value" if missing == "error" else ""
         raise NotFinite(
             f"the {what} hold NaN or inf (or numbers too large for {stored_dtype(rows)}) in "
-            f"{int(bad.sum()):,} of {len(bad):,} samples, first in sample {int(bad.argmax())}; drop or "
+            f"{int(bad.sum()):,} of {len(bad):,} samples, first in {place}; drop or "
             f"replace them{hint}"
         )
 

@@ -5,6 +5,7 @@ A column is left out if it tells nothing of rows that training has not seen.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -30,8 +31,12 @@ from tutti.records.preparation import (
 CONSTANT: Final = "constant"
 MISSING: Final = "all missing"
 ROW_NUMBERS: Final = "row numbers"
+IDENTIFIER: Final = "an identifier"
 KEY: Final = "nearly as many texts as rows"
 """Reasons to leave a column out."""
+
+_NAMES: Final = re.compile(r"(?:^|[^A-Za-z]|(?<=[a-z])(?=[A-Z]))(?i:id|no|nr|number|key|code)$")
+"""The names of identifiers, such as user_id, CustomerId and Order No."""
 
 ONE_HOT: Final = 30
 """The most texts of a column that get a flag each."""
@@ -82,13 +87,16 @@ def fit(
             left_out[column.name] = KEY
         elif column.kind in (TEXT, FLAG):
             columns.append(_of_codes(column, known, gaps, embeds))
-        elif not table.chosen and column.kind == NUMBER and not gaps and _counts_rows(known, samples):
-            left_out[column.name] = ROW_NUMBERS
+        elif not (table.chosen or gaps or column.kind != NUMBER) and (
+            why := _why_no_amounts(column.name, known, samples)
+        ):
+            left_out[column.name] = why
             numbered.append(_of_numbers(column, known, gaps, by_mean))
         else:
             columns.append(_of_numbers(column, known, gaps, by_mean))
     if not columns:
-        columns, left_out = numbered, {name: why for name, why in left_out.items() if why != ROW_NUMBERS}
+        kept = {column.name for column in numbered}
+        columns, left_out = numbered, {name: why for name, why in left_out.items() if name not in kept}
     if not columns:
         told = ", ".join(f"{name} ({why})" for name, why in left_out.items())
         raise BadData(f"no column of the table is of use as an input: {told}; name others by --data.columns")
@@ -151,12 +159,18 @@ def _is_key(known: Array) -> bool:
     return different > max(ONE_HOT, 0.9 * len(known))
 
 
-def _counts_rows(known: Array, samples: int) -> bool:
-    """Return whether whole numbers are all different, and rise with the rows or lie within their number."""
+def _why_no_amounts(name: str, known: Array, samples: int) -> str | None:
+    """Return `ROW_NUMBERS` if different whole numbers rise with the rows or lie within their number.
+
+    Return `IDENTIFIER` if they are those of anything else, by the name; None: they may be amounts.
+    """
     enough = 30 <= len(known) <= samples <= 2 * len(known)  # of fewer rows, amounts may be so
     if not enough or (known != np.floor(known)).any():
-        return False
+        return None
     if (np.diff(known) > 0).all():
-        return True
+        return ROW_NUMBERS
     within = known.min() >= 0 and known.max() <= samples
-    return bool(within and np.bincount(known.astype(np.int64)).max() == 1)
+    if within and np.bincount(known.astype(np.int64)).max() == 1:
+        return ROW_NUMBERS
+    # As float32 a few may be the same.
+    return IDENTIFIER if _NAMES.search(name) and len(np.unique(known)) > 0.9 * len(known) else None

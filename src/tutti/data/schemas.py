@@ -176,8 +176,11 @@ def _first_rows(path: Path) -> tuple[list[list[str]], str]:
 
 def not_in_utf8(path: Path) -> str:
     """Return the message about a text file in another encoding."""
+    with _opened(path) as file:
+        wide = file.read(2) in (b"\xff\xfe", b"\xfe\xff")
+    name, form = ("UTF-16", "utf-16") if wide else ("Latin-1", "latin1")
     return (
-        f"{path} is not in UTF-8; write it so, as from Latin-1 by: iconv -f latin1 -t utf-8 {path.name} > "
+        f"{path} is not in UTF-8; write it so, as from {name} by: iconv -f {form} -t utf-8 {path.name} > "
         "NEW.csv"
     )
 

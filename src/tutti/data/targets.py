@@ -11,13 +11,15 @@ several for each sample     0 and 1, a single 1     classes: they are one-hot
 from __future__ import annotations
 
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite
+from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite, tell_if_rounded
 from tutti.data.contents import ReadData
 from tutti.data.rows import Array
 from tutti.data.schemas import listed
@@ -136,6 +138,11 @@ def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadDat
         raise BadData(
             f"{_what(contents)} has {len(names)} different texts, such as '{names[0]}', but {asked} asked for"
         )
+    plain = {name: " ".join(name.lower().split()) for name in names.tolist()}
+    counts = Counter(plain.values())
+    if twice := [repr(name) for name, one in plain.items() if counts[one] > 1]:
+        told = f"{_what(contents)} has classes that differ only by case or spaces: {listed(twice)}"
+        print(told, file=sys.stderr)
     count = classes or len(names)
     return _kept(
         contents, np.searchsorted(names, joined), count, _texts_of(names) if count == len(names) else ()
@@ -229,6 +236,9 @@ def _by_value(contents: ReadData, joined: Array, values: Array) -> ReadData:
 
 
 def _as_amounts(contents: ReadData) -> ReadData:
+    train = contents.parts["train"][1]
+    if train.size == len(train):
+        tell_if_rounded(_what(contents), train.reshape(-1))
     parts = {part: (x, values.astype(float_dtype())) for part, (x, values) in contents.parts.items()}
     names = contents.targets if len(contents.targets) > 1 else ()
     return replace(contents, parts=parts, classes=None, labels=names)

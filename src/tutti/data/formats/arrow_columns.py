@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tutti.data.arrays import as_floats, float_dtype
+from tutti.data.arrays import as_floats, float_dtype, tell_if_rounded
 from tutti.data.rows import Array
 from tutti.data.tables import CHOICES, LIKE, PREPARE
 from tutti.errors import BadData, BadOption
@@ -37,7 +39,15 @@ _FORMS: Final = ("", *(day + time for day, time in product(_DAYS, ("", " %H:%M",
 """Forms of dates in texts, with years of four digits; the first is ISO 8601."""
 
 _WHOLE: Final = r"^[+-]?\d+$"
+_CODE: Final = r"^0\d+$"
 _NUMBER: Final = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+
+_SIGNED: Final = (
+    *(rf"^([-.]+|[+-]?[{sign}]\s?[+-]?(\d{{1,3}}(,\d{{3}})+|\d+)(\.\d*)?)$" for sign in "$€£¥"),
+    r"^([-.]+|[+-]?\d+\.?\d*\s?%)$",
+    r"^([-.]+|[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?)$",
+)
+"""Forms of numbers in texts of which some may be marks of gaps; the last has no sign."""
 
 _DAY_US: Final = 86_400e6
 
@@ -88,6 +98,9 @@ def stored_table(
     every = dict(zip(names, _in_threads(stored, names), strict=True))
     left_out = {name: f"{one:,} texts" for name, one in every.items() if isinstance(one, int)}
     read = [one for one in every.values() if not isinstance(one, int)]
+    for column, values in read:
+        if column.kind in (NUMBER, DATE):
+            tell_if_rounded(column.name, *_chunks(values, 0, table.num_rows))
     matrix = np.empty((table.num_rows, len(read)), float_dtype())
 
     def write(start: int) -> None:
@@ -178,32 +191,47 @@ def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
     """Return a column in the kind of another table's."""
     import pyarrow
 
+    def fits(row: int) -> bool:
+        with suppress(pyarrow.ArrowException):
+            return _cast(values.slice(0, row + 1), wanted) is not None
+        return False
+
+    try:
+        return _cast(values, wanted)
+    except pyarrow.ArrowException as error:
+        row = bisect_left(range(len(values)), True, key=lambda row: not fits(row))
+        raise BadData(
+            f"{path} has '{str(values[row])[:80]}' in row {row + 1:,} of the column '{wanted.name}', and "
+            f"those of the training are of the kind {wanted.kind}; mend it"
+        ) from error
+
+
+def _cast(values: Any, wanted: TableColumn) -> Any:
+    """Return a column in the kind of another table's; raise ArrowException if a value does not fit."""
+    import pyarrow
+
     found = kind_of(values.type)
     if found == wanted.kind:
         return values
     kinds = {NUMBER: pyarrow.float64(), FLAG: pyarrow.bool_(), DATE: pyarrow.timestamp("us")}
-    try:
-        if (found, wanted.kind) == (TEXT, DATE):
-            return _parsed(pyarrow.compute.utf8_trim_whitespace(values), wanted.form)
-        if (found, wanted.kind) == (NUMBER, DATE):
-            raise pyarrow.ArrowInvalid("numbers may be days or seconds; give dates")
-        if (found, wanted.kind) == (NUMBER, FLAG):
-            flags = {0.0: False, 1.0: True}
-            told = [
-                None if one is None or one != one else flags.get(float(one), "") for one in values.to_pylist()
-            ]
-            return pyarrow.chunked_array([pyarrow.array(told, pyarrow.bool_())])
-        texts = values.cast(kinds.get(wanted.kind, pyarrow.string()))
-        if (found, wanted.kind) == (FLAG, TEXT):
-            for spelled in (pyarrow.compute.utf8_capitalize, pyarrow.compute.utf8_upper):
-                if spelled(pyarrow.scalar("true")).as_py() in wanted.texts:
-                    return spelled(texts)
-        return texts
-    except pyarrow.ArrowException as error:
-        raise BadData(
-            f"{path} has values of type {values.type} in the column '{wanted.name}', and those of the "
-            f"training are of the kind {wanted.kind}: {str(error)[:100]}"
-        ) from error
+    if (found, wanted.kind) == (TEXT, DATE):
+        return _parsed(pyarrow.compute.utf8_trim_whitespace(values), wanted.form)
+    if (found, wanted.kind) == (TEXT, NUMBER):
+        values = _without_signs(pyarrow.compute.utf8_trim_whitespace(values))
+    if (found, wanted.kind) == (NUMBER, DATE):
+        raise pyarrow.ArrowInvalid("numbers may be days or seconds")
+    if (found, wanted.kind) == (NUMBER, FLAG):
+        flags = {0.0: False, 1.0: True}
+        told = [
+            None if one is None or one != one else flags.get(float(one), "") for one in values.to_pylist()
+        ]
+        return pyarrow.chunked_array([pyarrow.array(told, pyarrow.bool_())])
+    texts = values.cast(kinds.get(wanted.kind, pyarrow.string()))
+    if (found, wanted.kind) == (FLAG, TEXT):
+        for spelled in (pyarrow.compute.utf8_capitalize, pyarrow.compute.utf8_upper):
+            if spelled(pyarrow.scalar("true")).as_py() in wanted.texts:
+                return spelled(texts)
+    return texts
 
 
 def _parsed(texts: Any, form: str) -> Any:
@@ -236,21 +264,28 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
     codes: Array = _plain(encoded.indices.fill_null(-1))
     texts = pyarrow.compute.utf8_trim_whitespace(encoded.dictionary.cast(pyarrow.string()))
     guessed = wanted.kind == EMPTY
-    form = _date_form(texts) if guessed and not categorical and len(texts) else None
+    plain = guessed and not categorical and len(texts) > 0
+    form = _date_form(texts) if plain else None
+    amounts = _amounts(texts) if plain else None
+    if plain and form is None and amounts is None and most:
+        _refuse_mistakes(path, wanted.name, texts, codes)
     if guessed and not len(texts):
         column, known = wanted, np.empty(0)
     elif form is not None:
-        column, known = (
-            TableColumn(wanted.name, DATE, form=form),
-            _days(pyarrow.chunked_array([_parsed(texts, form)])),
-        )
+        column = TableColumn(wanted.name, DATE, form=form)
+        known = _days(pyarrow.chunked_array([_parsed(texts, form)]))
+    elif amounts is not None:
+        column, known = TableColumn(wanted.name, NUMBER), as_array(pyarrow.chunked_array([amounts]))
     elif guessed and len(texts) > most:
         return len(texts)
     else:
-        if guessed and not categorical:
-            _refuse_mistakes(path, wanted.name, texts, codes)
         found = texts.to_pylist()
         numbers = {text: number for number, text in enumerate(wanted.texts)}
+        if OTHER in numbers and path.is_file():
+            new = np.isin(codes, [code for code, text in enumerate(found) if text not in numbers]).sum()
+            told = f"{path}: {new:,} of {len(codes):,} values of '{wanted.name}' are no category of the model"
+            if new:
+                print(told, file=sys.stderr)
         if OTHER not in numbers:
             for text in sorted({*found} - numbers.keys()):
                 numbers[text] = len(numbers)
@@ -274,20 +309,61 @@ def _date_form(texts: Any) -> str | None:
     return forms[0] if len(forms) == 1 else None
 
 
+def _without_signs(texts: Any) -> Any:
+    """Return numbers without a sign of a currency before them, or % behind; - and . become nulls.
+
+    Commas between thousands go where the sign comes first: 1.234 is another number elsewhere.
+    """
+    from pyarrow import compute, scalar, string
+
+    plain = compute.replace_substring_regex(texts, r"^([+-]?)[$€£¥]\s?|\s?%$", r"\1")
+    first = compute.match_substring_regex(texts, r"^[+-]?[$€£¥]")
+    plain = compute.if_else(first, compute.replace_substring_regex(plain, r",(\d{3})\b", r"\1"), plain)
+    return compute.if_else(compute.match_substring_regex(plain, r"^[-.]+$"), scalar(None, string()), plain)
+
+
+def _amounts(texts: Any) -> Any | None:
+    """Return texts as numbers, if all are, and have signs or marks of gaps; else None."""
+    from pyarrow import compute, float64
+
+    if any(compute.all(compute.match_substring_regex(texts, form)).as_py() for form in _SIGNED):
+        plain = _without_signs(texts)
+        if not plain.equals(texts) and plain.null_count < len(plain):
+            return plain.cast(float64())
+    return None
+
+
 def _refuse_mistakes(path: Path, name: str, texts: Any, codes: Array) -> None:
-    """Refuse numbers with a few other texts among them, unless whole numbers are names, as 1, 2 and 3a."""
+    """Refuse a few other texts among numbers or dates, unless whole numbers are names, as 1, 2 and 3a."""
     from pyarrow import compute
 
-    is_number = _plain(compute.match_substring_regex(texts, _NUMBER))
+    def which(pattern: str) -> Array:
+        return _plain(compute.match_substring_regex(texts, pattern))
+
     counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    numbers, rows = texts.filter(is_number), counts[is_number].sum()
-    whole = compute.all(compute.match_substring_regex(numbers, _WHOLE)).as_py()
-    names = whole and len(numbers) <= min(30, rows / 2)
-    if not 0 < len(texts) - len(numbers) <= 5 or rows < 0.9 * counts.sum() or names:
-        return
-    row = int(np.isin(codes, np.flatnonzero(~is_number)).argmax())
-    second = "; delete it if it is a second line of names" if row == 0 else ""
-    raise BadData(
-        f"{path} has numbers in the column '{name}', but in row {row + 1:,} "
-        f"'{texts[codes[row]].as_py()[:80]}'{second}; mend it, or leave the column out by --data.columns"
-    )
+    for what, fits in (("numbers", which(_NUMBER)), ("dates", _are_dates(texts))):
+        others, cells = ~fits, counts[~fits].sum()
+        names = which(_WHOLE)[fits].all() and fits.sum() <= min(30, counts[fits].sum() / 2)
+        slips = cells <= 5 and cells < 0.01 * counts.sum() and not which(r"\d")[others].any()
+        few = 0 < others.sum() <= 5 and cells <= 0.1 * counts.sum()
+        if few and not (names and not slips) and not which(_CODE).any():
+            row = int(np.isin(codes, np.flatnonzero(others)).argmax())
+            second = "; delete it if it is a second line of names" if row == 0 else ""
+            raise BadData(
+                f"{path} has {what} in the column '{name}', but in row {row + 1:,} "
+                f"'{texts[codes[row]].as_py()[:80]}'{second}; mend it, or leave the column out by "
+                "--data.columns"
+            )
+
+
+def _are_dates(texts: Any) -> Array:
+    """Return which texts are dates of the form that most have; of ISO 8601 days alone are looked at."""
+    from pyarrow import compute
+
+    days = compute.utf8_slice_codeunits(texts, 0, 10)
+
+    def fits(form: str, count: int) -> Array:
+        some = (texts if form else days).slice(0, count)
+        return _plain(compute.strptime(some, form or "%Y-%m-%d", "us", error_is_null=True).is_valid())
+
+    return fits(max(_FORMS, key=lambda form: fits(form, 100).sum()), len(texts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -171,7 +172,6 @@ def read_table(
     rows = np.arange(table.num_rows)
     if labelled:
         rows = _rows_with_targets(path, table, choice, options.get("missing", "error"))
-    found = table if len(rows) == table.num_rows else table.take(rows)
     first = choice.inputs[0]
     values: object = None
     stored = None
@@ -179,7 +179,8 @@ def read_table(
         pictures = pictures or _pictures(path, table.column(first), first)
         values = chosen(decoded(pictures, options.get("size")), rows)
     else:
-        values, stored = _inputs(path, found, choice.inputs, options)
+        values, stored = _inputs(path, table, rows, choice.inputs, options)
+    found = table if len(rows) == table.num_rows else table.take(rows)
     targets = _targets(path, found, choice.targets) if labelled else None
     groups, weights = _of_samples(path, found, choice)
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
@@ -196,15 +197,20 @@ def read_table(
 
 
 def _inputs(
-    path: Path, table: Any, names: Sequence[str], options: Mapping[str, Any]
+    path: Path, table: Any, rows: Indices, names: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[object, Table | None]:
-    """Return plain columns as one array, and what they are; or each by its name if there are lists."""
+    """Return plain columns as one array, and what they are; or each by its name if there are lists.
+
+    What columns are is decided by all rows, and so are mistakes in them.
+    """
     kinds = {name: table.schema.field(name).type for name in names}
     plain = all(map(kind_of, kinds.values()))
     for name in [] if plain and is_prepared(options) else names:
         _refuse_other_kinds(path, table.column(name), name, kinds)
     if plain:
-        return stored_table(path, table, names, options)
+        matrix, stored = stored_table(path, table, names, options)
+        return matrix if len(rows) == len(matrix) else matrix[rows], stored
+    table = table if len(rows) == table.num_rows else table.take(rows)
     each = {name: _values(path, table.column(name), name) for name in names}
     return each if len(each) > 1 else each[names[0]], None
 
@@ -232,7 +238,7 @@ def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: s
         name: _absent(table.column(name)) for name in (*choice.targets, choice.group) if name is not None
     }
     lacking = np.logical_or.reduce([absent[name] for name in choice.targets])
-    if lacking.any() and missing != "drop":
+    if lacking.any() and missing == "error":
         row = int(lacking.argmax())
         name = next(name for name in choice.targets if absent[name][row])
         raise BadData(
@@ -241,6 +247,11 @@ def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: s
         )
     if lacking.all():
         raise BadData(f"{path} has no rows with a target")
+    if lacking.any():
+        print(
+            f"{lacking.sum():,} of {len(lacking):,} rows of {path} have no target and are left out",
+            file=sys.stderr,
+        )
     if choice.group is not None and (alone := absent[choice.group] & ~lacking).any():
         raise BadData(
             f"{path} has no value in row {int(alone.argmax()) + 1:,} of the column '{choice.group}', "

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from tutti.data.contents import Contents
 from tutti.data.formats import Format
+from tutti.data.formats.arrow_columns import is_prepared
 from tutti.data.formats.arrow_tables import arrow_package, read_table
 from tutti.data.schemas import CSV, CsvStart, csv_start, not_in_utf8
 from tutti.data.tables import ABSENT, LIKE, TABLE_OPTIONS, choose
@@ -25,6 +26,8 @@ _LARGE: Final = 1 << 22
 _CELLS: Final = 100_000
 """The most cells that are looked at before a file is read."""
 
+_CODE: Final = re.compile(r"\s*0\d+\s*")
+_AMONG_TEXTS: Final = r"^(\s*[+-]?\d+),(\d+\s*%?\s*)$"
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
 _POINT: Final = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 
@@ -54,6 +57,9 @@ class Csv(Format):
         # Not as Arrow guesses them: names of classes may look like dates, and 1 is not 1.0.
         texts = [name for name in (*choice.targets, choice.group) if name is not None]
         known = [one.name for one in options.get(LIKE, ()) if one.kind == TEXT or one.form]
+        if LIKE not in options and is_prepared(options):
+            some = start.rows[int(start.named) : _CELLS // len(names) + 2]
+            known += {names[at] for row in some for at in used if at < len(row) and _CODE.fullmatch(row[at])}
         convert = {
             "null_values": NULLS,
             "strings_can_be_null": True,
@@ -64,6 +70,10 @@ class Csv(Format):
         for name in texts:
             column = arrow.compute.utf8_trim_whitespace(table.column(name))
             table = table.set_column(names.index(name), name, _as_numbers(column, decimal_point))
+        for at, name in enumerate(names if decimal_point == "," else []):
+            if name in choice.inputs and arrow.types.is_string(table.schema.field(at).type):
+                column = arrow.compute.replace_substring_regex(table.column(at), _AMONG_TEXTS, r"\1.\2")
+                table = table.set_column(at, name, column)
         if any(arrow.types.is_binary(table.schema.field(name).type) for name in choice.inputs):
             raise BadData(not_in_utf8(path))
         return read_table(path, table.schema, table.select, options, labelled)
