@@ -199,6 +199,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if params["threads"] is None and str(self.workers) == "1":
             params["threads"] = torch.get_num_threads()
         params = {name: _plain(value) for name, value in params.items() if value is not None}
+        if loss == "cross_entropy":
+            params["metrics"] = "accuracy"  # An AUC of each epoch would sort all outputs.
         data: object
         if _is_mixed(inputs):
             data, options = _as_table(inputs, targets, weights, options)
