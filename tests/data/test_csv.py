@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import open_pool
 from tutti.data.contents import Contents
-from tutti.data.sources import check_named, read_source
+from tutti.data.sources import read_source
 from tutti.data.targets import KnownClasses, with_checked_targets
 from tutti.errors import BadData, BadOption, UnknownName, UserError
 from tutti.records.splits import Split, write_splits
@@ -251,13 +251,13 @@ def test_listed_files_are_one_data_set(tmp_path):
     inputs, targets = contents.parts["train"]
     assert (inputs[:].tolist(), targets.tolist()) == ([[2], [3], [1]], [1, 0, 0])
     for line in ("missing.csv", "\0", "long" * 1000, "~nobody/a.csv"):
-        listed.write_text(f"# before any rank is started\na.csv\n{line}\n")
+        listed.write_text(f"# my files\na.csv\n{line}\n")
         with pytest.raises(BadData, match="names no file in line 3: there is no"):
-            check_named(str(listed))
+            read_source(str(listed), {})
     inputs, _ = read_source(str(tmp_path / "*" / "c*.csv"), {"target": "y"}).parts["train"]
     assert inputs[:].tolist() == [[2], [3]]
     with pytest.raises(BadData, match="no file is called"):
-        check_named(str(tmp_path / "d*.csv"))
+        read_source(str(tmp_path / "d*.csv"), {})
     (tmp_path / "b" / "c.csv").write_text("z,y\n2,horse\n")
     listed.write_text("a.csv\nb/c.csv\n")
     with pytest.raises(BadData, match=r"c\.csv has no column 'x'"):

@@ -138,11 +138,3 @@ def test_rows_that_are_kept_aside_are_read_from_their_files(listed, opened):
     data = opened(str(listed), validation=0.3, options=OPTIONS)
     both = torch.cat([data.train.inputs[:, 0], data.validation.inputs[:, 0]])
     assert sorted(both.tolist()) == list(range(sum(SIZES)))
-
-
-def test_what_says_that_it_is_larger_than_memory_is_refused(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", (1 << 40, 1 << 20), "f8", chunks=(1, 1 << 20))
-        file["y"] = [0]
-    with pytest.raises(BadData, match="bytes of memory"):
-        read_source(str(tmp_path / "a.h5"), {})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.data.contents import Contents
-from tutti.data.formats.idx import read_idx
+from tutti.data.formats.idx import Idx
 from tutti.errors import BadData
 from tutti.records.files import cache_folder
 
@@ -42,33 +42,23 @@ class Published:
     labels: tuple[str, ...]
 
     def contents(self) -> Contents[object]:
-        """Read the data set.
+        """Read the data set in `TUTTI_DATA/NAME`, or in the cache, into which missing files are downloaded.
 
         Raises:
             BadData: a file is missing and cannot be downloaded, or is not the one that was published.
         """
-        x, y, x_test, y_test = map(read_idx, self.files())
-        parts: dict[str, tuple[object, object]] = {"train": (x, y), "test": (x_test, y_test)}
+        parts = Idx.read(given_folder(self.name) or self.downloaded(), {}).parts
         return Contents(self.name, parts, len(self.labels), self.labels)
 
-    def files(self) -> list[Path]:
-        """Find the `IDX_FILES` in `TUTTI_DATA/NAME`, or in the cache, into which missing ones are downloaded.
-
-        Raises:
-            BadData: a file is missing, or is not the one that was published.
-        """
-        given = given_folder(self.name)
-        folder = given or cache_folder() / self.name
-        found = []
+    def downloaded(self) -> Path:
+        """Return the folder of the cache that has the `IDX_FILES`, each whole and checked."""
+        folder = cache_folder() / self.name
         for file, sha256 in zip(IDX_FILES, self.sha256, strict=True):
-            both = (folder / f"{file}.gz", folder / file)
-            there = next((path for path in both if path.is_file()), None)
-            if given and there is None:
-                raise BadData(f"{given} has no {file}.gz, packed or not; add it or unset TUTTI_DATA")
-            found.append(there or self._download(file, sha256, folder))
-        return found
+            if not (folder / file).is_file():
+                self._download(file, sha256, folder)
+        return folder
 
-    def _download(self, file: str, sha256: str, folder: Path) -> Path:
+    def _download(self, file: str, sha256: str, folder: Path) -> None:
         """Put a file into a folder, whole and checked, or not at all; other processes may do the same."""
         # Imported here because only a download needs it: it would slow every start.
         import pooch
@@ -83,7 +73,7 @@ class Published:
                 failures.append(f"  {url}: {str(error)[:300]}")
             else:
                 (folder / file).chmod(0o644)
-                return folder / file
+                return
         tried = "\n".join(failures)
         files = ", ".join(f"{name}.gz" for name in IDX_FILES)
         raise BadData(

@@ -135,8 +135,8 @@ class SamplePool:
                 continue
             for read, column in zip(columns_of(inputs), columns_of(part.stored_inputs), strict=True):
                 _write(column.rows, read.rows)
-                if name == "train" and column.values is not None and read.values is not None:
-                    _write(column.values, read.values)  # those of all parts
+                if column.values is not None and read.values is not None:
+                    _write(column.values, read.values)
         if self.groups is not None:
             self.groups.numpy()[:] = np.unique(cast("Array", contents.groups), return_inverse=True)[1]
 

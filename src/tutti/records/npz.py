@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import lzma
-import os
 import struct
 import zipfile
 import zlib
@@ -69,16 +68,6 @@ def open_data_file(path: Path) -> BinaryIO:
         raise BadData(
             f"{path} cannot be read: {error.strerror}; check the path and its permissions"
         ) from error
-
-
-def refuse_larger_than_memory(path: Path, nbytes: int) -> None:
-    """Refuse data that this machine's memory does not hold."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if nbytes > memory:
-        raise BadData(
-            f"{path} holds {nbytes:,} bytes of data, and this machine has {memory:,} bytes of memory; give a "
-            "part of it, or a factory of a data set that reads samples when they are needed"
-        )
 
 
 def damaged(path: Path, error: Exception) -> BadData:
