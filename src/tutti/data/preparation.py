@@ -25,7 +25,6 @@ from tutti.errors import BadData
 from tutti.records.preparation import (
     DATE,
     EMPTY,
-    FLAG,
     MONTHS,
     NUMBER,
     TEXT,
@@ -37,7 +36,7 @@ from tutti.records.preparation import (
 )
 
 GAP: Final = -1
-"""Stands for a missing text or flag."""
+"""Stands for a missing text."""
 
 _CYCLE: Final = 146_097
 """Days of 400 years, after which the calendar repeats, weekdays included."""
@@ -147,7 +146,7 @@ def _check(wanted: Iterable[PreparedColumn | TableColumn], table: Table) -> None
         kind = there.get(column.name)
         if kind is None:
             raise BadData(f"there is no column '{column.name}', on which the model was trained; add it")
-        if kind not in (column.kind, EMPTY) and (kind, column.kind) != (FLAG, NUMBER):
+        if kind not in (column.kind, EMPTY):
             raise BadData(
                 f"the column '{column.name}' holds values of the kind {kind}, and the model was trained on "
                 f"those of the kind {column.kind}; give these"
@@ -227,8 +226,6 @@ def _whole(numbers: list[int]) -> Tensor:
 
 def _places(column: PreparedColumn, stored: TableColumn) -> Indices:
     """Return the flag, or the category number, of a gap and of each code of a column; -1: it has none."""
-    if column.kind == FLAG:
-        return np.array([1 if column.gaps else -1, -1, 0])
     first, count = int(column.embedded), len(column.categories)
     numbers = {text: number for number, text in enumerate(column.categories, first)}
     other = 0 if column.embedded else count if column.others else -1
