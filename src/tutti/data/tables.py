@@ -142,12 +142,3 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(name[:40] for name in names[:_SHOWN]) + (
         f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
     )
-
-
-def is_number(text: str) -> bool:
-    """Return whether a text is a number, or stands for a missing one."""
-    try:
-        float(text)
-    except ValueError:
-        return text.strip().lower() in ABSENT
-    return True

@@ -93,7 +93,7 @@ def stored_table(
             return _texts(path, values, wanted or TableColumn(name, EMPTY), most)
         if kind == DATE:
             return TableColumn(name, DATE, form=wanted.form if wanted else ""), _days(values)
-        return TableColumn(name, str(kind)), _numbers(values)
+        return TableColumn(name, str(kind)), plain_numbers(values)
 
     every = dict(zip(names, _in_threads(stored, names), strict=True))
     left_out = {name: f"{one:,} texts" for name, one in every.items() if isinstance(one, int)}
@@ -168,7 +168,7 @@ def kind_of(kind: Any) -> str | None:
     return next((name for name, some in tests.items() if any(test(kind) for test in some)), None)
 
 
-def _numbers(values: Any) -> Any:
+def plain_numbers(values: Any) -> Any:
     """Return a column as one of plain numbers; times are seconds."""
     import pyarrow
 
