@@ -50,7 +50,6 @@ ROWS = {
     "train --metrics accuracy,f2": "metric 'f2'",
     "train --monitor val_acuracy": "--monitor; did you mean 'accuracy'",
     "train --augment flop": "augmentation 'flop'",
-    "train --metrics sklern.metrics:f1_score": "no 'sklern'",
     "train no.keras": "there is no",
     "train --log mlflow": "pip install 'tutti[mlflow]'",
     "train --data digts": "did you mean 'digits'",

@@ -8,18 +8,17 @@ model's     age  since  year │ age is missing │ city is Oslo  city is Rome  
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.data.parts import Part, Scale
+from tutti.data.parts import Scale
 from tutti.data.rows import Indices
 from tutti.errors import BadData
 from tutti.records.preparation import (
@@ -27,7 +26,6 @@ from tutti.records.preparation import (
     EMPTY,
     MONTHS,
     NUMBER,
-    TEXT,
     WEEKDAYS,
     Preparation,
     PreparedColumn,
@@ -110,39 +108,8 @@ def prepared(preparation: Preparation, table: Table) -> PreparedTable:
     Raises:
         BadData: the table lacks a column, or has another kind of values in it.
     """
-    _check(preparation.columns, table)
-    return PreparedTable(fitted=preparation, table=table)
-
-
-def matched(part: Part, table: Table, wanted: Table) -> Part:
-    """Return a part of a table with the columns, and the numbers of texts, that another table has.
-
-    Texts that are none of the other's get the number of its last one. Rows are copied if anything differs.
-    """
-    _check(wanted.columns, table)
-    part = replace(part, scale=Scale())
-    if [(one.name, one.texts) for one in table.columns] == [(one.name, one.texts) for one in wanted.columns]:
-        return part
-    at = {column.name: number for number, column in enumerate(table.columns)}
-    stored = cast("Tensor", part.stored_inputs)
-    if stored.is_meta:
-        raise BadData(
-            "the columns and texts of streamed tables must be those of training; give --data.stream false"
-        )
-    rows = stored.numpy()[:, [at[column.name] for column in wanted.columns]]
-    for number, column in enumerate(wanted.columns):
-        if column.kind == TEXT:
-            numbers = {text: code for code, text in enumerate(column.texts)}
-            here = table.columns[at[column.name]].texts
-            lookup = np.array([*(numbers.get(text, len(numbers) - 1) for text in here), np.nan])
-            rows[:, number] = lookup[np.nan_to_num(rows[:, number], nan=GAP).astype(np.int64)]
-    return replace(part, stored_inputs=torch.from_numpy(rows))
-
-
-def _check(wanted: Iterable[PreparedColumn | TableColumn], table: Table) -> None:
-    """Raise BadData if a table lacks a column, or has another kind of values in it."""
     there = {column.name: column.kind for column in table.columns}
-    for column in wanted:
+    for column in preparation.columns:
         kind = there.get(column.name)
         if kind is None:
             raise BadData(f"there is no column '{column.name}', on which the model was trained; add it")
@@ -151,6 +118,7 @@ def _check(wanted: Iterable[PreparedColumn | TableColumn], table: Table) -> None
                 f"the column '{column.name}' holds values of the kind {kind}, and the model was trained on "
                 f"those of the kind {column.kind}; give these"
             )
+    return PreparedTable(fitted=preparation, table=table)
 
 
 class _Plan(NamedTuple):
