@@ -181,13 +181,6 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
         parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
     names = _labels(next((values[key] for key in _NAMES if key in values), ()))
     columns = _texts(values.get(_COLUMNS, ()))
-    for part, (inputs, _) in parts.items():
-        shape = tuple(getattr(inputs, "shape", ()))
-        if columns and shape[1:] != (len(columns),):
-            raise BadData(
-                f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
-                f"{shape}; give a name for each column, or none"
-            )
     weights = {part: values[key] for (part, kind), key in slots.items() if kind == "weights" and labelled}
     table = parse_record(str(values[_TABLE]), Table) if _TABLE in values else None
     classes = _whole(values.get(_CLASSES))

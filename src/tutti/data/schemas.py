@@ -6,7 +6,7 @@ import csv
 import difflib
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile, islice
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.data.remote import check_address, is_remote
-from tutti.data.tables import TABLE_OPTIONS, TARGET_WORDS, check_options, choose
+from tutti.data.tables import TABLE_OPTIONS, TARGET_WORDS, check_options, choose, listed
 from tutti.errors import BadData
 from tutti.parts import DATA_SETS
 
@@ -172,8 +172,3 @@ def nearest(path: Path) -> str:
     if near:
         return f"did you mean {folder / near[0]}?"
     return f"{folder.resolve()} has: {listed(names) or 'nothing'}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """List the first ten of some names."""
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

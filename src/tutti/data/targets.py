@@ -22,7 +22,7 @@ import numpy as np
 from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite, tell_if_rounded
 from tutti.data.contents import ReadData
 from tutti.data.rows import Array
-from tutti.data.schemas import listed
+from tutti.data.tables import listed
 from tutti.errors import BadData
 
 NO_LABEL: Final = -100

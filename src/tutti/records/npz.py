@@ -50,11 +50,6 @@ def read_npz(path: Path, keys: Collection[str] | None = None) -> dict[str, Array
         with open_data_file(path) as raw, NpzFile(raw) as file:
             return {name: file[name] for name in file.files if keys is None or name in keys}
     except DAMAGED as error:
-        if "allow_pickle" in str(error):
-            raise BadData(
-                f"{path} holds Python objects, which are not loaded because unpickling runs code; save "
-                "numbers: array.astype('float32') or array.astype('int64')"
-            ) from error
         raise damaged(path, error) from error
 
 
@@ -71,7 +66,12 @@ def open_data_file(path: Path) -> BinaryIO:
 
 
 def damaged(path: Path, error: Exception) -> BadData:
-    """Return the error for a file that is truncated or damaged, in one line."""
+    """Return the error for a file that is truncated or damaged, or has pickles, in one line."""
+    if "pickle" in str(error) or "Python objects" in str(error):
+        return BadData(
+            f"{path} holds Python objects, which are not loaded because unpickling runs code; save numbers: "
+            "array.astype('float32') or array.astype('int64')"
+        )
     size = path.stat().st_size
     reason = printable(" ".join(str(error)[:200].split()))
     return BadData(f"{path} is truncated or damaged ({size:,} bytes): {reason}; copy it again")

@@ -20,9 +20,9 @@ from tutti.data.arrays import as_array
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
 from tutti.data.rows import Rows, StoredRows, joined
-from tutti.data.schemas import listed, nearest
+from tutti.data.schemas import nearest
 from tutti.data.structure import sequence_column
-from tutti.data.tables import LIKE, check_options
+from tutti.data.tables import LIKE, check_options, listed
 from tutti.errors import BadData, BadOption
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry

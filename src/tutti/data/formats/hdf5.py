@@ -13,8 +13,8 @@ from typing_extensions import override
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format
 from tutti.data.rows import Array, StoredRows
-from tutti.data.schemas import listed
 from tutti.data.structure import sequence_column
+from tutti.data.tables import listed
 from tutti.errors import BadData
 from tutti.load_object import optional_package
 from tutti.records.npz import damaged, open_data_file

@@ -20,7 +20,7 @@ from typing_extensions import override
 from tutti.data.contents import PARTS, Contents, pair_up
 from tutti.data.formats import Format
 from tutti.data.rows import Array
-from tutti.data.schemas import listed
+from tutti.data.tables import listed
 from tutti.errors import BadData
 from tutti.records.npz import damaged, open_data_file
 from tutti.registry import part
