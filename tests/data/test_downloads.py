@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tutti.data.builtin import mnist
-from tutti.data.downloads import IDX_FILES, Published, given_folder
+from tutti.data.builtin import given_folder, mnist
+from tutti.data.builtin.mnist import IDX_FILES, Published
 from tutti.errors import BadData
 
 pytestmark = pytest.mark.timeout(60)

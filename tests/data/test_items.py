@@ -160,9 +160,7 @@ class Named(TensorDataset):
 
 def test_data_sets_whose_numbers_stand_for_other_classes_are_refused(opened):
     assert opened((Named("ant", "bee"), Named("ant", "bee")), validation=0).labels == ("ant", "bee")
-    with pytest.raises(
-        BadData, match=r"the test part .* has the class names bee, cow, and the train part ant"
-    ):
+    with pytest.raises(BadData, match="the test part of the data has other class names"):
         opened((Named("ant", "bee", "cow"), Named("bee", "cow")))
 
 

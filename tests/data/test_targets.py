@@ -104,11 +104,6 @@ def test_texts_are_classes_in_sorted_order_over_all_parts():
     assert found.parts["test"].tolist() == [0, 1]
 
 
-def test_classes_that_differ_only_by_case_or_spaces_are_named(capsys):
-    read(["yes", "no", "NO ", "YES", "a b"])
-    assert capsys.readouterr().err.endswith("spaces: 'NO ', 'YES', 'no', 'yes'\n")
-
-
 def test_floats_are_values():
     found = read([[0.5], [2.0]])
     assert found.classes is None

@@ -16,7 +16,6 @@ from tutti.data.arrays import samples_per_chunk
 from tutti.data.columns import Columns
 from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.rows import Array, Indices
-from tutti.errors import BadData
 from tutti.records.preparation import TargetUnits
 
 _UNEVEN: Final = 100
@@ -70,24 +69,13 @@ def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
 def units_of(targets: Array) -> TargetUnits | None:
     """Return mean and deviation of the amounts of some samples; None of class numbers, and labels of 0 or 1.
 
-    Args:
-        targets: of shape (samples, ...).
-
-    Raises:
-        BadData: an amount is the same in all samples.
+    `targets` are of shape (samples, ...); the deviation of an amount that never varies is 1.
     """
     if targets.dtype.kind != "f" or np.isin(targets, (0, 1)).all():
         return None
     amounts = targets.reshape(len(targets), -1).astype(np.float64)
-    constant = (amounts == amounts[0]).all(0)
-    if constant.any():
-        at = int(constant.argmax())
-        which = f"number {at} of the target" if amounts.shape[1] > 1 else "the target"
-        raise BadData(
-            f"{which} is {amounts[0, at]:g} in all {len(amounts):,} training samples, so there is nothing to "
-            "learn; choose another by --data.target"
-        )
-    return TargetUnits(tuple(amounts.mean(0).tolist()), tuple(amounts.std(0).tolist()))
+    stds = np.where((amounts == amounts[0]).all(0), 1, amounts.std(0))
+    return TargetUnits(tuple(amounts.mean(0).tolist()), tuple(stds.tolist()))
 
 
 def uneven(part: Part) -> str | None:

@@ -233,13 +233,9 @@ def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, 
         return False
     if missing not in ("auto", "error") or not all(isinstance(one, Mapped) for one in inputs):
         if wanted:
-            made = any(path.glob("*.npy"))
-            remedy = (
-                "leave it out" if made else f"write one by: tutti data convert {path} NEW, then --data NEW"
-            )
             raise BadOption(
-                "--data.stream true is for folders of NPY files with one input, and no sequences or missing "
-                f"values, which {path} is not; {remedy}"
+                f"--data.stream true is for folders of NPY files with one input, and no sequences or missing "
+                f"values, which {path} is not; leave it out, or write one by: tutti data convert {path} NEW"
             )
         return False
     free = free_bytes()

@@ -11,8 +11,6 @@ several for each sample     0 and 1, a single 1     classes: they are one-hot
 from __future__ import annotations
 
 import re
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -142,11 +140,6 @@ def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadDat
         raise BadData(
             f"{_what(contents)} has {len(names)} different texts, such as '{names[0]}', but {asked} asked for"
         )
-    plain = {name: " ".join(name.lower().split()) for name in names.tolist()}
-    counts = Counter(plain.values())
-    if twice := [repr(name) for name, one in plain.items() if counts[one] > 1]:
-        told = f"{_what(contents)} has classes that differ only by case or spaces: {listed(twice)}"
-        print(told, file=sys.stderr)
     count = classes or len(names)
     return _kept(
         contents, np.searchsorted(names, joined), count, _texts_of(names) if count == len(names) else ()

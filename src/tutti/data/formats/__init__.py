@@ -125,15 +125,7 @@ def read_files(
     first, *others = every = one_by_one(paths, read_path, options, labelled)
     if not others:
         return first
-    wanted = _traits(first)
-    for path, one in zip(paths[1:], others, strict=True):
-        here = _traits(one)
-        for trait in wanted | here:
-            if here.get(trait) != wanted.get(trait):
-                raise BadData(
-                    f"{path} has other {trait} than {paths[0]}, {here.get(trait) or 'none'} and not "
-                    f"{wanted.get(trait) or 'none'}; all files of a data set need the same"
-                )
+    refuse_other_traits(dict(zip(map(str, paths), every, strict=True)))
     parts: dict[str, tuple[object, object]] = {}
     for part in first.parts:
         inputs, targets = zip(*(one.parts[part] for one in every), strict=True)
@@ -161,6 +153,18 @@ def one_by_one(
     first, last = found[0].table, found[-1].table
     table = None if first is None or last is None else replace(first, columns=last.columns)
     return [replace(one, table=table) for one in found]
+
+
+def refuse_other_traits(found: Mapping[str, Contents[object]]) -> None:
+    """Refuse files or parts of a data set, by their names, that differ from the first."""
+    (first, wanted), *others = [(name, _traits(one)) for name, one in found.items()]
+    for name, here in others:
+        for trait in wanted | here:
+            if here.get(trait) != wanted.get(trait):
+                raise BadData(
+                    f"{name} has other {trait} than {first}, {here.get(trait) or 'none'} and not "
+                    f"{wanted.get(trait) or 'none'}; all need the same"
+                )
 
 
 def _traits(contents: Contents[object]) -> dict[str, str]:
