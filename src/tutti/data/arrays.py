@@ -220,8 +220,15 @@ def _refuse_bad(
         if columns:
             values = as_floats(rows[first : first + 1])
             wrong = np.isinf(values) if missing != "error" else ~np.isfinite(values)
-            place = f"row {first + 1:,}, column '{columns[int(wrong.argmax())]}'"
-        hint = ", or give --data.missing drop or mean if NaN is a missing value" if missing == "error" else ""
+            column = int(wrong.argmax())
+            place = f"row {first + 1:,}, column '{columns[column]}'"
+            if np.isnan(values[0, column]):
+                raise BadData(
+                    f"the {what} lack values in {int(bad.sum()):,} of {len(bad):,} rows, first in {place}; "
+                    "leave these rows out by --data.missing drop, or let means stand for them by "
+                    "--data.missing mean"
+                )
+        hint = ", or give --data.missing drop if NaN stands for a missing value" if missing == "error" else ""
         raise NotFinite(
             f"the {what} hold NaN or inf (or numbers too large for {stored_dtype(rows)}) in "
             f"{int(bad.sum()):,} of {len(bad):,} samples, first in {place}; drop or "
