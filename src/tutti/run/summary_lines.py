@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.preparation import DATE, FLAG, NUMBER, TEXT, Preparation
+from tutti.records.preparation import DATE, NUMBER, TEXT, Preparation
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
 from tutti.records.texts import Shape, described, figures, metric_text, printable, ranks_text
 from tutti.run.config import TrainConfig
@@ -44,7 +44,7 @@ def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
 def table(preparation: Preparation) -> str:
     """Describe how a table is prepared, in a line."""
     kinds = []
-    for kind in (NUMBER, FLAG, TEXT, DATE):
+    for kind in (NUMBER, TEXT, DATE):
         some = [column for column in preparation.columns if column.kind == kind]
         flags, embedded = sum(one.inputs.flags for one in some), sum(one.embedded for one in some)
         how = [f"one-hot: {plural(flags, 'column')}"] if flags and kind == TEXT else []
