@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.options import (
     GOAL,
     Parser,
-    config_from,
+    Words,
     field_name,
     numbers_of,
     parse_value,
@@ -29,7 +28,6 @@ from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
 from tutti.reports.text import show
-from tutti.run.config import Options
 from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
 from tutti.training.intervals import OFF
@@ -118,15 +116,15 @@ class CompareCommand(Command):
         parser.config_options(leave_out=_FIXED)
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
         """Run every combination in turn and print the table.
 
         Returns:
             The exit code: 1 when one of them failed, 75 when it was asked to stop.
         """
-        of_runs = {part: values for part, values in dotted.items() if part != LAYOUT_OPTIONS}
-        of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in dotted.get(LAYOUT_OPTIONS, {}).items()}
-        config = config_from({**given, "checkpoint": OFF}, of_runs)
+        own, layout_options = words.own, words.dotted.pop(LAYOUT_OPTIONS, {})
+        of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in layout_options.items()}
+        config = words.config(checkpoint=OFF)
         for strategy in words_of(own.strategies):
             check_here(Recipe(replace(config, strategy=strategy)))
         from tutti.studies.compare import Question, compare, plan_comparison  # It imports torch.

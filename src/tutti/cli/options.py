@@ -7,7 +7,7 @@ import json
 import re
 from argparse import BooleanOptionalAction
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from textwrap import fill
 from types import MappingProxyType
@@ -273,6 +273,32 @@ def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:
 def field_name(text: str) -> str:
     """The field that an option means: --batch-size is batch_size."""
     return text.strip().removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a command, parsed.
+
+    Attributes:
+        line: all of them, from its name on.
+        own: the options of the command.
+        given: the fields of a `TrainConfig` that were given.
+        dotted: the options of the parts that were given, by field.
+    """
+
+    line: list[str]
+    own: argparse.Namespace
+    given: dict[str, Any]
+    dotted: dict[str, Options]
+
+    @property
+    def other_data(self) -> bool:
+        """True if other data are named than those of a run."""
+        return "data" in self.given or bool(self.dotted)
+
+    def config(self, base: TrainConfig | None = None, **decided: Any) -> TrainConfig:
+        """The configuration, on top of `base`; the command has decided some fields."""
+        return config_from({**self.given, **decided}, self.dotted, base)
 
 
 def config_from(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser
+from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption
 from tutti.registry import part
-from tutti.run.config import Options
 from tutti.run.resize import resize
 
 
@@ -39,12 +36,13 @@ class ResizeCommand(Command):
         parser.option("-n", "how many ranks are to train from here on", "N", type=_count, required=True)
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
+        folder, workers = words.own.folder, words.own.n
         try:
-            said = resize(own.folder, own.n)
+            said = resize(folder, workers)
         except BadOption as error:
             raise BadOption(str(error).replace("--workers", "-n")) from error
-        print(f"{own.folder}: {said}")
+        print(f"{folder}: {said}")
         return 0
 
 

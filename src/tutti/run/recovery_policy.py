@@ -154,8 +154,7 @@ class RecoveryPolicy:
         return answering(hosts, patience_s, over)
 
     def _change_to(self, job: TrainJob, placement: Placement, why: str) -> None:
-        self.job, self.placement = job.again(), placement
-        self._memory.place.note_takeover(why)
+        self.job, self.placement = job.again(why), placement
 
     def _look(self) -> bool:
         resize, place = self._resize, self._memory.place
