@@ -111,11 +111,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return cast("T", getattr(importlib.import_module(place.module), place.attribute))
 
     def named(self, name: str) -> T:
-        """Import and return the part called `name`.
-
-        Raises:
-            UnknownName: there is none; the message names the nearest.
-        """
+        """Import and return the part called `name`, or raise UnknownName."""
         self.check(name)
         return self[name]
 

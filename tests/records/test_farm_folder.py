@@ -62,13 +62,13 @@ def test_the_state_of_a_job_is_that_of_its_run_folder(tmp_path: Path) -> None:
     farm = FarmFolder.begin(tmp_path / "farm", "cv", QUESTION, JOBS)
     name = "mlp/fold-1"
     assert farm.state(name) is JobState.WAITING
-    farm.write_error(name, "Traceback ...\nValueError: no\n")
+    RunFolder(farm.job(name)).write_error("Traceback ...\nValueError: no\n")
     assert farm.state(name) is JobState.FAILED
-    assert farm.error(name) == "Traceback ...\nValueError: no\n"
-    farm.write_error(name, "Traceback ...\n" + "ValueError: no" * 100_000)
-    assert (farm.error(name) or "").endswith("ValueError: no\n")
+    assert RunFolder(farm.job(name)).error() == "Traceback ...\nValueError: no\n"
+    RunFolder(farm.job(name)).write_error("Traceback ...\n" + "ValueError: no" * 100_000)
+    assert (RunFolder(farm.job(name)).error() or "").endswith("ValueError: no\n")
     farm.clear_error(name)
-    assert farm.error(name) is None
+    assert RunFolder(farm.job(name)).error() is None
     # What a job has left there does not keep a run from beginning.
     check_writable(farm.job(name))
     with FolderLock(farm.job(name)):

@@ -117,11 +117,7 @@ class CompareCommand(Command):
 
     @override
     def run(self, words: Words) -> int:
-        """Run every combination in turn and print the table.
-
-        Returns:
-            The exit code: 1 when one of them failed, 75 when it was asked to stop.
-        """
+        """Run every combination in turn and print the table; the exit code is 1 when one of them failed."""
         own, layout_options = words.own, words.dotted.pop(LAYOUT_OPTIONS, {})
         of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in layout_options.items()}
         config = words.config(checkpoint=OFF)

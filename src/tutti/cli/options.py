@@ -65,11 +65,6 @@ class Parser(argparse.ArgumentParser):
         """Raise instead of printing the usage and leaving."""
         raise BadOption(f"{message}; '{self.prog} --help' explains every option")
 
-    @property
-    def actions(self) -> list[argparse.Action]:
-        """Every argument that this parser knows."""
-        return self._actions
-
     def write_help(self) -> None:
         """Write the help of every argument; it names parts, which are read from their files."""
         for action, text in self._unwritten.items():
@@ -114,17 +109,11 @@ class Parser(argparse.ArgumentParser):
 
     def config_options(
         self,
-        leave_out: Collection[str] = (),
-        only: Collection[str] = (),
-        defaults: Mapping[str, str] = MappingProxyType({}),
+        leave_out: Collection[str] = (),  # fields without an option
+        only: Collection[str] = (),  # the fields with an option; by default all others
+        defaults: Mapping[str, str] = MappingProxyType({}),  # in the help, where they are not the fields'
     ) -> None:
-        """Add an option for each field of `TrainConfig` but the model.
-
-        Args:
-            leave_out: fields without an option.
-            only: the fields with an option; by default all others.
-            defaults: the defaults in the help, where they differ from `TrainConfig`.
-        """
+        """Add an option for each field of `TrainConfig` but the model."""
         kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
         kept = [f for f in kept if f.name in only or not only]
         self.fields += [f.name for f in kept]
@@ -207,11 +196,7 @@ def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
 def split_dotted(
     arguments: Sequence[str], dotted: Sequence[str] = DOTTED
 ) -> tuple[list[str], dict[str, Options]]:
-    """Take options of parts, such as `--model.hidden 256,128`, out of the arguments.
-
-    Returns:
-        The other arguments, and those options by field: {"model_options": {"hidden": [256, 128]}}.
-    """
+    """Return the other arguments, and options of parts by field, such as {"model_options": {"lr": 1}}."""
     stems = {stem_of(field): field for field in dotted}
     rest: list[str] = []
     options: dict[str, Options] = {}

@@ -83,12 +83,7 @@ class Manifest(Record):
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """The checkpoint to go on from.
-
-    Attributes:
-        path: of its folder.
-        manifest: all files are as it says.
-    """
+    """The checkpoint to go on from: all files in its folder are as the manifest says."""
 
     path: Path
     manifest: Manifest
@@ -170,17 +165,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def write_file(path: Path, memory: int, offset: int, size: int) -> FileEntry:
-    """Write a stretch of another file to a new file, and flush it to the disk.
-
-    Args:
-        path: of the new file.
-        memory: the descriptor of the other one.
-        offset: where the stretch begins in it.
-        size: of the stretch, in bytes.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a stretch of another file to a new file, and flush it to the disk."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(min(size, _CHUNK)))
     with open(path, "wb", buffering=0) as file:
         for at in range(0, size, _CHUNK):
@@ -212,16 +197,9 @@ def commit(unfinished: Path, manifest: Manifest) -> None:
 
 
 def tidy(folder: Path, step: int, keep: int) -> None:
-    """Move `latest` to a new checkpoint, and remove the ones beyond `keep` that can be removed.
+    """Move `latest` to the checkpoint of a step; remove all but the last `keep` and the best one.
 
-    Args:
-        folder: of the checkpoints.
-        step: of the new one.
-        keep: how many of the last checkpoints are kept, and the best one. Those of later steps are removed:
-            the run has gone on from an earlier one, so they are of a course that was given up.
-
-    Raises:
-        OSError: something is left.
+    Those of later steps are of a course that was given up: the run has gone on from an earlier one.
     """
     latest, link = folder / LATEST, folder / f".{LATEST}{_UNFINISHED}"
     link.unlink(missing_ok=True)  # [4]

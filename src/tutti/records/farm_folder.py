@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.records.files import make_file, refusing, replace_file, unfinished_file
+from tutti.records.files import make_file, refusing, unfinished_file
 from tutti.records.folder_lock import is_locked
 from tutti.records.json_lines import (
     Json,
@@ -44,9 +44,6 @@ SPLITS: Final = "splits.npz"
 DATA: Final = "data.npz"
 BLOCK: Final = "block"
 THREADS: Final = "threads"
-
-VERSION: Final = 1
-"""The version of the files of a farm that this program writes."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@.-]*")
 
@@ -71,7 +68,6 @@ class FarmPlan(Record):
     kind: str
     question: Json
     jobs: dict[str, Json] = field(default_factory=dict)
-    version: int = VERSION
 
 
 @dataclass(frozen=True)
@@ -144,12 +140,6 @@ class FarmFolder:
                 f"{folder.path} {what}, so it is no folder of a farm; give one that 'tutti cv' or "
                 "'tutti tune' wrote"
             )
-        version = folder.plan.version
-        if version != VERSION:
-            raise BadRunFolder(
-                f"{folder.path / FARM} is of version {version}, and this tutti reads version {VERSION}; use "
-                "the tutti that wrote it"
-            )
         return folder
 
     @cached_property
@@ -211,22 +201,6 @@ class FarmFolder:
         if folder.has(ERROR):
             return JobState.FAILED
         return JobState.STOPPED if folder.resumable else JobState.WAITING
-
-    def error(self, name: str) -> str | None:
-        """Return the traceback of a job that has failed; None: it has not."""
-        try:
-            return (self.job(name) / ERROR).read_bytes().decode(errors="replace")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise BadRunFolder(f"cannot read {error.filename}: {error.strerror}") from error
-
-    def write_error(self, name: str, traceback: str) -> None:
-        """Write why a job has failed."""
-        folder = self.job(name)
-        with refusing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / ERROR, traceback.rstrip("\n").encode(errors="replace") + b"\n", flush=False)
 
     def clear_error(self, name: str) -> None:
         """Forget why a job has failed, which is tried again."""

@@ -85,10 +85,10 @@ def read_comparison(folder: Path) -> Results:
     for one in comparison.combinations:
         runs[one.folder] = []
         for repeat in range(comparison.repeats):
-            error = compared.error(one, repeat)
-            if error is not None:
-                errors.setdefault(one.folder, error)
             run = compared.run(one, repeat)
+            error = run.error()
+            if error is not None:
+                errors.setdefault(one.folder, error.strip())
             if run.finished:
                 try:
                     runs[one.folder].append(Run.read(run.path))

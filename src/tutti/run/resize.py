@@ -13,7 +13,6 @@ from tutti.records.heartbeat import FINISHED
 from tutti.records.resize_request import REQUEST, read_request, remove_request, request_workers
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import STOP, TrainConfig
-from tutti.terminal import warn_on_stderr
 
 _LOOK_S: Final = 0.05
 
@@ -59,29 +58,26 @@ def resize(run: str | Path, workers: int) -> str:
             "could go on. Stop it, by Ctrl-C or SIGTERM, and go on by: tutti train --resume "
             f"{shlex.quote(str(path))} -n {workers} --on-failure respawn"
         )
-    request = request_workers(path, workers)
-    if request is None:
+    if not request_workers(path, workers):
         raise BadRunFolder(
             f"{path} is being asked for another number of workers already; wait for the answer to that, or "
             f"remove {path / REQUEST} if no 'tutti resize' is running"
         )
     try:
         found = read_request(path)
-        while found is not None and found.token == request.token and found.answer is None:
+        while found is not None and not found.answer:
             _refuse_ended(folder, workers, _GONE_S)
             time.sleep(_LOOK_S)
             found = read_request(path)
     finally:
-        remove_request(path, request)
-    if found is None or found.answer is None:
+        remove_request(path)
+    if found is None:
         refuse_no_folder(path)
         raise BadRunFolder(
             f"{path / REQUEST} was removed before there was an answer in it; see what the run has printed"
         )
     if not found.agreed:
         raise BadOption(found.answer)
-    for text in found.warnings:
-        warn_on_stderr(text)
     return found.answer
 
 

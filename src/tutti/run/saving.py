@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import time
@@ -143,21 +142,9 @@ def observed(
 
 def _seen(comm: Communicator, folder: RunFolder | None) -> RunFolder | None:
     """The run folder as this rank sees it, if it does (collective)."""
-    seen = None if folder is None else RunFolder(folder.path.absolute())
-    given = comm.broadcast_object(None if seen is None else (str(seen.path), _mark(seen.path)))
-    if seen is not None:
-        return seen
-    name, mark = cast("tuple[str, tuple[int, ...]]", given)
-    with suppress(OSError):
-        # Another host may have a folder of the same name, left by an earlier run.
-        return RunFolder(Path(name)) if _mark(Path(name)) == mark else None
-    return None
-
-
-def _mark(folder: Path) -> tuple[int, ...]:
-    """Return a mark that tells this folder's configuration from any other file of that name, on any host."""
-    found = os.stat(folder / CONFIG)
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    given = comm.broadcast_object(None if folder is None else str(folder.path.absolute()))
+    seen = RunFolder(Path(cast("str", given)))
+    return seen if seen.has(CONFIG) else None
 
 
 class Recording:

@@ -50,11 +50,7 @@ def announce(line: str) -> None:
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state.
-
-    Returns:
-        What its entry returned on rank 0; None once a signal has ended everything.
-    """
+    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state."""
     result: object = None
     with (
         SignalWatch() as signals,

@@ -125,16 +125,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
 
 
 def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
-    """Train, or serve those who train (collective).
-
-    Args:
-        comm: all ranks of the job, servers included.
-        job: the run.
-        context: what it shares with others.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Train, or serve those who train (collective over all ranks of the job, servers included)."""
     config = job.config
     if job.write and job.resume is None and comm.rank == 0 and context.alone:
         check_writable(config.out)
@@ -151,7 +142,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
                 free_given_data(job, comm)
             task = prepare_task(job, dataset)
             if config.weights is not None and checkpoint is None:
-                load_from(Path(config.weights), task.module, comm)
+                load_from(Path(config.weights), task.module, comm.rank == 0)
 
             def fit() -> RunOutcome:
                 ends = None if context.ends is None else partial(context.ends, team)
@@ -332,9 +323,6 @@ class FittedRun:
         earlier = [] if self.parts.saved is None else history_of(self.parts.saved)
         if self.job.resume is not None:
             book.go_on(earlier)
-        if earlier and self.context.ends is not None:
-            # The run may have been told to end with this epoch, and then killed.
-            self.context.follower.epoch(earlier[-1])
         return self.parts.trainer(hooks, None if saver is None else saver.agenda())
 
     def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
@@ -392,7 +380,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
     if job.resume is not None:
         folder = RunFolder(job.resume.folder)
     elif context.alone:
-        folder = RunFolder.create(job.config.out, task.name, task.dataset.name, task.nbytes)
+        folder = RunFolder.create(job.config.out, task.name, task.dataset.name)
     else:
         folder = RunFolder.take(cast("str", job.config.out))
     if job.memory is not None:
