@@ -20,10 +20,10 @@ from tutti.cli.options import (
     sweep_of,
     words_of,
 )
-from tutti.errors import BadOption, BadRunFolder, RunStopped, UnknownName
+from tutti.errors import BadOption, RunStopped, UnknownName
 from tutti.launch.cores import allowed_cores
 from tutti.records.comparison import CPU, LAYOUT, SCALINGS, STRONG, Comparison, ComparisonFolder
-from tutti.records.run_folder import folder_name
+from tutti.records.run_folder import folder_name, refuse_used
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
@@ -167,9 +167,8 @@ def _folder(out: str | None, resume: bool, comparison: Comparison) -> Path:
             raise BadOption(
                 f"{folder} holds a comparison with other options; give the same as before, or another --out"
             )
-    elif folder.is_dir() and any(folder.iterdir()):
-        hint = "go on with it by --resume, or " if ComparisonFolder(folder).begun else ""
-        raise BadRunFolder(f"{folder} is not empty; {hint}name another folder with --out")
+    else:
+        refuse_used(folder)
     return folder
 
 

@@ -49,7 +49,6 @@ class ReportCommand(Command):
             "PLACE",
         )
         parser.option("--goal", f"{GOAL}; shows the seconds until it was reached", "X", type=float)
-        parser.option("--force", "put runs of different data or models side by side all the same")
 
     @override
     def run(self, words: Words) -> int:
@@ -58,7 +57,7 @@ class ReportCommand(Command):
         if len(folders) == 1 and (folders[0] / FARM).is_file():
             _report_farm(FarmFolder.open(folders[0]), own.out)
             return 0
-        results = read_results(folders, own.force)
+        results = read_results(folders)
         if own.goal is not None:
             results = replace(results, comparison=replace(results.comparison, goal=own.goal))
         for note in results.notes:

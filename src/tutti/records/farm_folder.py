@@ -37,7 +37,7 @@ from tutti.records.json_lines import (
     to_json,
 )
 from tutti.records.launches import EVENTS, JOBS, USAGE, Launch, all_launches
-from tutti.records.run_folder import ERROR, RunFolder
+from tutti.records.run_folder import ERROR, RunFolder, refuse_used
 
 FARM: Final = "farm.json"
 SPLITS: Final = "splits.npz"
@@ -119,14 +119,16 @@ class FarmFolder:
         """
         plan, folder = FarmPlan(kind, question, dict(jobs or {})), cls(Path(path))
         if not (resume and (folder.path / FARM).is_file()):
-            folder._refuse_used(resume)
+            # Another launch may be about to make the same one.
+            begun = folder.path.glob(f"{unfinished_file(Path(FARM)).name}*")
+            refuse_used(folder.path, [one.name for one in begun])
             with refusing(folder.path):
                 folder.path.mkdir(parents=True, exist_ok=True)
-                # Last: without it there is no farm. Another launch may make the same one just now.
+                # Last: without it there is no farm.
                 if make_file(folder.path / FARM, to_json(plan, indent=2).encode() + b"\n"):
                     return folder
             if not resume:
-                folder._refuse_used(resume)
+                refuse_used(folder.path)
         folder._refuse_other(plan)
         return folder
 
@@ -217,19 +219,6 @@ class FarmFolder:
 
     def _of_launches(self, file: str) -> list[Path]:
         return [folder / file for folder in all_launches(self.path)]
-
-    def _refuse_used(self, resume: bool) -> None:
-        """Refuse a folder with something in it that is not of a farm in the making."""
-        with refusing(self.path):
-            there = [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
-        begun = unfinished_file(Path(FARM)).name
-        if FARM in there and not resume:
-            raise BadRunFolder(
-                f"the folder {self.path} has a farm in it: --resume goes on with that; or name another one "
-                "with --out"
-            )
-        if FARM not in there and any(not name.startswith(begun) for name in there):
-            raise BadRunFolder(f"the folder {self.path} is not empty; name another one with --out")
 
     def _refuse_other(self, plan: FarmPlan) -> None:
         differ = differences(FarmFolder.open(self.path).plan, plan)

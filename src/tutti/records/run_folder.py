@@ -35,7 +35,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -377,21 +377,23 @@ def refuse_no_folder(path: Path) -> None:
         raise BadRunFolder(f"run folder {path} {what}; give the folder that 'tutti train' writes")
 
 
+def refuse_used(folder: Path, before: Collection[str] = ()) -> None:
+    """Refuse to begin in a folder with anything in it, but for files that may be there before."""
+    with refusing(folder):
+        if folder.is_dir() and any(place.name not in before for place in folder.iterdir()):
+            raise BadRunFolder(
+                f"the folder {folder} is not empty; name another one with --out, go on with what is in it by "
+                "--resume, or delete it"
+            )
+
+
 def check_writable(path: str | Path | None) -> None:
     """Refuse a run folder that cannot be written, before the run. Nothing is left behind."""
     folder = Path(path) if path is not None else RUNS
     with refusing(folder):
         if path is not None and folder.is_dir():
             refuse_locked(folder)
-        if (
-            path is not None
-            and folder.is_dir()
-            and any(place.name not in BEFORE for place in folder.iterdir())
-        ):
-            more = ", resume the run in it," if (folder / CONFIG).is_file() else ","
-            raise BadRunFolder(
-                f"run folder {folder} is not empty; name another one with --out{more} or delete it"
-            )
+            refuse_used(folder, BEFORE)
         existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         # Permission bits say nothing to root or on a read-only disk; only writing shows it.
         with tempfile.TemporaryFile(dir=existing) as probe:

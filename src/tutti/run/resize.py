@@ -16,11 +16,8 @@ from tutti.run.config import STOP, TrainConfig
 
 _LOOK_S: Final = 0.05
 
-_ABSENT_S: Final = 30.0
-"""Time without a sign of its ranks after which a run is not asked: lost ranks are replaced sooner."""
-
-_GONE_S: Final = 600.0
-"""The same for a run that was asked: mpirun may take its time to start other ranks."""
+_ABSENT_S: Final = 120.0
+"""Time without a sign of its ranks after which a run has ended: mpirun takes its time to start others."""
 
 
 def resize(run: str | Path, workers: int) -> str:
@@ -66,7 +63,7 @@ def resize(run: str | Path, workers: int) -> str:
     try:
         found = read_request(path)
         while found is not None and not found.answer:
-            _refuse_ended(folder, workers, _GONE_S)
+            _refuse_ended(folder, workers)
             time.sleep(_LOOK_S)
             found = read_request(path)
     finally:
@@ -81,7 +78,7 @@ def resize(run: str | Path, workers: int) -> str:
     return found.answer
 
 
-def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) -> None:
+def _refuse_ended(folder: RunFolder, workers: int) -> None:
     """Refuse a run that does not train."""
     refuse_no_folder(folder.path)
     again = f"tutti train --resume {shlex.quote(str(folder.path))}"
@@ -89,10 +86,7 @@ def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) 
         raise BadRunFolder(f"{folder.path} has finished, so its ranks are gone; start another run")
     if is_locked(folder.path):
         return
-    try:
-        beats = folder.heartbeats().records
-    except FileNotFoundError:  # The folder is being removed or renamed.
-        return
-    lives = any(one.time > time.time() - absent_s for one in beats)
+    beats = folder.heartbeats().records
+    lives = any(one.time > time.time() - _ABSENT_S for one in beats)
     if not lives or any(one.rank == 0 and one.state == FINISHED for one in beats):
         raise BadRunFolder(f"{folder.path} does not train now; it goes on by: {again} -n {workers}")
