@@ -134,8 +134,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Find the good checkpoint of the latest step, and what is wrong with each later one."""
-    found, passed_over = checkpoints.newest(folder)
-    return None if found is None else Checkpoint(found.path, found.manifest), passed_over
+    passed_over: list[str] = []
+    for path in reversed(checkpoints.present(folder)):
+        try:
+            return Checkpoint(path, checkpoints.verify(path)), passed_over
+        except BadCheckpoint as error:
+            passed_over.append(str(error).removesuffix(checkpoints.REMEDY))
+    return None, passed_over
 
 
 class MemoryCheckpoint(Checkpoint):

@@ -83,15 +83,7 @@ class Parser(argparse.ArgumentParser):
     def option(
         self, flags: str, help: str, metavar: str | None = None, default: Any = None, **settings: Any
     ) -> None:
-        """Add an option of the command's own.
-
-        Args:
-            flags: its names, with commas.
-            help: its text, without the default.
-            metavar: of its value. Without one, and without choices, it has none: it is True when given.
-            default: of its value; named in the help unless it is empty.
-            settings: further ones of argparse.
-        """
+        """Add an option of the command's own; without `metavar` and choices it is True when given."""
         if choices := settings.get("choices"):
             metavar = "{" + ",".join(choices) + "}"
         if metavar is None:

@@ -51,7 +51,7 @@ _BEFORE: Final = ".before"
 _UNFINISHED: Final = ".unfinished"
 _NAME: Final = re.compile(rf"step-(\d{{8,}})({re.escape(_BEFORE)})?")
 _CHUNK: Final = 1 << 20
-_REMEDY: Final = "; resume from another one"  # A report of skipped checkpoints leaves it out.
+REMEDY: Final = "; resume from another one"  # A report of skipped checkpoints leaves it out.
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,6 @@ class Manifest(Record):
     format: int = FORMAT
 
 
-@dataclass(frozen=True)
-class FoundCheckpoint:
-    """The checkpoint to go on from: all files in its folder are as the manifest says."""
-
-    path: Path
-    manifest: Manifest
-
-
 def step_folder(folder: Path, step: int) -> Path:
     """Return the path of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
@@ -116,17 +108,6 @@ def present(folder: Path) -> list[Path]:
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
     found = sorted((int(match[1]), match[2] is None, path) for match, path in named if match)
     return [path for _, _, path in found]
-
-
-def newest(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
-    """Find the good checkpoint of the latest step; returns it, and what is wrong with each later one."""
-    passed_over: list[str] = []
-    for path in reversed(present(folder)):
-        try:
-            return FoundCheckpoint(path, verify(path)), passed_over
-        except BadCheckpoint as error:
-            passed_over.append(str(error).removesuffix(_REMEDY))
-    return None, passed_over
 
 
 def verify(path: Path) -> Manifest:
@@ -288,7 +269,7 @@ def _sealed(values: Json) -> bytes:
 
 
 def _bad(path: Path, why: str) -> BadCheckpoint:
-    return BadCheckpoint(f"checkpoint {path} cannot be used: {why}{_REMEDY}")
+    return BadCheckpoint(f"checkpoint {path} cannot be used: {why}{REMEDY}")
 
 
 def flush_folder(path: Path) -> None:

@@ -92,27 +92,18 @@ PARTS: Final[Mapping[str, Registry[Any]]] = {
 """The parts that are built in, and those of torch, by the field that may name one."""
 
 
-def _options_of_models() -> str:
+def _options_of(parts: Registry[Any]) -> str:
+    """Name the options of parts; those with the same ones together."""
     alike: dict[str, list[str]] = {}
-    for name in MODELS:
-        alike.setdefault(", ".join(MODELS.options(name)), []).append(name)
-    return "; ".join(f"of {', '.join(models)}: {names}" for names, models in alike.items() if names)
+    for name in parts:
+        alike.setdefault(", ".join(parts.options(name)), []).append(name)
+    return "; ".join(f"of {', '.join(names)}: {options}" for options, names in alike.items() if options)
 
 
 def _options_of_ways() -> str:
     options = {way: " and ".join(options_of(way)) for way in WAYS}
     of_ways = "; ".join(f"of {way}: {names}" for way, names in options.items() if names)
     return f"{of_ways}. Schedules are {', '.join(pipeline.SCHEDULES)}"
-
-
-def _options_of_losses() -> str:
-    options = {name: ", ".join(LOSSES.options(name)) for name in LOSSES}
-    of_losses = "; ".join(f"of {name} {names}" for name, names in options.items() if names)
-    return f"options of the loss: {of_losses}; or arguments of a function or class"
-
-
-def _numbers_of_augment() -> str:
-    return ", ".join(f"{name}: {', '.join(AUGMENTATIONS.options(name))}" for name in AUGMENTATIONS)
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ class TrainConfig:
         "cnn", "built-in model, package.module:factory, file.py:factory, or a file with a whole model"
     )
     model_options: Options = option(
-        {}, lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
+        {}, lambda: f"options of the model: {_options_of(MODELS)}; or the arguments of a factory"
     )
     weights: str | None = option(
         None, "weights to begin with: a run folder, a checkpoint, or a file that 'tutti export' reads"
@@ -143,7 +134,9 @@ class TrainConfig:
         f"random changes of the training samples, comma-separated: {', '.join(AUGMENTATIONS)}, "
         "file.py:function or package.module:function",
     )
-    augment_options: Options = option({}, lambda: f"the number that belongs to one: {_numbers_of_augment()}")
+    augment_options: Options = option(
+        {}, lambda: f"the number that belongs to one: {_options_of(AUGMENTATIONS)}"
+    )
     validation: float = option(0.1, "share of the training samples kept for validation, below 1", least=0)
     test: float = option(
         0.0, "share of the samples kept for a test at the end, before the validation part is taken", least=0
@@ -242,7 +235,10 @@ class TrainConfig:
     loss: str = option(
         "auto", f"{', '.join(LOSSES)}, file.py:function or package.module:function; auto follows the targets"
     )
-    loss_options: Options = option({}, _options_of_losses)
+    loss_options: Options = option(
+        {},
+        lambda: f"options of the loss: {_options_of(LOSSES)}; or arguments of a function or class",
+    )
     class_weights: str | None = option(
         None,
         "weights of the classes in the loss: balanced, by their counts in the training part, or w0,w1,...",
