@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from tutti.farm.coordinator import Happening, JobFound
 from tutti.farm.jobs import FarmJob
 from tutti.records.checkpoints import present
 from tutti.records.farm_folder import FarmFolder, JobState
-from tutti.records.run_folder import RunFolder
+from tutti.records.run_folder import ERROR, RunFolder
 from tutti.run.config import TrainConfig
 from tutti.watching.farm import read_progress
 
@@ -93,6 +94,7 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
     jobs = [FarmJob(name, TrainConfig()) for name in ("failed", "running", "free")]
     told: list[Happening] = []
     RunFolder(folder.job("failed")).write_error("before\nValueError: of an earlier try\n")
+    os.utime(folder.job("failed") / ERROR, (1, 1))
     with folder.launch() as ours, folder.launch() as other:
         assert other.claim("failed")
         assert other.claim("running")

@@ -23,7 +23,6 @@ from typing import Final
 from tutti.comm.shm import memfd
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import BadRunFolder
 from tutti.records.json_lines import Json
 
 _SLOT: Final = 1 << 24
@@ -75,15 +74,7 @@ class MemoryPlace:
     def folder(self) -> Path | None:
         """The folder of the run; None: it has none, or it is not known yet."""
         text = self._read(_FOLDER)
-        if text is None:
-            return None
-        path = Path(os.fsdecode(text))
-        if not path.is_dir():
-            raise BadRunFolder(
-                f"cannot go on in {path}: it was removed or renamed while the run went on; name a "
-                "folder that stays with --out"
-            )
-        return path
+        return None if text is None else Path(os.fsdecode(text))
 
     def note_folder(self, path: Path) -> None:
         """Keep the folder of the run."""

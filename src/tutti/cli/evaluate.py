@@ -54,6 +54,7 @@ class EvaluateCommand(Command):
             run_job(EnsembleJob(config, own.folder, own.part, other, own.trust))
             return 0
         run = find_run(own.folder, own.trust, own.weights, {*here, *words.given})
+        here["strategy"] = run.config.strategy  # What one rank has trained, one evaluates.
         part = own.part or (None if other else "test")
         # A run on a split leaves the test part for later: that is now.
         left = part == "test" and run.config.split is not None

@@ -197,7 +197,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: str | Path, finished: bool = True) -> RunFolder:
+    def open(cls, path: str | Path) -> RunFolder:
         """Open the folder of a run."""
         folder = cls(Path(path))
         refuse_no_folder(folder.path)
@@ -206,8 +206,6 @@ class RunFolder:
                 f"{folder.path} has no {CONFIG}, so it is no folder of a run; give one that 'tutti train' "
                 "wrote"
             )
-        if finished and not folder.has(WEIGHTS):
-            raise BadRunFolder(f"{folder.unfinished}, so it has no final weights yet; {folder.next_step}")
         return folder
 
     def begin_again(self) -> None:

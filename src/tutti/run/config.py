@@ -423,15 +423,12 @@ _TOGETHER: Final = (
     ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),
     ("parallel", "layout=batch_last", "that is for ranks with whole models"),
     ("parallel", "precision=fp16", "that scales the loss by the gradient of the whole model; use bf16"),
-    ("precision=fp16", "cuda_graph=on", "the scale of the loss changes; use --precision bf16"),
     ("precision=fp16", "skip_nonfinite", "the scale of the loss leaves out steps itself"),
     ("device=cuda", "skip_nonfinite", "each look at a gradient would wait for the GPU"),
     ("device=cuda", "validate=background", "that evaluates on the CPU; use --validate pause"),
     ("device=cuda", "layout=batch_last", "its kernels are for the CPU"),
     ("precision=fp16", "layout=batch_last", "its kernels compute in fp32 or fp64"),
     ("precision=bf16", "layout=batch_last", "its kernels compute in fp32 or fp64"),
-    ("augment", "cuda_graph=on", "no graph records what changes each batch"),
-    ("balance=queue", "cuda_graph=on", "no graph records where a batch comes from"),
     ("device=cpu", "cuda_graph=on", "a graph is for samples that lie on a GPU; use --device cuda"),
 )
 """Options that do not go together, and why; NAME=VALUE is one value of an option."""
@@ -480,8 +477,6 @@ def _refused(config: TrainConfig) -> Iterator[str]:
     for name in ("validation", "test"):
         if getattr(config, name) >= 1:
             yield f"--{name} is {getattr(config, name)}; give a share of at least 0 and below 1, such as 0.1"
-    if config.goal is not None and not math.isfinite(config.goal):
-        yield f"--goal is {config.goal}; give a finite number"
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

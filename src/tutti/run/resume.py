@@ -68,7 +68,7 @@ class Resume:
         folder, inside = run_of(path)
         if out is not None and Path(out).resolve() != folder.resolve():
             raise BadOption(f"--out is {out}, but a resumed run goes on in {folder}; leave --out out")
-        found = cls(RunFolder.open(folder, finished=False).path, path.resolve() if inside else None)
+        found = cls(RunFolder.open(folder).path, path.resolve() if inside else None)
         if not found.goes_on:
             # A run that has only begun is to be waited for, not to be trained again.
             refuse_locked(folder)

@@ -21,7 +21,7 @@ from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
 from tutti.data.scale import uneven
 from tutti.data.streaming import StreamedPart
-from tutti.errors import BadOption, StateLost
+from tutti.errors import StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import EPOCH_OVER, PHASES, print_stacks_when_asked
 from tutti.launch.launcher import started_by
@@ -49,7 +49,7 @@ from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
 from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
-from tutti.run.saving import Recording, Saving, is_over, observed, saving
+from tutti.run.saving import Recording, Saving, observed, saving
 from tutti.run.shared_data import SharedData
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
@@ -166,10 +166,6 @@ def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
 
 def _start_of(job: TrainJob, comm: Communicator, parts: Assembly, checkpoint: Checkpoint | None) -> RunStart:
     """Describe how the run begins, or goes on (collective)."""
-    if comm.broadcast_object(is_over(job.deadline)):  # before an earlier run's folder is changed
-        raise BadOption(
-            f"--time-limit is '{job.config.time_limit}', which is over before the first step; give more"
-        )
     start = RunStart(
         now(),
         World(comm.size, comm.hosts, torch.get_num_threads()),
@@ -323,7 +319,7 @@ class FittedRun:
         earlier = [] if self.parts.saved is None else history_of(self.parts.saved)
         if self.job.resume is not None:
             book.go_on(earlier)
-        return self.parts.trainer(hooks, None if saver is None else saver.agenda())
+        return self.parts.trainer(hooks, None if saver is None else saver.agenda)
 
     def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
         """Return the outcome of a run that goes on later."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tutti.errors import BadRunFolder
 from tutti.records.farm_folder import FARM
-from tutti.records.run_folder import CONFIG, RECORDS, WEIGHTS, RunFolder, TrainedOn, run_of
+from tutti.records.run_folder import CONFIG, WEIGHTS, RunFolder, TrainedOn, run_of
 from tutti.run.config import TrainConfig
 
 ELSEWHERE: Final[dict[str, Any]] = {
@@ -51,15 +51,10 @@ def find_run(
     if (path / FARM).is_file() and not (path / CONFIG).is_file():
         raise BadRunFolder(f"{path} is a farm, of many runs; give the folder of one of them, in {path}/jobs")
     of_run, inside = run_of(path)
-    folder = RunFolder.open(of_run, finished=False)
+    folder = RunFolder.open(of_run)
     if weights is None and inside:
         weights = str(path)
     if weights is None and not folder.has(WEIGHTS) and not folder.resumable:
         raise BadRunFolder(f"{folder.unfinished}, so it has no weights yet; {folder.next_step}")
     config = TrainConfig.read(folder.path, trust, replaced)
-    if not folder.has(RECORDS[TrainedOn]):
-        raise BadRunFolder(
-            f"{folder.path} has no {RECORDS[TrainedOn]}, which says how its model sees data; train it again"
-        )
-    data = folder.read(TrainedOn)
-    return TrainedRun(folder.path, config, data, Path(weights or folder.path))
+    return TrainedRun(folder.path, config, folder.read(TrainedOn), Path(weights or folder.path))
