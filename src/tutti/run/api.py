@@ -158,7 +158,6 @@ class TrainOptions(TypedDict, total=False):
     keep: int
     on_failure: str
     hang_timeout: str
-    skip_nonfinite: int
     log: str
     out: str | None
 

@@ -290,11 +290,6 @@ class TrainConfig:
     hang_timeout: str = option(
         "60s", "a rank that makes no step for this time, and waits for no other, is lost; or off"
     )
-    skip_nonfinite: int = option(
-        0,
-        "skip up to this number of updates in a row with NaN or inf in a gradient; 0: not looked at",
-        least=0,
-    )
     callbacks: str | None = option(
         None, "callbacks of yours, comma-separated: file.py:NAME or package.module:NAME (tutti.Callback)"
     )
@@ -395,7 +390,7 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 OF_LONG_RUNS: Final = (
     *("weights", "monitor", "patience", "goal", "restore_best", "time_limit", "checkpoint", "keep"),
-    *("average", "predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
+    *("average", "predictions", "on_failure", "hang_timeout"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
@@ -424,15 +419,12 @@ _TOGETHER: Final = (
     ("split", "test", "both say which samples are held out"),
     ("parallel", "servers", "servers keep the centre of whole models"),
     ("parallel", "balance", "it is for ranks with whole models"),
-    ("parallel", "skip_nonfinite", "its ranks hold one model together"),
     ("parallel", "average", "its ranks hold one model together"),
     ("parallel", "device=cuda", "it computes on the CPU"),
     ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),
     ("parallel", "layout=batch_last", "that is for ranks with whole models"),
     ("parallel", "precision=fp16", "that scales the loss by the gradient of the whole model; use bf16"),
     ("precision=fp16", "cuda_graph=on", "the scale of the loss changes; use --precision bf16"),
-    ("precision=fp16", "skip_nonfinite", "the scale of the loss leaves out steps itself"),
-    ("device=cuda", "skip_nonfinite", "each look at a gradient would wait for the GPU"),
     ("device=cuda", "validate=background", "that evaluates on the CPU; use --validate pause"),
     ("device=cuda", "layout=batch_last", "its kernels are for the CPU"),
     ("precision=fp16", "layout=batch_last", "its kernels compute in fp32 or fp64"),

@@ -253,7 +253,6 @@ class Trainer:
         refuse_broken_weights(self.replica, self._comm.rank, self.course.made)
         average_buffers(self.replica, self._comm)
         self._remembered.share(self._comm)
-        self._gradient.skipped.keep_buffers()
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
         """Make the updates of one epoch, up to update `last` of the run, unless the run stops."""
@@ -396,7 +395,6 @@ class Trainer:
             "buffers": named_buffers(module),
             "random": random_state(),
             "tally": open_epoch.tally.state(),
-            "left_out": gradient.skipped.left_out,
             "work": self._work.state(),
         }
         pieces = [*self._weights(), *worker.joint.pieces]
@@ -429,7 +427,6 @@ class Trainer:
         tally = Tally(gradient.objective, matrix=False)
         if own is not None:
             self._work.load_state(own["work"])
-            gradient.skipped.left_out = own["left_out"]
             load_random_state(own["random"])
             tally.load_state(own["tally"])
         elif self._comm.rank == 0:
@@ -437,7 +434,6 @@ class Trainer:
         self.course.resumed = OpenEpoch(at["epoch"], self._work.stages.start() - at["seconds"], tally)
         mine: Values = own or at
         load_buffers(self.replica.module, mine["buffers"])
-        gradient.skipped.keep_buffers()
         self._remembered.load_state(mine["remembered"])
         if gradient.scale is not None and mine["scale"] is not None:
             gradient.scale.load_state(mine["scale"])
@@ -471,8 +467,7 @@ class Trainer:
 
     def _ranks(self, samples: int) -> list[RankRecord]:
         """Return each rank's work since the last call (collective)."""
-        left_out, everyone = self._gradient.skipped.take(), self._workers.everyone or self._comm
-        return self._work.records(samples, left_out, everyone)
+        return self._work.records(samples, self._workers.everyone or self._comm)
 
 
 def _rate(samples: int, seconds: float) -> float:
