@@ -25,7 +25,6 @@ from tutti.parts import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
-    VALIDATIONS,
 )
 from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
@@ -156,11 +155,8 @@ class TrainConfig:
     )
     validate: str = option(
         "pause",
-        lambda: (
-            "when to validate; "
-            + "; ".join(f"{name}: {VALIDATIONS.summary(name).rstrip('.')}" for name in VALIDATIONS)
-        ),
-        tuple(VALIDATIONS),
+        "when to validate; pause: all ranks stop and evaluate; background: a process beside each rank does",
+        ("pause", "background"),
     )
     strategy: str = option(
         "auto",

@@ -38,7 +38,8 @@ from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, RankWork
 from tutti.training.update_gradient import UpdateGradient
-from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
+from tutti.training.validation import Validation, ValidationPlan, ValidationTask
+from tutti.training.validation.background import Background
 from tutti.training.weight_average import WeightAverage
 from tutti.training.weights import names_in_state
 
@@ -112,7 +113,7 @@ class Trainer:
         check_smallest_batch(module, batches, self._workers.statistics is not None, objective.arithmetic)
         if self._plan is not None:
             task = ValidationTask(self.replica, self._plan.part, self._comm, objective)
-            self._validation = VALIDATIONS.named(self._plan.how)(task)
+            self._validation = Background(task) if self._plan.how == "background" else Validation(task)
         if saved is not None:
             self._load_state(saved)
         elif hooks.save is not None:
