@@ -8,7 +8,6 @@ import torch
 
 from tutti.comm.base import Communicator, cut
 from tutti.data.batches import LEAST, Batches, by_speed
-from tutti.state import Saved, State
 
 FIRST: Final = 8
 """Updates before the ranks compare their speeds for the first time."""
@@ -24,7 +23,8 @@ class SpeedBalance:
     """The split of an update with which all ranks compute for the same time.
 
     Every few dozen updates the ranks exchange their samples per second, and all cut the batches in the same
-    new way. Gradients stay weighted by their samples, so the update's gradient is still the mean.
+    new way. Gradients stay weighted by their samples, so the update's gradient is still the mean. A run that
+    is resumed measures again.
 
         rank 0        ■■■■■■■■■■■■■│■■■■■■■■■■■■■│  speeds 3 : 1  │■■■■■■■■■■■■■■■■■■■■■│
         rank 1 slow   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■│■■■■■■■■■■■■■■■■■■■■■│
@@ -35,7 +35,6 @@ class SpeedBalance:
     ) -> None:
         self._batches, self._comm, self._every = batches, comm, every
         self._parts = [part.stop - part.start for part in cut(batches.batch_size, comm.size)]
-        self._speeds: list[float] = []
         self._samples, self._seconds, self._left = 0, 0.0, first
 
     def note(self, samples: int, seconds: float) -> None:
@@ -47,22 +46,6 @@ class SpeedBalance:
             self._compare()
             self._samples, self._seconds, self._left = 0, 0.0, self._every
 
-    def state(self) -> State:
-        """Return the split, and the work since the last comparison."""
-        return State(
-            shared={"parts": self._parts, "speeds": self._speeds, "left": self._left},
-            own={"samples": self._samples, "seconds": self._seconds},
-        )
-
-    def load_state(self, saved: Saved) -> None:
-        """Go on from the split of the same ranks; others begin to measure again."""
-        if saved.own and len(saved.shared["parts"]) == self._comm.size:
-            self._samples, self._seconds = saved.own["samples"], saved.own["seconds"]
-            self._parts, self._left = saved.shared["parts"], saved.shared["left"]
-            if saved.shared["speeds"]:
-                self._speeds = saved.shared["speeds"]
-                self._batches.split_by(self._speeds)
-
     def _compare(self) -> None:
         speeds = torch.zeros(self._comm.size, dtype=torch.float64)
         if self._seconds > 0:
@@ -73,7 +56,7 @@ class SpeedBalance:
             return
         parts = by_speed(self._batches.batch_size, found, LEAST)
         if _slowest_s(parts, found) <= WORTHWHILE * _slowest_s(self._parts, found):
-            self._parts, self._speeds = parts, found
+            self._parts = parts
             self._batches.split_by(found)
 
 

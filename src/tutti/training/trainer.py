@@ -321,8 +321,6 @@ class Trainer:
             return
         self.worker.settle()
         state = self._state(open_epoch, [place for place, _ in self._places(open_epoch, ended=True)])
-        # A longer run goes on after this epoch.
-        state.shared["training"]["asked"] = None
         self._hooks.progress.doing(SAVING)
         self._hooks.save(self.course.made, state, Decision(save=True, end=True))
         self.worker.resume()
@@ -360,7 +358,7 @@ class Trainer:
     def _state(self, open_epoch: OpenEpoch, rounds: Sequence[int]) -> State:
         """Return the state to go on from (collective); the workers have settled."""
         module, schedule, gradient = self.replica.module, self._schedule, self._gradient
-        worker, callbacks = self.worker.state(), self._hooks.callbacks
+        worker = self.worker.state()
         parts = {
             "worker": worker,
             "batches": schedule.batches.state(open_epoch.number, rounds),
@@ -369,8 +367,6 @@ class Trainer:
         }
         if self._validation is not None:
             parts["validation"] = self._validation.state()
-        if schedule.balance is not None:
-            parts["balance"] = schedule.balance.state()
         names = {parameter: name for name, parameter in module.named_parameters()}
         # The same number of ranks goes on with each rank's own, another number with rank 0's.
         both = {
@@ -389,14 +385,13 @@ class Trainer:
             "groups": names_in_groups(self._workers.optimizer, names),
             "names": names_in_state(module),
             "buffers": mean_buffers(module, self._comm),
-            "asked": None if callbacks is None else callbacks.why_end(),
         }
         own = {
             **both,
             "buffers": named_buffers(module),
             "random": random_state(),
             "tally": open_epoch.tally.state(),
-            "work": self._work.state(),
+            "steps": self._work.steps,
         }
         pieces = [*self._weights(), *worker.joint.pieces]
         pieces += [*parts["best"].joint.pieces, *parts["average"].joint.pieces]
@@ -427,7 +422,7 @@ class Trainer:
         self.course.load_state(at, step, same_ranks=own is not None)
         tally = Tally(gradient.objective, matrix=False)
         if own is not None:
-            self._work.load_state(own["work"])
+            self._work.steps = own["steps"]
             load_random_state(own["random"])
             tally.load_state(own["tally"])
         elif self._comm.rank == 0:
@@ -443,13 +438,9 @@ class Trainer:
             self.worker.load_state(saved.part("worker"))
         if self._validation is not None:
             self._validation.load_state(saved.part("validation"))
-        if self._schedule.balance is not None:
-            self._schedule.balance.load_state(saved.part("balance"))
         self._best.load_state(saved.part("best"))
         self._average.load_state(saved.part("average"))
         self._judge()
-        if self._hooks.callbacks is not None:
-            self._hooks.callbacks.ask(at["asked"])
         self._comm.barrier()
 
     def _waited(self) -> Mapping[str, float]:
