@@ -18,7 +18,6 @@ from tutti.comm.base import Communicator
 from tutti.object_state import as_values, from_values
 from tutti.state import Values
 from tutti.training.callbacks import Callbacks
-from tutti.training.evaluation import load_buffers, named_buffers
 
 
 class ModuleState:
@@ -58,32 +57,23 @@ class ModuleState:
 
 
 class RememberedState:
-    """What model, loss and callbacks keep besides weights and the model's buffers."""
+    """What model and callbacks keep besides weights and buffers."""
 
-    def __init__(self, module: nn.Module, loss: object, callbacks: Callbacks | None) -> None:
-        # A loss that is a function has no state.
-        self._loss = loss if isinstance(loss, nn.Module) else nn.Module()
-        self._states = ModuleState(module), ModuleState(self._loss)
-        self._callbacks = callbacks
+    def __init__(self, module: nn.Module, callbacks: Callbacks | None) -> None:
+        self._modules, self._callbacks = ModuleState(module), callbacks
 
     def share(self, comm: Communicator) -> None:
         """Give all ranks rank 0's extra states (collective)."""
-        for state in self._states:
-            state.share_extra(comm)
+        self._modules.share_extra(comm)
 
     def state(self) -> Values:
-        """Return the extra states, the loss's buffers, and the states of callbacks."""
-        return {
-            "extra": [state.extra() for state in self._states],
-            "buffers": named_buffers(self._loss),
-            "callbacks": {} if self._callbacks is None else self._callbacks.state(),
-        }
+        """Return the extra states, and the states of callbacks."""
+        callbacks = {} if self._callbacks is None else self._callbacks.state()
+        return {"extra": self._modules.extra(), "callbacks": callbacks}
 
     def load_state(self, values: Values) -> None:
         """Go on from an earlier state."""
-        for state, extra in zip(self._states, values["extra"], strict=True):
-            state.load_extra(extra)
-        load_buffers(self._loss, values["buffers"])
+        self._modules.load_extra(values["extra"])
         if self._callbacks is not None:
             self._callbacks.load_state(values["callbacks"])
 

@@ -79,8 +79,7 @@ class Trainer:
         self._work.stages.trace = self.worker.updating.trace = self._hooks.trace
         self._gradient = UpdateGradient(workers, objective, schedule, self._work.stages)
         self._learning_rate = LearningRate(workers.optimizer, schedule.scheduler, schedule.stepped)
-        callbacks, function = self._hooks.callbacks, objective.loss.function
-        self._remembered = RememberedState(self.replica.module, function, callbacks)
+        self._remembered = RememberedState(self.replica.module, self._hooks.callbacks)
         self._plan, self._validation = validation, cast("Validation | None", None)
         monitor = self._ending.monitor if self._ending.restores_best else None
         self._best = BestWeights(self.replica, self._comm, monitor)
