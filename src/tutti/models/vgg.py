@@ -65,8 +65,8 @@ def vgg(
 
     Simonyan, Zisserman 2015, "Very Deep Convolutional Networks for Large-Scale Image Recognition", table 1;
     Ioffe, Szegedy 2015, "Batch Normalization". On 3 x 224 x 224 with 1000 outputs and without BatchNorm
-    vgg11 and vgg16 have the 132,863,336 and 138,357,544 parameters of the paper (table 2: 133 and 138 million).
-    Initialised as torchvision's.
+    vgg11 and vgg16 have the 132,863,336 and 138,357,544 parameters of the paper (table 2: 133 and 138
+    million). Initialised as torchvision's.
 
     Args:
         name: of the model.
