@@ -30,12 +30,10 @@ class SpeedBalance:
         rank 1 slow   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■│■■■■■■■■■■■■■■■■■■■■■│
     """
 
-    def __init__(
-        self, batches: Batches, comm: Communicator, *, first: int = FIRST, every: int = EVERY
-    ) -> None:
-        self._batches, self._comm, self._every = batches, comm, every
+    def __init__(self, batches: Batches, comm: Communicator) -> None:
+        self._batches, self._comm = batches, comm
         self._parts = [part.stop - part.start for part in cut(batches.batch_size, comm.size)]
-        self._samples, self._seconds, self._left = 0, 0.0, first
+        self._samples, self._seconds, self._left = 0, 0.0, FIRST
 
     def note(self, samples: int, seconds: float) -> None:
         """Count the samples that this rank has computed for an update, and their seconds (collective)."""
@@ -44,7 +42,7 @@ class SpeedBalance:
         self._left -= 1
         if self._left == 0:
             self._compare()
-            self._samples, self._seconds, self._left = 0, 0.0, self._every
+            self._samples, self._seconds, self._left = 0, 0.0, EVERY
 
     def _compare(self) -> None:
         speeds = torch.zeros(self._comm.size, dtype=torch.float64)

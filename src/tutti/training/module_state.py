@@ -17,7 +17,6 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.object_state import as_values, from_values
 from tutti.state import Values
-from tutti.training.callbacks import Callbacks
 
 
 class ModuleState:
@@ -54,28 +53,6 @@ class ModuleState:
         for name, one in self._module.named_modules():
             if _gives_extra_state(one):
                 yield name, one
-
-
-class RememberedState:
-    """What model and callbacks keep besides weights and buffers."""
-
-    def __init__(self, module: nn.Module, callbacks: Callbacks | None) -> None:
-        self._modules, self._callbacks = ModuleState(module), callbacks
-
-    def share(self, comm: Communicator) -> None:
-        """Give all ranks rank 0's extra states (collective)."""
-        self._modules.share_extra(comm)
-
-    def state(self) -> Values:
-        """Return the extra states, and the states of callbacks."""
-        callbacks = {} if self._callbacks is None else self._callbacks.state()
-        return {"extra": self._modules.extra(), "callbacks": callbacks}
-
-    def load_state(self, values: Values) -> None:
-        """Go on from an earlier state."""
-        self._modules.load_extra(values["extra"])
-        if self._callbacks is not None:
-            self._callbacks.load_state(values["callbacks"])
 
 
 def _gives_extra_state(module: nn.Module) -> bool:

@@ -30,7 +30,7 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite import refuse_broken_weights
 from tutti.training.learning_rate import LearningRate
-from tutti.training.module_state import RememberedState, load_random_state, random_state
+from tutti.training.module_state import ModuleState, load_random_state, random_state
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.run_course import OpenEpoch, TrainingState
@@ -79,7 +79,7 @@ class Trainer:
         self._work.stages.trace = self.worker.updating.trace = self._hooks.trace
         self._gradient = UpdateGradient(workers, objective, schedule, self._work.stages)
         self._learning_rate = LearningRate(workers.optimizer, schedule.scheduler, schedule.stepped)
-        self._remembered = RememberedState(self.replica.module, self._hooks.callbacks)
+        self._modules = ModuleState(self.replica.module)
         self._plan, self._validation = validation, cast("Validation | None", None)
         monitor = self._ending.monitor if self._ending.restores_best else None
         self._best = BestWeights(self.replica, self._comm, monitor)
@@ -116,7 +116,10 @@ class Trainer:
         if saved is not None:
             self._load_state(saved)
         elif hooks.save is not None:
-            self._remembered.state()  # refuses a value that cannot be stored, before the first step
+            # Refuse a value that cannot be stored before the first step.
+            self._modules.extra()
+            if callbacks is not None:
+                callbacks.state()
         if self._agenda is not None:
             self._agenda.start(course.made, course.begun)
         hooks.progress.begin(RunLength(self._updates, batches.updates, course.counted), course.made)
@@ -252,7 +255,7 @@ class Trainer:
             self.worker.settle()
         refuse_broken_weights(self.replica, self._comm.rank, self.course.made)
         average_buffers(self.replica, self._comm)
-        self._remembered.share(self._comm)
+        self._modules.share_extra(self._comm)
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
         """Make the updates of one epoch, up to update `last` of the run, unless the run stops."""
@@ -357,7 +360,7 @@ class Trainer:
     def _state(self, open_epoch: OpenEpoch, rounds: Sequence[int]) -> State:
         """Return the state to go on from (collective); the workers have settled."""
         module, schedule, gradient = self.replica.module, self._schedule, self._gradient
-        worker = self.worker.state()
+        worker, callbacks = self.worker.state(), self._hooks.callbacks
         parts = {
             "worker": worker,
             "batches": schedule.batches.state(open_epoch.number, rounds),
@@ -369,7 +372,8 @@ class Trainer:
         names = {parameter: name for name, parameter in module.named_parameters()}
         # The same number of ranks goes on with each rank's own, another number with rank 0's.
         both = {
-            "remembered": self._remembered.state(),
+            "extra": self._modules.extra(),
+            "callbacks": {} if callbacks is None else callbacks.state(),
             "schedule": self._learning_rate.state(),
             "scale": None if gradient.scale is None else gradient.scale.state(),
         }
@@ -429,7 +433,9 @@ class Trainer:
         self.course.resumed = OpenEpoch(at["epoch"], self._work.stages.start() - at["seconds"], tally)
         mine: Values = own or at
         load_buffers(self.replica.module, mine["buffers"])
-        self._remembered.load_state(mine["remembered"])
+        self._modules.load_extra(mine["extra"])
+        if self._hooks.callbacks is not None:
+            self._hooks.callbacks.load_state(mine["callbacks"])
         if gradient.scale is not None and mine["scale"] is not None:
             gradient.scale.load_state(mine["scale"])
         self._learning_rate.load_state(mine["schedule"], step, self._schedule.has_length_of(at))
