@@ -381,7 +381,7 @@ def test_a_checkpoint_at_the_wrong_moment_is_refused(worlds: Worlds, tmp_path: P
             "save() is given step -1",
             "save()'s values['loss'] is of type method",
             "'optimizer' of tutti.checkpoints() was given to distribute()",
-            "'loader' of tutti.checkpoints() is a loader",
+            "'loader' of tutti.checkpoints() is of type DataLoader",
             "'epoch' of tutti.checkpoints() is of type int",
             "keep is 0",
             "tutti.checkpoints() was called before distribute()",

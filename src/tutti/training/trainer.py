@@ -298,7 +298,7 @@ class Trainer:
                 now = stages.start()
             if now >= report:
                 rate = _rate(batches.samples(course.step - first), now - began)
-                progress.moment(Moment(epoch + 1, course.made, tally.here(glance=True), rate))
+                progress.moment(Moment(epoch + 1, course.made, tally.here(), rate))
                 report = stages.start() + progress.every_s
             if agenda is not None and agenda.calls(course.made) and (agenda.free or course.step < last):
                 self._pause(agenda, open_epoch)

@@ -60,13 +60,6 @@ def _among_largest(name: str, count: int, outputs: Tensor, targets: Tensor) -> T
     return (best == targets.unsqueeze(1)).any(1)
 
 
-@part("top5")
-@made
-def top5() -> Metric:
-    """Share of the labels that are among the five largest scores; topK of any other number."""
-    return top(5)
-
-
 def _of_counts(name: str, score: Score, undefined: float = 0.0) -> Metric:
     """Make the mean of a score over the classes that are true or predicted at least once.
 
