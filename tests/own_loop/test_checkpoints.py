@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
-from tutti.optim.optimizers.muon import Muon
 from tutti.own_loop import distribute
 from tutti.own_loop.checkpoints import Checkpoints
 from tutti.own_loop.stepper import OwnLoop
@@ -173,7 +171,6 @@ OPTIMIZERS = {
         [{"params": [p]} for p in model.parameters()], lr=0.01, betas=(0.8, 0.9), amsgrad=True
     ),
     "adafactor": lambda model: torch.optim.Adafactor(model.parameters()),
-    "muon": Muon,
     "tensor lr": lambda model: torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01)),
 }
 
@@ -384,7 +381,7 @@ def test_a_checkpoint_at_the_wrong_moment_is_refused(worlds: Worlds, tmp_path: P
             "save() is given step -1",
             "save()'s values['loss'] is of type method",
             "'optimizer' of tutti.checkpoints() was given to distribute()",
-            "'loader' of tutti.checkpoints() is a loader",
+            "'loader' of tutti.checkpoints() is of type DataLoader",
             "'epoch' of tutti.checkpoints() is of type int",
             "keep is 0",
             "tutti.checkpoints() was called before distribute()",
@@ -557,25 +554,3 @@ def test_another_program_is_refused(worlds: Worlds, tmp_path: Path) -> None:
 def test_a_folder_is_for_one_program(worlds: Worlds, tmp_path: Path) -> None:
     with FolderLock(tmp_path), pytest.raises(BadRunFolder, match=str(tmp_path)):
         worlds.call(partial(_call, loop=_two_saved, folder=tmp_path, stop=True), 2)
-
-
-def _warned(folder: Path | None, stop: bool) -> list[str]:
-    ((model, optimizer),) = made(adam)
-    order = torch.Generator()
-    kept(folder, **({"order": order} if stop else {}))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for inputs, targets in distribute.shard(DataLoader(samples(), 4, shuffle=True, generator=order)):
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-    return [str(one.message) for one in said]
-
-
-def test_a_loaders_own_generator_wants_to_be_kept(worlds: Worlds, tmp_path: Path) -> None:
-    def warned(folder: Path | None, stop: bool) -> list[str]:
-        (said,) = worlds.call(partial(_call, loop=_warned, folder=folder, stop=stop), 1)
-        return list(said)
-
-    assert warned(None, False) == warned(tmp_path, True) == []
-    (sentence,) = warned(tmp_path, False)
-    assert "give it to tutti.checkpoints(..., generator=generator)" in sentence

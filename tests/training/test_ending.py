@@ -28,7 +28,6 @@ from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 from tutti.training.agenda import COPY_SHARE, Agenda, Decision, Wishes
 from tutti.training.evaluation import Objective, evaluate
-from tutti.training.intervals import Averaging
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.stopping import Ending, Monitor
@@ -53,7 +52,7 @@ class Run:
     validate: str = "pause"
     stops_at: int | None = None
     ranks: int = 3
-    average: str | None = None
+    average: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,7 @@ def train(comm: Communicator, run: Run, saved: Sequence[Saved] = ()) -> Ended:
         ended += 1
         return "it was told" if ended == run.ends_after else None
 
-    average = None if run.average is None else Averaging.parse(run.average)
-    ending = Ending(run.monitor, run.patience, None, run.restores_best, average, (told,))
+    ending = Ending(run.monitor, run.patience, None, run.restores_best, run.average, (told,))
     trainer = trainer_of(
         comm=comm,
         replica=replica,

@@ -15,23 +15,20 @@ from tutti.registry import part
 MAPS = (64, 128, 256, 512)
 """Maps of the 3 x 3 convolutions, by stage."""
 
-SMALLEST = 33
+SMALLEST = 9
 """Height and width that leave more than one number of each map to the last stage, for BatchNorm."""
-
-SMALLEST_SMALL = 9
-"""The same without the first two halvings."""
 
 
 @part("resnet18")
-def resnet18(shape: tuple[int, ...], outputs: int, stem: str = "auto") -> nn.Module:
-    """Build the residual network of 18 layers. Its option and errors are those of `resnet`."""
-    return resnet("resnet18", PlainBlock, (2, 2, 2, 2), shape, outputs, stem)
+def resnet18(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Build the residual network of 18 layers. Errors are those of `resnet`."""
+    return resnet("resnet18", PlainBlock, (2, 2, 2, 2), shape, outputs)
 
 
 @part("resnet50")
-def resnet50(shape: tuple[int, ...], outputs: int, stem: str = "auto") -> nn.Module:
-    """Build the residual network of 50 layers. Its option and errors are those of `resnet`."""
-    return resnet("resnet50", BottleneckBlock, (3, 4, 6, 3), shape, outputs, stem)
+def resnet50(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Build the residual network of 50 layers. Errors are those of `resnet`."""
+    return resnet("resnet50", BottleneckBlock, (3, 4, 6, 3), shape, outputs)
 
 
 class ResidualBlock(nn.Module):
@@ -111,7 +108,6 @@ def resnet(
     depths: Sequence[int],
     shape: tuple[int, ...],
     outputs: int,
-    stem: str,
 ) -> nn.Module:
     """Build four stages of residual blocks, and one dense layer on the averaged maps.
 
@@ -123,19 +119,15 @@ def resnet(
         name: of the model.
         block: the kind of the blocks.
         depths: how many of them each stage has.
-        shape: of one image: (channels, height, width) or (height, width), at least 9 x 9; with the large
-            stem 33 x 33.
+        shape: of one image: (channels, height, width) or (height, width), at least 9 x 9. Where a
+            side is below 64 pixels, such as CIFAR's, the first two halvings are left out.
         outputs: size of the last layer.
-        stem: "large": a 7 x 7 convolution and a maximum pooling, each of which halves the image; "small": a
-            3 x 3 convolution that leaves its size, for images such as CIFAR's; "auto": small where a side
-            is below 64 pixels.
 
     Raises:
         BadModel: the inputs are no images, or too small.
-        UnknownName: an unknown stem.
     """
-    small = is_small(stem, shape)
-    channels, _, _ = image_size(name, shape, SMALLEST_SMALL if small else SMALLEST)
+    small = is_small(shape)
+    channels, _, _ = image_size(name, shape, SMALLEST)
     layers: dict[str, nn.Module] = {
         "maps": as_maps(shape),
         "conv1": (

@@ -12,7 +12,6 @@ from zlib import crc32
 
 import torch
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from tutti.checkpoint.reading import Checkpoint, for_all, newest
 from tutti.checkpoint.saver import Saver
@@ -80,7 +79,6 @@ class Checkpoints:
         self.values: dict[str, Any] = {}
         loop.folders[folder] = self.close
         loop.keeps_places = True
-        loop.generators += [thing for thing in objects.values() if isinstance(thing, torch.Generator)]
         atexit.register(self.close)
 
     def save(self, step: int, *, wait: bool = False, score: float | None = None, **values: Any) -> bool:
@@ -313,11 +311,6 @@ def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:
             raise BadOption(
                 f"'{name}' of tutti.checkpoints() was given to distribute(), and is in every checkpoint "
                 "anyway; leave it out"
-            )
-        if isinstance(thing, DataLoader):
-            raise BadOption(
-                f"'{name}' of tutti.checkpoints() is a loader, which tutti.shard() goes on with anyway: "
-                "leave it out"
             )
         if isinstance(thing, Optimizer):
             raise BadOption(f"'{name}' of tutti.checkpoints() is an optimizer; give it to distribute()")

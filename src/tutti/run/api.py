@@ -136,7 +136,7 @@ class TrainOptions(TypedDict, total=False):
     patience: int | None
     goal: float | None
     restore_best: bool
-    average: str | None
+    average: float | None
     time_limit: str | None
     batch_size: int
     accumulate: int
@@ -158,7 +158,6 @@ class TrainOptions(TypedDict, total=False):
     keep: int
     on_failure: str
     hang_timeout: str
-    skip_nonfinite: int
     log: str
     out: str | Path | None
 

@@ -26,13 +26,12 @@ from tutti.parts import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
-    VALIDATIONS,
 )
 from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
-from tutti.training.intervals import AUTO, OFF, Averaging, Every, seconds_of
+from tutti.training.intervals import AUTO, OFF, Every, seconds_of
 from tutti.training.loggers import optional_loggers
 
 Options = dict[str, Any]
@@ -150,11 +149,8 @@ class TrainConfig:
     )
     validate: str = option(
         "pause",
-        lambda: (
-            "when to validate; "
-            + "; ".join(f"{name}: {VALIDATIONS.summary(name).rstrip('.')}" for name in VALIDATIONS)
-        ),
-        tuple(VALIDATIONS),
+        "when to validate; pause: all ranks stop and evaluate; background: a process beside each rank does",
+        ("pause", "background"),
     )
     strategy: str = option(
         "auto",
@@ -206,8 +202,11 @@ class TrainConfig:
         None, "end when --monitor is at least as good, such as 0.97 with --monitor val_accuracy"
     )
     restore_best: bool = option(False, "end with the weights of the best epoch, by --monitor")
-    average: str | None = option(
-        None, "evaluate and keep an average of the weights: ema:0.999, a decay; swa:0.75, from there on"
+    average: float | None = option(
+        None,
+        "evaluate and keep an exponential average of the weights, with this decay, such as 0.999",
+        least=0,
+        most=0.999999,
     )
     time_limit: str | None = option(None, "save and stop after this time, such as 3h50m; see --resume")
     batch_size: int = option(
@@ -216,9 +215,7 @@ class TrainConfig:
     accumulate: int = option(
         1, "passes in which a worker computes its part of an update, which takes less memory", least=1
     )
-    optimizer: str = option(
-        "adam", "any optimizer of torch.optim by name, such as sgd, adamw, or lars, lamb, muon"
-    )
+    optimizer: str = option("adam", "any optimizer of torch.optim by name, such as sgd, adamw, or lars, lamb")
     optimizer_options: Options = option(
         {}, "arguments of the optimizer, such as momentum, weight-decay or betas"
     )
@@ -283,11 +280,6 @@ class TrainConfig:
     )
     hang_timeout: str = option(
         "60s", "a rank that makes no step for this time, and waits for no other, is lost; or off"
-    )
-    skip_nonfinite: int = option(
-        0,
-        "skip up to this number of updates in a row with NaN or inf in a gradient; 0: not looked at",
-        least=0,
     )
     callbacks: str | None = option(
         None, "callbacks of yours, comma-separated: file.py:NAME or package.module:NAME (tutti.Callback)"
@@ -393,7 +385,7 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 OF_LONG_RUNS: Final = (
     *("weights", "monitor", "patience", "goal", "restore_best", "time_limit", "checkpoint", "keep"),
-    *("average", "predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
+    *("average", "predictions", "on_failure", "hang_timeout"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
@@ -422,7 +414,6 @@ _TOGETHER: Final = (
     ("split", "test", "both say which samples are held out"),
     ("parallel", "servers", "servers keep the centre of whole models"),
     ("parallel", "balance", "it is for ranks with whole models"),
-    ("parallel", "skip_nonfinite", "its ranks hold one model together"),
     ("parallel", "average", "its ranks hold one model together"),
     ("parallel", "device=cuda", "it computes on the CPU"),
     ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),
@@ -469,8 +460,6 @@ def _refused(config: TrainConfig) -> Iterator[str]:
             yield f"{first} needs {flag(other.partition('=')[0])}: {why}; or leave it out"
     if config.split is not None:
         split_of(config.split)
-    if config.average is not None:
-        Averaging.parse(config.average)
     if config.time_limit is not None:
         seconds_of(config.time_limit, "--time-limit")
     if config.hang_timeout != OFF:

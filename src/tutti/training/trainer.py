@@ -30,7 +30,7 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite import refuse_broken_weights
 from tutti.training.learning_rate import LearningRate
-from tutti.training.module_state import RememberedState, load_random_state, random_state
+from tutti.training.module_state import ModuleState, load_random_state, random_state
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.run_course import OpenEpoch, TrainingState
@@ -38,7 +38,8 @@ from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, RankWork
 from tutti.training.update_gradient import UpdateGradient
-from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
+from tutti.training.validation import Validation, ValidationPlan, ValidationTask
+from tutti.training.validation.background import Background
 from tutti.training.weight_average import WeightAverage
 from tutti.training.weights import names_in_state
 
@@ -78,12 +79,11 @@ class Trainer:
         self._work.stages.trace = self.worker.updating.trace = self._hooks.trace
         self._gradient = UpdateGradient(workers, objective, schedule, self._work.stages)
         self._learning_rate = LearningRate(workers.optimizer, schedule.scheduler, schedule.stepped)
-        callbacks, function = self._hooks.callbacks, objective.loss.function
-        self._remembered = RememberedState(self.replica.module, function, callbacks)
+        self._modules = ModuleState(self.replica.module)
         self._plan, self._validation = validation, cast("Validation | None", None)
         monitor = self._ending.monitor if self._ending.restores_best else None
         self._best = BestWeights(self.replica, self._comm, monitor)
-        self._average = WeightAverage(self._ending.average, workers, schedule, objective.arithmetic)
+        self._average = WeightAverage(self._ending.average, workers, schedule)
 
     def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
         """Train to the end (collective).
@@ -112,11 +112,14 @@ class Trainer:
         check_smallest_batch(module, batches, self._workers.statistics is not None, objective.arithmetic)
         if self._plan is not None:
             task = ValidationTask(self.replica, self._plan.part, self._comm, objective)
-            self._validation = VALIDATIONS.named(self._plan.how)(task)
+            self._validation = Background(task) if self._plan.how == "background" else Validation(task)
         if saved is not None:
             self._load_state(saved)
         elif hooks.save is not None:
-            self._remembered.state()  # refuses a value that cannot be stored, before the first step
+            # Refuse a value that cannot be stored before the first step.
+            self._modules.extra()
+            if callbacks is not None:
+                callbacks.state()
         if self._agenda is not None:
             self._agenda.start(course.made, course.begun)
         hooks.progress.begin(RunLength(self._updates, batches.updates, course.counted), course.made)
@@ -183,8 +186,6 @@ class Trainer:
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
         self._average.show()
-        if self._ending.average is not None and not self._average.count:
-            self.course.ended = f"{self.course.ended}; the weights are not averaged: --average had not begun"
         found = self._validate(final=True)
         self._note(self.course.complete(found[:-1]))
         self._leave(self.course.history, found[-1])
@@ -215,7 +216,7 @@ class Trainer:
         if final:
             self._keep_end(open_epoch)
         self._meet(final)
-        self._average.add(last, epoch_of=last - epoch * updates)
+        self._average.add(epoch_of=last - epoch * updates)
         self._average.show()
         self._best.keep(epoch + 1)
         train = tally.total(self._comm)
@@ -254,8 +255,7 @@ class Trainer:
             self.worker.settle()
         refuse_broken_weights(self.replica, self._comm.rank, self.course.made)
         average_buffers(self.replica, self._comm)
-        self._remembered.share(self._comm)
-        self._gradient.skipped.keep_buffers()
+        self._modules.share_extra(self._comm)
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
         """Make the updates of one epoch, up to update `last` of the run, unless the run stops."""
@@ -285,7 +285,7 @@ class Trainer:
                 worker.skip()
             elif gradient.is_usable(made, passes, course.step, epoch, samples, weight):
                 worker.step()
-                self._average.add(made + 1)
+                self._average.add()
                 work.steps += 1
             else:
                 worker.skip()
@@ -298,7 +298,7 @@ class Trainer:
                 now = stages.start()
             if now >= report:
                 rate = _rate(batches.samples(course.step - first), now - began)
-                progress.moment(Moment(epoch + 1, course.made, tally.here(glance=True), rate))
+                progress.moment(Moment(epoch + 1, course.made, tally.here(), rate))
                 report = stages.start() + progress.every_s
             if agenda is not None and agenda.calls(course.made) and (agenda.free or course.step < last):
                 self._pause(agenda, open_epoch)
@@ -323,8 +323,6 @@ class Trainer:
             return
         self.worker.settle()
         state = self._state(open_epoch, [place for place, _ in self._places(open_epoch, ended=True)])
-        # A longer run goes on after this epoch.
-        state.shared["training"]["asked"] = None
         self._hooks.progress.doing(SAVING)
         self._hooks.save(self.course.made, state, Decision(save=True, end=True))
         self.worker.resume()
@@ -371,12 +369,11 @@ class Trainer:
         }
         if self._validation is not None:
             parts["validation"] = self._validation.state()
-        if schedule.balance is not None:
-            parts["balance"] = schedule.balance.state()
         names = {parameter: name for name, parameter in module.named_parameters()}
         # The same number of ranks goes on with each rank's own, another number with rank 0's.
         both = {
-            "remembered": self._remembered.state(),
+            "extra": self._modules.extra(),
+            "callbacks": {} if callbacks is None else callbacks.state(),
             "schedule": self._learning_rate.state(),
             "scale": None if gradient.scale is None else gradient.scale.state(),
         }
@@ -391,15 +388,13 @@ class Trainer:
             "groups": names_in_groups(self._workers.optimizer, names),
             "names": names_in_state(module),
             "buffers": mean_buffers(module, self._comm),
-            "asked": None if callbacks is None else callbacks.why_end(),
         }
         own = {
             **both,
             "buffers": named_buffers(module),
             "random": random_state(),
             "tally": open_epoch.tally.state(),
-            "left_out": gradient.skipped.left_out,
-            "work": self._work.state(),
+            "steps": self._work.steps,
         }
         pieces = [*self._weights(), *worker.joint.pieces]
         pieces += [*parts["best"].joint.pieces, *parts["average"].joint.pieces]
@@ -430,8 +425,7 @@ class Trainer:
         self.course.load_state(at, step, same_ranks=own is not None)
         tally = Tally(gradient.objective, matrix=False)
         if own is not None:
-            self._work.load_state(own["work"])
-            gradient.skipped.left_out = own["left_out"]
+            self._work.steps = own["steps"]
             load_random_state(own["random"])
             tally.load_state(own["tally"])
         elif self._comm.rank == 0:
@@ -439,8 +433,9 @@ class Trainer:
         self.course.resumed = OpenEpoch(at["epoch"], self._work.stages.start() - at["seconds"], tally)
         mine: Values = own or at
         load_buffers(self.replica.module, mine["buffers"])
-        gradient.skipped.keep_buffers()
-        self._remembered.load_state(mine["remembered"])
+        self._modules.load_extra(mine["extra"])
+        if self._hooks.callbacks is not None:
+            self._hooks.callbacks.load_state(mine["callbacks"])
         if gradient.scale is not None and mine["scale"] is not None:
             gradient.scale.load_state(mine["scale"])
         self._learning_rate.load_state(mine["schedule"], step, self._schedule.has_length_of(at))
@@ -448,13 +443,9 @@ class Trainer:
             self.worker.load_state(saved.part("worker"))
         if self._validation is not None:
             self._validation.load_state(saved.part("validation"))
-        if self._schedule.balance is not None:
-            self._schedule.balance.load_state(saved.part("balance"))
         self._best.load_state(saved.part("best"))
         self._average.load_state(saved.part("average"))
         self._judge()
-        if self._hooks.callbacks is not None:
-            self._hooks.callbacks.ask(at["asked"])
         self._comm.barrier()
 
     def _waited(self) -> Mapping[str, float]:
@@ -473,8 +464,7 @@ class Trainer:
 
     def _ranks(self, samples: int) -> list[RankRecord]:
         """Return each rank's work since the last call (collective)."""
-        left_out, everyone = self._gradient.skipped.take(), self._workers.everyone or self._comm
-        return self._work.records(samples, left_out, everyone)
+        return self._work.records(samples, self._workers.everyone or self._comm)
 
 
 def _rate(samples: int, seconds: float) -> float:
