@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tutti
-from tests.run.test_survival import OPTIONS, model
-from tutti.comm.shm.layout import FIRST_STEP
+from tests.launch.processes import wait_for_files
+from tests.run.test_survival import INPUTS, OPTIONS, TARGETS, model
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.comm.shm.layout import MOST_PHASES
+from tutti.data.parts import Part
 from tutti.errors import PeerLost
+from tutti.launch import supervisor
 from tutti.launch.hangs import HangWatch, RankStatus
+from tutti.training.evaluation import Objective, evaluate
+from tutti.training.losses import LOSSES
+from tutti.training.precision import Arithmetic
 
 
 class Hanging(tutti.Callback):
@@ -66,6 +76,37 @@ def test_a_stopped_rank_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture
     survived = hung(tmp_path, "stopped", on_failure="respawn")
     assert len(survived.history) == OPTIONS["epochs"]
     assert "lost rank 1: it was stopped by a signal (SIGSTOP)" in capfd.readouterr().err
+
+
+class Slow(tutti.Callback):
+    """Takes its time for its first step, as compilers do, and after an epoch until it was named.
+
+    Args:
+        named: a file that is there once it was.
+    """
+
+    def __init__(self, named: Path) -> None:
+        self._named = named
+
+    def step(self, course: tutti.Course) -> None:
+        if course.step == 1 and course.rank == 1:
+            time.sleep(2.5)
+
+    def epoch(self, course: tutti.Course, record: tutti.EpochRecord) -> None:
+        if record.epoch == 2 and course.rank == 0:
+            wait_for_files([self._named])
+
+
+def test_what_follows_an_epoch_is_named_when_it_takes_longer_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    named = tmp_path / "named"
+    monkeypatch.setattr(supervisor, "warn_on_stderr", named.write_text)
+    result = tutti.train(model(), workers=2, callbacks=Slow(named), hang_timeout="1s", **OPTIONS)
+    assert len(result.history) == OPTIONS["epochs"]
+    assert named.read_text().startswith("rank 0 has made no progress for")
+    assert "where callbacks and loggers run" in named.read_text()
+    assert capfd.readouterr().err.count("in wait_for_files") == 1
 
 
 def test_a_time_without_a_unit_is_refused() -> None:
@@ -120,6 +161,40 @@ def test_a_rank_that_waits_for_one_that_has_made_a_step_since_does_not_hang(watc
     assert look(watch, 35, steps(10, waits=True), steps(14, waits=True)) == [0, 1]
 
 
+def phase(number: int, signs: int = 0, *, waits: bool = False) -> RankStatus:
+    return RankStatus(-(1 + number + MOST_PHASES * signs), waits)
+
+
+def silent(watch: HangWatch, now: float, *found: RankStatus) -> list[int]:
+    """The ranks that are named for their silence by now; none hangs."""
+    assert look(watch, now, *found) == []
+    return list(watch.silent(dict(enumerate(found)), now))
+
+
+def test_a_silent_rank_is_named_once_outside_of_steps_unless_it_waits(watch: HangWatch) -> None:
+    for now in range(11, 32):
+        assert silent(watch, now, phase(2), phase(2, now), phase(2, waits=True)) == []
+    assert silent(watch, 32, phase(2), phase(2, 32), phase(2, waits=True)) == [0]
+    assert silent(watch, 33, phase(2), phase(2, 33), phase(2)) == []
+    for now in range(34, 52):
+        silent(watch, now, phase(3), phase(2, 33), phase(2))
+    assert silent(watch, 53, phase(3), phase(2, 33), phase(2)) == [2]
+    assert silent(watch, 54, phase(3), phase(2, 33), phase(2)) == [1]
+    assert silent(watch, 55, phase(3), phase(2, 33), phase(2)) == [0]
+
+
+def test_each_batch_of_an_evaluation_is_a_sign_of_life() -> None:
+    module, part = torch.nn.Linear(4, 2).double(), Part(INPUTS, TARGETS)
+    objective = Objective(LOSSES["cross_entropy"], [], 2, Arithmetic("fp64"))
+    with closing(HostCommunicator.alone()) as comm:
+        evaluate(module, part, comm, objective, batch_size=6)
+        assert comm.peers.status()[0] == 0
+        comm.peers.publish_phase(2)
+        before = comm.peers.status()[0]
+        evaluate(module, part, comm, objective, batch_size=6)
+        assert before - comm.peers.status()[0] == 10 * MOST_PHASES
+
+
 def test_nobody_hangs_while_the_whole_job_was_suspended(watch: HangWatch) -> None:
     assert look(watch, 1000, steps(10), steps(10)) == []
     assert look(watch, 1001, steps(10), steps(10)) == []
@@ -132,13 +207,6 @@ def test_a_long_step_is_ten_times_as_long_as_the_longest() -> None:
     for now in range(100, 284, 4):
         assert look(watch, now, steps(4)) == []
     assert look(watch, 284, steps(4)) == [0]
-
-
-def test_a_first_step_may_take_ten_times_as_long() -> None:
-    watch = HangWatch(timeout_s=5)
-    for now in range(1, 52, 4):
-        assert look(watch, now, RankStatus(FIRST_STEP + 1, False)) == []
-    assert look(watch, 53, RankStatus(FIRST_STEP + 1, False)) == [0]
 
 
 def test_one_that_waits_for_another_that_does_not_train_does_not_hang(watch: HangWatch) -> None:

@@ -161,6 +161,10 @@ class Communicator(ABC):
     def compute(self, seconds: float) -> None:
         """Charge `seconds` of computing to the virtual clock; real communicators do nothing."""
 
+    def note_progress(self) -> None:
+        """Give a sign of life, before each batch of an evaluation: a silent rank may hang."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Give back what this communicator holds. No operation may follow."""

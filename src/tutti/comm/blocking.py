@@ -185,7 +185,11 @@ class BlockingCommunicator(Communicator):
     def _leave(self, lost: Sequence[int]) -> None:
         """Name the lost ranks to ranks of other hosts; those of this host see it themselves."""
 
-    # --- time
+    # --- time and progress
+
+    @override
+    def note_progress(self) -> None:
+        self._peers.note_progress()
 
     @override
     def clock(self) -> float:

@@ -45,8 +45,8 @@ class TracedCommunicator(Communicator):
         ),
     )
     send, recv, exchange = map(_recorded, ("send", "recv", "exchange"))
-    waiting, shared, counter, clock, compute, close = map(
-        _passed_on, ("waiting", "shared", "counter", "clock", "compute", "close")
+    waiting, shared, counter, clock, compute, note_progress, close = map(
+        _passed_on, ("waiting", "shared", "counter", "clock", "compute", "note_progress", "close")
     )
 
     def __init__(self, comm: Communicator, trace: Trace) -> None:

@@ -6,8 +6,8 @@
 
 A rank that trains publishes the number of its steps, and every rank whether it waits for another one: see
 `tutti.comm.shm.layout`. A rank that waits is not to blame, unless all do. A rank that a signal has stopped is
-lost. Outside of training steps a rank may take any time. Ranks on other hosts send their status
-(`tutti.launch.rank_connections`).
+lost. Outside of training steps a rank may take any time: one that gives no sign of life there is named, and
+goes on. Ranks on other hosts send their status (`tutti.launch.rank_connections`).
 
 Needs no torch.
 """
@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.comm.shm.arena import FIRST, Arena
-from tutti.comm.shm.layout import FIRST_STEP, PID, STEPS, WAITS, ControlLayout
+from tutti.comm.shm.layout import FIRST_STEP, MOST_PHASES, PID, STEPS, WAITS, ControlLayout
+from tutti.records.heartbeat import SAVING, STARTING, TESTING, VALIDATING, WAITING
 
 LOOK_S: Final = 1.0
 """Time between two looks."""
@@ -48,6 +49,18 @@ STACKS: Final = signal.SIGUSR2
 
 STOPPED_WHY: Final = "it was stopped by a signal (SIGSTOP), and nothing let it go on"
 
+EPOCH_OVER: Final = "epoch over"
+
+PHASES: Final = {
+    STARTING: "before its first step, where data are read and the model is built",
+    WAITING: "at the end of an epoch",
+    VALIDATING: "in the validation",
+    SAVING: "while it saves",
+    EPOCH_OVER: "behind an epoch, where callbacks and loggers run",
+    TESTING: "in the test",
+}
+"""What a rank does that does not train; it publishes the number of the entry."""
+
 SILENT_WHY: Final = (
     "it was silent though its host answers: it was stopped by a signal (SIGSTOP), or something holds the "
     "interpreter's lock"
@@ -69,7 +82,8 @@ class RankStatus:
     """The status of a rank.
 
     Attributes:
-        steps: its steps + 1 while it trains, with `FIRST_STEP` until the first is done; 0: it does not train.
+        steps: its steps + 1 while it trains, with `FIRST_STEP` until the first is done; 0 or below: it does
+            not train, as the word STEPS of `tutti.comm.shm.layout` says.
         waits: it has been waiting for other ranks for more than a moment.
         at: the time of this status, by the monotonic clock.
         stopped: a signal has stopped it.
@@ -88,6 +102,7 @@ class _History:
     Attributes:
         steps: the last step word that was read.
         since: when it last changed.
+        silent_since: when it last changed, or the rank waited for others; None: the rank was named since.
         seen: when it was last read.
         longest_s: the longest time of a step so far; None: it has finished none.
         stopped_at: the time since when a signal has stopped it; None: it runs.
@@ -95,6 +110,7 @@ class _History:
 
     steps: int = 0
     since: float = 0.0
+    silent_since: float | None = None
     seen: float = 0.0
     longest_s: float | None = None
     stopped_at: float | None = None
@@ -103,13 +119,15 @@ class _History:
         """Record a status; return whether the rank has made no step for too long."""
         steps, now = status.steps, status.at
         if steps != self.steps:
-            if steps and not steps & FIRST_STEP:
+            if steps > 0 and not steps & FIRST_STEP:
                 # The length of steps shorter than the time between two looks is not known.
                 known = 0 < self.steps & ~FIRST_STEP < steps and self.seen > self.since
                 self.longest_s = max(self.longest_s or 0.0, now - self.since if known else 0.0)
             self.steps, self.since = steps, now
+        if status.waits or self.since == now:
+            self.silent_since = now
         self.seen = now
-        if not steps:
+        if steps <= 0:
             return False
         if self.longest_s is None:
             return now - self.since > ALLOWANCE * timeout_s
@@ -137,6 +155,7 @@ class HangWatch:
         if passed > PAUSE_S:
             for history in histories.values():
                 history.since += passed
+                history.silent_since = history.silent_since and now
                 history.stopped_at = None
             return {}
         limit_s = self._timeout_s
@@ -149,9 +168,26 @@ class HangWatch:
                 return {rank: STOPPED_WHY if found[rank].stopped else SILENT_WHY for rank in stopped}
         if busy := [rank for rank in stuck if not found[rank].waits]:
             return {rank: self._no_step(rank, now, "waited for no other rank: it hung") for rank in busy}
-        if any(not status.waits or (status.steps and rank not in stuck) for rank, status in found.items()):
+        if any(
+            not status.waits or (status.steps > 0 and rank not in stuck) for rank, status in found.items()
+        ):
             return {}  # They wait for one that works, or whose last step was seen a little later.
         return {rank: self._no_step(rank, now, "waited for the others as they did for it") for rank in stuck}
+
+    def silent(self, found: Mapping[int, RankStatus], now: float) -> dict[int, str]:
+        """Return a warning, once, for each rank that is silent for too long outside of steps."""
+        warnings = dict[int, str]()
+        for rank, status in found.items():
+            history = self._histories[rank]
+            since = history.silent_since
+            if status.steps < 0 and since is not None and now - since > self._timeout_s:
+                history.silent_since = None
+                where = list(PHASES.values())[(-status.steps - 1) % MOST_PHASES]
+                warnings[rank] = (
+                    f"rank {rank} has made no progress for {now - since:.0f} s {where}; it prints the stacks "
+                    "of its threads, and may go on"
+                )
+        return warnings
 
     def _no_step(self, rank: int, now: float, waited: str) -> str:
         return f"it made no step for {now - self._histories[rank].since:.0f} s, and {waited}"

@@ -202,6 +202,9 @@ class RanksOnHosts:
             if self._hung:  # They print their stacks until then.
                 self._connections.send(STACKS, self._hung)
                 self._deadline = now + CAUSE_S
+            for rank, warning in self._hangs.silent(found, now).items():
+                warn_on_stderr(warning)
+                self._connections.send(STACKS, [rank])
         if self._deadline is None or now < self._deadline:
             return None
         return End.HUNG if self._hung else End.LOST

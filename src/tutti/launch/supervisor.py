@@ -25,7 +25,7 @@ from tutti.comm.shm.arena import Arena
 from tutti.errors import PeerLost, TuttiError
 from tutti.launch.exit_reports import first_failure
 from tutti.launch.fork_server_client import RankGroup, fork_server
-from tutti.launch.hangs import LOOK_S, HangWatch, HostStatus
+from tutti.launch.hangs import LOOK_S, STACKS, HangWatch, HostStatus
 from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
 from tutti.launch.rank_processes import (
@@ -35,6 +35,7 @@ from tutti.launch.rank_processes import (
 )
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, StopRequests
+from tutti.terminal import warn_on_stderr
 
 DUE_S: Final = 0.1
 """Time between two calls of `Recovery.is_due`."""
@@ -186,6 +187,10 @@ class Supervisor:
             self._ranks[rank].hung = why
         if hung:
             self._status.kill(hung)
+            return
+        for rank, warning in watch.silent(found, now).items():
+            warn_on_stderr(warning)
+            self._status.signal([rank], STACKS)
 
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)

@@ -22,12 +22,12 @@ from tutti.data.scale import uneven
 from tutti.data.streaming import StreamedPart
 from tutti.errors import StateLost
 from tutti.exports.sources import load_from
-from tutti.launch.hangs import print_stacks_when_asked
+from tutti.launch.hangs import EPOCH_OVER, PHASES, print_stacks_when_asked
 from tutti.launch.launcher import started_by
 from tutti.launch.stop_request import is_supervised, stoppable
 from tutti.launch.usage_sampler import Sampler, sampling
 from tutti.records.folder_lock import FolderLock
-from tutti.records.heartbeat import TESTING
+from tutti.records.heartbeat import STARTING, TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
 from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
@@ -88,22 +88,22 @@ class RunContext:
 
 
 class Pulse(Progress):
-    """The sign that a rank does something else than steps, which may take any time."""
+    """The sign of what a rank does that does not train, which may take any time."""
 
     def __init__(self, comm: BlockingCommunicator) -> None:
         self._peers = comm.peers
 
     @override
     def doing(self, what: str, step: int | None = None) -> None:
-        self._peers.publish_pause()
+        self._peers.publish_phase(list(PHASES).index(what))
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self._peers.publish_pause()
+        self.doing(EPOCH_OVER)
 
     @override
     def end(self) -> None:
-        self._peers.publish_pause()
+        self.doing(EPOCH_OVER)
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
@@ -114,9 +114,12 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
         context = replace(context, open_data=SharedData(job.memory.data, one_run=True).open)
     # A process that tutti has not started, itself or by mpirun, is not watched.
     if isinstance(comm, BlockingCommunicator) and is_supervised():
+        pulse = Pulse(comm)
         if job.hang_timeout_s is not None:
             print_stacks_when_asked()
-        context = replace(context, follower=Pulse(comm), on_step=comm.peers.publish_steps)
+            if comm.rank < comm.size - job.config.servers:  # Servers have no phases.
+                pulse.doing(STARTING)
+        context = replace(context, follower=pulse, on_step=comm.peers.publish_steps)
     return train(comm, job, context)
 
 

@@ -296,6 +296,7 @@ def evaluate(
     # No collective inside: virtual ranks share the gradient mode and autocast of their thread.
     with evaluating(module), torch.no_grad():
         for start in range(mine.start, mine.start + longest.stop, batch_size):
+            comm.note_progress()
             stop = min(start + batch_size, mine.stop)
             counts = start < stop
             positions = (start, stop) if counts else (0, 1)

@@ -61,6 +61,7 @@ def outputs_of(
     # No collective inside: virtual ranks share the gradient mode and autocast of their thread.
     with evaluating(module), torch.no_grad():
         for number in range(mine.start, mine.start + longest.stop):
+            comm.note_progress()
             counts = number < mine.stop
             start, stop = (number * PASS, min((number + 1) * PASS, block.samples)) if counts else (0, 1)
             outputs = arithmetic.forward(module, arithmetic.inputs(block.take(start, stop)))

@@ -44,7 +44,8 @@ PHASE: twice the number of its latest phase of the barrier, plus 1 if the call i
 CALL: the packed call.
 PID: the process id.
 LEFT: 1 after `close`.
-STEPS: 1 + its steps while it trains; with `FIRST_STEP` until its first step is done. 0: it does not train.
+STEPS: 1 + its steps while it trains; with `FIRST_STEP` until its first step is done. Else below 0: what it
+does, by `MOST_PHASES`, and its signs of life; 0 before it has said that.
 WAITS: 1 after it has waited for others for about 10 ms.
 
 PHASE and CALL have two words each, for even and odd phases: a slow rank still finds the call of a rank that
@@ -52,6 +53,9 @@ has gone on."""
 
 FIRST_STEP: Final = 1 << 62
 """The bit of STEPS of a rank that makes its first step in this process."""
+
+MOST_PHASES: Final = 16
+"""-STEPS of a rank that does not train is 1 + the number of its phase + `MOST_PHASES` * its signs of life."""
 
 ROW: Final = 1 << 20
 """Bytes of a row; longer vectors pass in pieces, which stay in the caches."""

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from tutti.comm.shm.fence import fence
-from tutti.comm.shm.layout import FIRST_STEP, LOST, PID, STEPS, WAITS, HostGroup
+from tutti.comm.shm.layout import FIRST_STEP, LOST, MOST_PHASES, PID, STEPS, WAITS, HostGroup
 from tutti.errors import PeerLost
 
 SPINS: Final = 1000
@@ -68,6 +68,7 @@ class Peers:
         self.group, self._words = group, group.words
         self._watch = ProcessWatch()
         self._first_step: int | None = None
+        self._signs = 0
         self._words[group.layout.line(group.rank) + PID] = os.getpid()
         try:
             pids = self._meet(join_timeout_s)
@@ -105,9 +106,17 @@ class Peers:
         word = 1 + steps + (FIRST_STEP if steps == self._first_step else 0)
         self._words[self.group.layout.line(self.group.rank) + STEPS] = word
 
-    def publish_pause(self) -> None:
-        """Publish that this rank does something else than steps, which may take any time."""
-        self._words[self.group.layout.line(self.group.rank) + STEPS] = 0
+    def publish_phase(self, number: int) -> None:
+        """Publish the number of what this rank does, below `MOST_PHASES`, as it does not train."""
+        self._signs += 1
+        word = -(1 + number + MOST_PHASES * self._signs)
+        self._words[self.group.layout.line(self.group.rank) + STEPS] = word
+
+    def note_progress(self) -> None:
+        """Give a sign of life, if this rank has published what it does."""
+        steps, _ = self.status()
+        if steps < 0:
+            self.publish_phase((-steps - 1) % MOST_PHASES)
 
     def status(self) -> tuple[int, bool]:
         """Return the published word STEPS, and whether this rank waits."""

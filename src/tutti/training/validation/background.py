@@ -63,7 +63,7 @@ class Background(Validation):
     def __init__(self, task: ValidationTask) -> None:
         super().__init__(task)
         mine = cut(len(task.part), task.comm.size)[task.comm.rank]
-        alone = cast("Communicator", SimpleNamespace(rank=0, size=1))
+        alone = cast("Communicator", SimpleNamespace(rank=0, size=1, note_progress=lambda: None))
         # The process gets a copy of this, and of the module.
         self._evaluate = partial(
             evaluate, task.replica.module, task.part.stretch(mine), alone, task.objective
