@@ -37,6 +37,7 @@ from tutti.checkpoint.saver import Saver
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadCheckpoint, BadOption, BadRunFolder
+from tutti.optim.optimizers.muon import Muon
 from tutti.own_loop import distribute
 from tutti.own_loop.checkpoints import Checkpoints
 from tutti.own_loop.stepper import OwnLoop
@@ -171,6 +172,7 @@ OPTIMIZERS = {
         [{"params": [p]} for p in model.parameters()], lr=0.01, betas=(0.8, 0.9), amsgrad=True
     ),
     "adafactor": lambda model: torch.optim.Adafactor(model.parameters()),
+    "muon": Muon,
     "tensor lr": lambda model: torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01)),
 }
 

@@ -27,6 +27,10 @@ class ParameterWise(Optimizer):
                     self.move(parameter, parameter.grad, group)
         return loss
 
+    def cost(self, weights: Tensor, group: dict[str, Any]) -> int:
+        """Return how long `move` takes for a parameter of a param group, in any unit."""
+        return weights.numel()
+
     @abstractmethod
     def move(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """Move one parameter of a param group, in place, by its gradient, which is left as it is."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
-from tutti.optim.parameterwise import is_parameterwise
+from tutti.optim.parameterwise import ParameterWise, is_parameterwise
 from tutti.optim.sliced_optimizer import (
     COUNTERS,
     GroupOptimizer,
@@ -67,7 +67,7 @@ def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False
         everything = len(flat.weights)
         return [slice(0, everything), *[slice(everything, everything)] * (parts - 1)]
     if whole or not is_elementwise(optimizer):
-        return _whole_slices(flat, parts)
+        return _whole_slices(flat, parts, optimizer)
     return equal_slices(flat, parts)
 
 
@@ -78,11 +78,11 @@ def equal_slices(flat: Flat, parts: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
-def _whole_slices(flat: Flat, parts: int) -> list[slice]:
-    """Cut a vector between parameters into `parts` consecutive slices of about equal length."""
+def _whole_slices(flat: Flat, parts: int, optimizer: Optimizer) -> list[slice]:
+    """Cut a vector between parameters into `parts` consecutive slices that take about the same time."""
     sums = [0]
     for parameter in flat.parameters:
-        sums.append(sums[-1] + parameter.numel())
+        sums.append(sums[-1] + _cost(optimizer, parameter))
     starts = [span.start for span in flat.spans] + [len(flat.weights)]
     nearest = [
         min(range(len(sums)), key=lambda number: abs(sums[number] - sums[-1] * part / parts))
@@ -90,6 +90,14 @@ def _whole_slices(flat: Flat, parts: int) -> list[slice]:
     ]
     edges = [0, *(starts[number] for number in nearest), len(flat.weights)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def _cost(optimizer: Optimizer, parameter: nn.Parameter) -> int:
+    if isinstance(optimizer, ParameterWise):
+        for group in optimizer.param_groups:
+            if any(parameter is one for one in group["params"]):
+                return optimizer.cost(parameter, group)
+    return parameter.numel()
 
 
 class ShardedOptimizer:

@@ -215,7 +215,9 @@ class TrainConfig:
     accumulate: int = option(
         1, "passes in which a worker computes its part of an update, which takes less memory", least=1
     )
-    optimizer: str = option("adam", "any optimizer of torch.optim by name, such as sgd, adamw, or lars, lamb")
+    optimizer: str = option(
+        "adam", "any optimizer of torch.optim by name, such as sgd, adamw, or lars, lamb, muon"
+    )
     optimizer_options: Options = option(
         {}, "arguments of the optimizer, such as momentum, weight-decay or betas"
     )

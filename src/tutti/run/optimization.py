@@ -30,7 +30,12 @@ defer_compiler()
 def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:
     """Build the optimizer of the configuration over the module's trainable parameters."""
     config, given = recipe.config, recipe.given("optimizer")
+    kind = optimizer_class(given) if isinstance(given, str) else given
     parameters: list[Any] = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if isinstance(kind, type) and issubclass(kind, Muon):
+        if config.parallel is not None:
+            raise BadOption("optimizer Muon needs the whole model on every rank; leave --parallel out")
+        parameters = kind.groups(module)
     if isinstance(given, str):
         return optim.build(given, parameters, config.lr, config.optimizer_options)
     options: Options = dict(config.optimizer_options)
