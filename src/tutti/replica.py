@@ -243,17 +243,18 @@ class Replica:
         """Set all gradients to zero, in place."""
         self.gradients.zero()
 
-    def first_not_finite(self) -> str | None:
+    def first_not_finite(self, *, gradients: bool = True, weights: bool = True) -> str | None:
         """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
         for flat in self.flats:
-            vectors = flat.grads, flat.weights
+            vectors = [flat.grads] * gradients + [flat.weights] * weights
             if all(map(is_finite, vectors)):
                 continue
             for name, span in zip(flat.names, flat.spans, strict=True):
                 if not all(is_finite(vector[span]) for vector in vectors):
                     return name
         names = {**self.names, **{parameter: name for name, parameter in self.scattered}}
-        held = [*((p, local(p.detach())) for _, p in self.scattered), *self.gradients.apart()]
+        held = [(p, local(p.detach())) for _, p in self.scattered] if weights else []
+        held += self.gradients.apart() if gradients else []
         return next((names[parameter] for parameter, tensor in held if not is_finite(tensor)), None)
 
     @property

@@ -103,22 +103,31 @@ def test_models_fit_themselves_to_the_input_and_the_outputs(name: str, shape: tu
 
 
 @pytest.mark.parametrize(
-    ("name", "side"),
+    ("name", "side", "options"),
     [
-        *(("lenet", 12), ("cnn", 4), ("vgg11", 17)),
-        *(("alexnet", 8), ("googlenet", 9), ("mobilenet", 9), ("resnet18", 9)),
+        ("lenet", 12, {}),
+        ("cnn", 4, {}),
+        ("vgg11", 17, {}),
+        ("alexnet", 8, {"stem": "small"}),
+        ("alexnet", 63, {"stem": "large"}),
+        *((name, 9, {"stem": "small"}) for name in ("googlenet", "mobilenet", "resnet18")),
+        *((name, 33, {"stem": "large"}) for name in ("googlenet", "mobilenet", "resnet18")),
     ],
 )
-def test_the_smallest_image_works_and_a_smaller_one_is_refused(name: str, side: int) -> None:
+def test_the_smallest_image_works_and_a_smaller_one_is_refused(
+    name: str, side: int, options: dict[str, object]
+) -> None:
     # One sample, in training: what is left of a batch for a worker may be that small.
-    assert built(name, (1, side, side), 3).train()(torch.zeros(1, 1, side, side)).shape == (1, 3)
+    assert built(name, (1, side, side), 3, **options).train()(torch.zeros(1, 1, side, side)).shape == (1, 3)
     with pytest.raises(BadModel, match=f"at least {side} x {side}"):
-        built(name, (1, side, side - 1), 3)
+        built(name, (1, side, side - 1), 3, **options)
 
 
-@pytest.mark.parametrize(("side", "maps"), [(64, 2), (63, 8)])
-def test_small_images_are_halved_three_times_and_large_ones_five_times(side: int, maps: int) -> None:
-    module, shapes = built("resnet18", (3, side, side)), []
+@pytest.mark.parametrize(("side", "stem", "maps"), [(64, "auto", 2), (63, "auto", 8), (72, "small", 9)])
+def test_small_images_are_halved_three_times_and_large_ones_five_times(
+    side: int, stem: str, maps: int
+) -> None:
+    module, shapes = built("resnet18", (3, side, side), stem=stem), []
     for layer in module.children():
         layer.register_forward_hook(lambda _, __, outputs: shapes.append(tuple(outputs.shape)))
     module(torch.zeros(1, 3, side, side))
@@ -169,6 +178,7 @@ def test_a_residual_block_adds_its_inputs() -> None:
         ("cnn", {"channels": 5}, BadOption, "'channels'"),
         ("cnn", {"hidden": [5, 5]}, BadOption, "'hidden'"),
         ("lenet", {"hidden": 5}, UnknownName, "'hidden'"),
+        ("alexnet", {"stem": "smal"}, UnknownName, "'small'"),
         ("googlenet", {"batch_norm": "no"}, BadOption, "'batch_norm'"),
         ("mobilenet", {"width": 0}, BadOption, "'width'"),
         ("resnet50", {"dropout": 0.1}, UnknownName, "'dropout'"),

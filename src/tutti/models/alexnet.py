@@ -12,8 +12,11 @@ from tutti.registry import part
 CONVOLUTIONS = ((192, 5, True), (384, 3, False), (256, 3, False), (256, 3, True))
 """Maps and size of the convolutions behind the first, and whether a pooling follows."""
 
-SMALLEST = 8
+SMALLEST = 63
 """Height and width that leave one number of each map behind the third pooling."""
+
+SMALLEST_SMALL = 8
+"""The same without the first two halvings."""
 
 
 @part("alexnet")
@@ -22,6 +25,7 @@ def alexnet(
     outputs: int,
     hidden: object = (4096, 4096),
     dropout: float = 0.5,
+    stem: str = "auto",
 ) -> nn.Module:
     """Build AlexNet in the form for one processor: five convolutions and three dense layers.
 
@@ -32,18 +36,20 @@ def alexnet(
     layers these are. Initialised by torch's defaults, as torchvision's.
 
     Args:
-        shape: of one image: (channels, height, width) or (height, width), at least 8 x 8. Where a
-            side is below 64 pixels, such as CIFAR's, the first two halvings are left out.
+        shape: of one image: (channels, height, width) or (height, width), at least 8 x 8; with the large
+            stem 63 x 63.
         outputs: size of the last layer.
         hidden: sizes of the dense layers before it.
         dropout: probability with which each input of these is dropped in training.
+        stem: "large": the first convolution is 11 x 11 and quarters the image; "small": 3 x 3, and leaves
+            its size, for images such as CIFAR's; "auto": small where a side is below 64 pixels.
 
     Raises:
         BadModel: the inputs are no images, or too small.
-        BadOption: an option's value cannot be used.
+        BadOption, UnknownName: an option's value cannot be used.
     """
-    small = is_small(shape)
-    channels, _, _ = image_size("alexnet", shape, SMALLEST)
+    small = is_small(stem, shape)
+    channels, _, _ = image_size("alexnet", shape, SMALLEST_SMALL if small else SMALLEST)
     dropped = share("dropout", dropout)
     # On small images a padded pooling rounds up: 32, 16, 8, 4 and 28, 14, 7, 4.
     pooling = nn.MaxPool2d(3, stride=2, padding=1 if small else 0)

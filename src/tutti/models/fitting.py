@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from torch import nn
 
-from tutti.errors import BadModel, BadOption
+from tutti.errors import BadModel, BadOption, UnknownName
 
 SMALL: Final = 64
-"""Images with a side below this number of pixels are small ones, such as CIFAR's."""
+"""Images with a side below this number of pixels are small ones."""
+
+STEMS: Final = ("auto", "small", "large")
+"""Values of the option 'stem' of networks for photographs."""
 
 
 def whole_numbers(option: str, value: object) -> list[int]:
@@ -60,9 +64,30 @@ def flag(option: str, value: object) -> bool:
     return value
 
 
-def is_small(shape: tuple[int, ...]) -> bool:
-    """Return whether a network for photographs leaves out the first two of its five halvings."""
-    return min(shape[-2:]) < SMALL
+def choice(option: str, value: object, choices: Iterable[str]) -> str:
+    """Return one of the `choices`.
+
+    Raises:
+        UnknownName: `value` is none of them; the message names the nearest.
+    """
+    known = list(choices)
+    if value not in known:
+        raise UnknownName("value", str(value), known, of=f"the option '{option}'")
+    return str(value)
+
+
+def is_small(stem: object, shape: tuple[int, ...]) -> bool:
+    """Return whether a network for photographs leaves out the first two of its five halvings.
+
+    Args:
+        stem: the option: "small", "large", or "auto": small for images with a side below 64 pixels.
+        shape: of one image.
+
+    Raises:
+        UnknownName: `stem` is something else.
+    """
+    chosen = choice("stem", stem, STEMS)
+    return min(shape[-2:]) < SMALL if chosen == "auto" else chosen == "small"
 
 
 def as_maps(shape: tuple[int, ...]) -> nn.Module:

@@ -24,13 +24,16 @@ MODULES = {
 }
 """Maps of the inception modules: 1 x 1; 3 x 3 reduced, 3 x 3; 5 x 5 reduced, 5 x 5; pooled (table 1)."""
 
-SMALLEST = 9
-"""Height and width that leave more than one number of each map to the last stage, for BatchNorm."""
+SMALLEST = 33
+"""Height and width that leave more than one number of each map to the last modules, for BatchNorm."""
+
+SMALLEST_SMALL = 9
+"""The same without the first two halvings."""
 
 
 @part("googlenet")
 def googlenet(
-    shape: tuple[int, ...], outputs: int, batch_norm: bool = True, dropout: float = 0.4
+    shape: tuple[int, ...], outputs: int, batch_norm: bool = True, dropout: float = 0.4, stem: str = "auto"
 ) -> nn.Module:
     """Build GoogLeNet: nine inception modules, without the auxiliary classifiers.
 
@@ -41,19 +44,22 @@ def googlenet(
     Normalization". Initialised as BVLC's Caffe model (Glorot and Bengio's weights), with biases of 0.
 
     Args:
-        shape: of one image: (channels, height, width) or (height, width), at least 9 x 9. Where a
-            side is below 64 pixels, such as CIFAR's, the first two halvings are left out.
+        shape: of one image: (channels, height, width) or (height, width), at least 9 x 9; with the large
+            stem 33 x 33.
         outputs: size of the last layer.
         batch_norm: whether BatchNorm follows each convolution, in place of its bias. The paper has none, but
             local response normalisation in the stem.
         dropout: probability with which each input of the last layer is dropped in training.
+        stem: "large": a 7 x 7 convolution and a maximum pooling, each of which halves the image; "small": a
+            3 x 3 convolution that leaves its size, for images such as CIFAR's; "auto": small where a side
+            is below 64 pixels.
 
     Raises:
         BadModel: the inputs are no images, or too small.
-        BadOption: an option's value cannot be used.
+        BadOption, UnknownName: an option's value cannot be used.
     """
-    small = is_small(shape)
-    channels, _, _ = image_size("googlenet", shape, SMALLEST)
+    small = is_small(stem, shape)
+    channels, _, _ = image_size("googlenet", shape, SMALLEST_SMALL if small else SMALLEST)
     normed = flag("batch_norm", batch_norm)
     first = (channels, 64, 3, normed) if small else (channels, 64, 7, normed, 2)
     layers: dict[str, nn.Module] = {

@@ -22,12 +22,17 @@ STAGES = (
 )
 """Expansion, maps, number of blocks, and stride of the first one, by stage: table 2."""
 
-SMALLEST = 9
+SMALLEST = 33
 """Height and width that leave more than one number of each map to the last stage, for BatchNorm."""
+
+SMALLEST_SMALL = 9
+"""The same without the first two halvings."""
 
 
 @part("mobilenet")
-def mobilenet(shape: tuple[int, ...], outputs: int, width: float = 1.0, dropout: float = 0.2) -> nn.Module:
+def mobilenet(
+    shape: tuple[int, ...], outputs: int, width: float = 1.0, dropout: float = 0.2, stem: str = "auto"
+) -> nn.Module:
     """Build MobileNetV2: inverted residuals with depthwise convolutions.
 
     On 3 x 224 x 224 with 1000 outputs it has 3,504,872 parameters (the paper's 3.4 million, table 4), named
@@ -36,18 +41,20 @@ def mobilenet(shape: tuple[int, ...], outputs: int, width: float = 1.0, dropout:
     Sandler, Howard, Zhu, Zhmoginov, Chen 2018, "MobileNetV2: Inverted Residuals and Linear Bottlenecks".
 
     Args:
-        shape: of one image: (channels, height, width) or (height, width), at least 9 x 9. Where a
-            side is below 64 pixels, such as CIFAR's, the first two halvings are left out.
+        shape: of one image: (channels, height, width) or (height, width), at least 9 x 9; with the large
+            stem 33 x 33.
         outputs: size of the last layer.
         width: factor of the number of maps of all layers; rounded to multiples of 8.
         dropout: probability with which each input of the last layer is dropped in training.
+        stem: "large": the first convolution and the second stage halve the image; "small": they leave its
+            size, for images such as CIFAR's; "auto": small where a side is below 64 pixels.
 
     Raises:
         BadModel: the inputs are no images, or too small.
-        BadOption: an option's value cannot be used.
+        BadOption, UnknownName: an option's value cannot be used.
     """
-    small = is_small(shape)
-    channels, _, _ = image_size("mobilenet", shape, SMALLEST)
+    small = is_small(stem, shape)
+    channels, _, _ = image_size("mobilenet", shape, SMALLEST_SMALL if small else SMALLEST)
     if not isinstance(width, int | float) or isinstance(width, bool) or not 0 < width < float("inf"):
         raise BadOption(f"option 'width' is {width!r}; give a number above 0, such as 0.75")
     inputs = in_eights(32 * width)

@@ -15,20 +15,23 @@ from tutti.registry import part
 MAPS = (64, 128, 256, 512)
 """Maps of the 3 x 3 convolutions, by stage."""
 
-SMALLEST = 9
+SMALLEST = 33
 """Height and width that leave more than one number of each map to the last stage, for BatchNorm."""
+
+SMALLEST_SMALL = 9
+"""The same without the first two halvings."""
 
 
 @part("resnet18")
-def resnet18(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Build the residual network of 18 layers. Errors are those of `resnet`."""
-    return resnet("resnet18", PlainBlock, (2, 2, 2, 2), shape, outputs)
+def resnet18(shape: tuple[int, ...], outputs: int, stem: str = "auto") -> nn.Module:
+    """Build the residual network of 18 layers. Its option and errors are those of `resnet`."""
+    return resnet("resnet18", PlainBlock, (2, 2, 2, 2), shape, outputs, stem)
 
 
 @part("resnet50")
-def resnet50(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Build the residual network of 50 layers. Errors are those of `resnet`."""
-    return resnet("resnet50", BottleneckBlock, (3, 4, 6, 3), shape, outputs)
+def resnet50(shape: tuple[int, ...], outputs: int, stem: str = "auto") -> nn.Module:
+    """Build the residual network of 50 layers. Its option and errors are those of `resnet`."""
+    return resnet("resnet50", BottleneckBlock, (3, 4, 6, 3), shape, outputs, stem)
 
 
 class ResidualBlock(nn.Module):
@@ -108,6 +111,7 @@ def resnet(
     depths: Sequence[int],
     shape: tuple[int, ...],
     outputs: int,
+    stem: str,
 ) -> nn.Module:
     """Build four stages of residual blocks, and one dense layer on the averaged maps.
 
@@ -119,15 +123,19 @@ def resnet(
         name: of the model.
         block: the kind of the blocks.
         depths: how many of them each stage has.
-        shape: of one image: (channels, height, width) or (height, width), at least 9 x 9. Where a
-            side is below 64 pixels, such as CIFAR's, the first two halvings are left out.
+        shape: of one image: (channels, height, width) or (height, width), at least 9 x 9; with the large
+            stem 33 x 33.
         outputs: size of the last layer.
+        stem: "large": a 7 x 7 convolution and a maximum pooling, each of which halves the image; "small": a
+            3 x 3 convolution that leaves its size, for images such as CIFAR's; "auto": small where a side
+            is below 64 pixels.
 
     Raises:
         BadModel: the inputs are no images, or too small.
+        UnknownName: an unknown stem.
     """
-    small = is_small(shape)
-    channels, _, _ = image_size(name, shape, SMALLEST)
+    small = is_small(stem, shape)
+    channels, _, _ = image_size(name, shape, SMALLEST_SMALL if small else SMALLEST)
     layers: dict[str, nn.Module] = {
         "maps": as_maps(shape),
         "conv1": (

@@ -88,6 +88,7 @@ class RankRecord(Record):
         bytes_sent: what it sent or wrote for others to read, in bytes.
         dropped: its gradients that came too late and were not used.
         skipped: exchanges that its strategy left out as not worth their while.
+        left_out: its gradients that were not finite and were not used.
         staleness: how many updates by others came between what a gradient was computed from and what it was
             applied to: {updates: how often}. From 64 on a power of two stands for all up to the next one.
         age_s_mean: seconds that what a gradient was computed from was old when it was applied, on average.
@@ -105,6 +106,7 @@ class RankRecord(Record):
     bytes_sent: int = 0
     dropped: int = 0
     skipped: int = 0
+    left_out: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
     age_s_mean: float | None = None
     age_s_p99: float | None = None

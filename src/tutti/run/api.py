@@ -158,6 +158,7 @@ class TrainOptions(TypedDict, total=False):
     keep: int
     on_failure: str
     hang_timeout: str
+    skip_nonfinite: int
     log: str
     out: str | Path | None
 

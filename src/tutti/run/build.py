@@ -431,6 +431,7 @@ def assemble(
         scheduler=scheduler,
         balance=balance,
         stepped=stepped,
+        skip_nonfinite=config.skip_nonfinite,
     )
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     statistics = None

@@ -283,6 +283,11 @@ class TrainConfig:
     hang_timeout: str = option(
         "60s", "a rank that makes no step for this time, and waits for no other, is lost; or off"
     )
+    skip_nonfinite: int = option(
+        0,
+        "skip up to this number of updates in a row with NaN or inf in a gradient; 0: not looked at",
+        least=0,
+    )
     callbacks: str | None = option(
         None, "callbacks of yours, comma-separated: file.py:NAME or package.module:NAME (tutti.Callback)"
     )
@@ -387,7 +392,7 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 OF_LONG_RUNS: Final = (
     *("weights", "monitor", "patience", "goal", "restore_best", "time_limit", "checkpoint", "keep"),
-    *("average", "predictions", "on_failure", "hang_timeout"),
+    *("average", "predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
 )
 """The options of runs that are trained to an end, which measurements of some steps have not."""
 
@@ -416,6 +421,7 @@ _TOGETHER: Final = (
     ("split", "test", "both say which samples are held out"),
     ("parallel", "servers", "servers keep the centre of whole models"),
     ("parallel", "balance", "it is for ranks with whole models"),
+    ("parallel", "skip_nonfinite", "its ranks hold one model together"),
     ("parallel", "average", "its ranks hold one model together"),
     ("parallel", "device=cuda", "it computes on the CPU"),
     ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),

@@ -36,6 +36,7 @@ MAY_DIFFER: Final = frozenset(
         *("epochs", "steps", "monitor", "patience", "goal", "restore_best"),
         *("time_limit", "checkpoint", "keep", "log", "out"),
         *("predictions", "callbacks", "on_failure", "hang_timeout"),
+        "skip_nonfinite",
     }
 )
 """Options that may be others than those of the checkpoint's run. All others decide what is learned."""

@@ -1,32 +1,40 @@
-"""Losses, gradients and weights that are not finite: errors, and the scale of the loss in half precision."""
+"""Losses, gradients and weights that are not finite: errors, and updates that are skipped.
+
+    rank 0   backward │ finite │ is it on all ranks? │ gradient = 0, statistics as before │ next forward
+    rank 1   backward │ nan    │ is it on all ranks? │ gradient = 0, statistics as before │ next forward
+
+Workers that step alone skip alone. In half precision the loss has a scale, which keeps small gradients from
+being rounded to zero; an overflow skips the update and halves the scale.
+"""
 
 from __future__ import annotations
 
 from typing import Final, NoReturn
 
 import torch
+from torch import Tensor, nn
 
 from tutti.comm.base import Communicator
 from tutti.errors import NotFinite
 from tutti.replica import Replica
 from tutti.state import Values
+from tutti.terminal import warn_on_stderr
 
 OVERFLOWS: Final = 30
 """The most overflows in a row in half precision; a still smaller scale would not help."""
 
 REMEDY: Final = (
-    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), or look for such values in the data."
+    "Lower the learning rate (--lr), clip the gradient (--clip-norm 1), skip such updates "
+    "(--skip-nonfinite 10, which names the rank), or look for such values in the data."
 )
 """Advice for a run whose numbers are not finite."""
 
 
 class LossScale:
-    """A factor of the loss in half precision, which keeps small gradients from being rounded to zero.
+    """A factor of the loss that follows the gradients.
 
         backward(scale * loss), then gradient / scale
         an overflow: no step, scale / 2;   2,000 steps without one: scale * 2
-
-    Workers that step together skip together; a worker with steps of its own skips alone.
 
     Source: Micikevicius et al., "Mixed Precision Training" (2018), section 3.2; the numbers are those of
     `torch.amp.GradScaler`. `factor` multiplies the loss.
@@ -35,43 +43,15 @@ class LossScale:
     FIRST: Final = 2.0**16
     GROWS_AFTER: Final = 2000
 
-    def __init__(self, replica: Replica, comm: Communicator, together: bool) -> None:
-        self._replica, self._comm, self._together = replica, comm, together
-        self.factor, self._good, self._in_row = self.FIRST, 0, 0
+    def __init__(self) -> None:
+        self.factor, self._good = self.FIRST, 0
 
-    def is_usable(self, step: int, epoch: int) -> bool:
-        """Divide the gradient by the scale; return whether the update can be made (collective if together).
-
-        Otherwise the gradient is zero now.
-        """
-        gradients = self._replica.gradients
-        gradients.scale(1 / self.factor)
-        usable = gradients.is_finite()
-        if self._together:
-            spoiled = torch.tensor([float(not usable)])
-            self._comm.all_reduce(spoiled)
-            usable = not spoiled.item()
-        self._follow(usable)
-        if self._in_row > OVERFLOWS:
-            name = self._replica.first_not_finite()
-            where = "" if name is None else f": '{name}' is not finite"
-            raise NotFinite(
-                f"more than {OVERFLOWS} updates in a row overflow in half precision, the last in step {step} "
-                f"(epoch {epoch + 1}) on rank {self._comm.rank}{where}. {REMEDY}"
-            )
-        if not usable:
-            gradients.zero()
-        return usable
-
-    def _follow(self, usable: bool) -> None:
-        """Adapt to an update that is made, or skipped because of an overflow."""
+    def follow(self, usable: bool) -> None:
+        """Adapt to an update that was made, or skipped because of an overflow."""
         self._good += 1
-        self._in_row += 1
         if not usable:
             self.factor, self._good = self.factor / 2, 0
-            return
-        self._in_row = 0
-        if self._good == self.GROWS_AFTER:
+        elif self._good == self.GROWS_AFTER:
             self.factor, self._good = 2 * self.factor, 0
 
     def state(self) -> Values:
@@ -81,6 +61,99 @@ class LossScale:
     def load_state(self, values: Values) -> None:
         """Go on from an earlier state."""
         self.factor, self._good = values["factor"], values["good"]
+
+
+class SkippedUpdates:
+    """Decides which updates are skipped: at most `most` in a row, `together` by all workers or alone.
+
+    Overflows of a scaled loss cause no warning.
+
+    Attributes:
+        catches_losses: a loss that is not finite skips the update, too.
+        left_out: the number of this rank's gradients that were not finite since `take`.
+    """
+
+    def __init__(
+        self, replica: Replica, comm: Communicator, together: bool, most: int, scale: LossScale | None = None
+    ) -> None:
+        self._replica, self._comm, self._together, self._scale = replica, comm, together, scale
+        self._most, self.catches_losses = most if scale is None else OVERFLOWS, most > 0
+        self._kept: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self._loss: float | None = None
+        self._in_row = self.left_out = 0
+        self._warned = scale is not None
+        self.keep_buffers()
+
+    def note_loss(self, loss: float) -> None:
+        """Note a loss that is not finite; the update is then skipped."""
+        self._loss = loss
+
+    def is_usable(self, step: int, epoch: int) -> bool:
+        """Return whether the update can be made (collective where it is made together).
+
+        Otherwise the gradient is zero now, and the buffers are those before the forward pass.
+        """
+        if not self._most:
+            return True
+        if self._scale is not None:
+            self._replica.gradients.scale(1 / self._scale.factor)
+        usable = self._loss is None and self._replica.gradients.is_finite()
+        if not usable:
+            self._note(f"{self._what()} in step {step} (epoch {epoch + 1}) on rank {self._comm.rank}")
+        if self._together:
+            spoiled = torch.tensor([float(not usable)])
+            self._comm.all_reduce(spoiled)
+            usable = not spoiled.item()
+        if self._scale is not None:
+            self._scale.follow(usable)
+        if usable:
+            self._in_row = 0
+            self.keep_buffers()
+        else:
+            self._in_row += 1
+            self._drop()
+        return usable
+
+    def take(self) -> int:
+        """Return `left_out`, and count from zero again."""
+        taken, self.left_out = self.left_out, 0
+        return taken
+
+    @torch.no_grad()
+    def keep_buffers(self) -> None:
+        """Copy the buffers; a skipped update restores them."""
+        if self.catches_losses:
+            self._kept = [
+                (module, name, buffer, buffer.clone())
+                for module in self._replica.module.modules()
+                for name, buffer in module._buffers.items()
+                if buffer is not None
+            ]
+
+    def _note(self, what: str) -> None:
+        if self._in_row == self._most:
+            allowed = "--skip-nonfinite" if self._scale is None else "--precision fp16"
+            raise NotFinite(f"{what}; {allowed} skips {self._most} updates in a row at most. {REMEDY}")
+        self.left_out += 1
+        if not self._warned:
+            self._warned = True
+            warn_on_stderr(f"{what}: the update is skipped; the records count further ones of this rank")
+
+    def _what(self) -> str:
+        broken = self._replica.first_not_finite(gradients=False)
+        why = "" if broken is None else f"; parameter '{broken}' itself is no longer finite"
+        if self._loss is not None:
+            return f"the loss is {self._loss}{why}"
+        name = self._replica.first_not_finite(weights=False)
+        return f"the gradient of '{name}' is not finite, though the loss is{why}"
+
+    @torch.no_grad()
+    def _drop(self) -> None:
+        self._loss = None
+        self._replica.gradients.zero()
+        # The module may have replaced a tensor.
+        for module, name, buffer, values in self._kept:
+            module._buffers[name] = buffer.copy_(values)
 
 
 def refuse_loss(replica: Replica, rank: int, loss: float, epoch: int, steps: str) -> NoReturn:

@@ -71,6 +71,7 @@ class Schedule:
     scheduler: LRScheduler | None = None
     balance: SpeedBalance | None = None  # splits each update over the ranks by their speeds
     stepped: int = 0  # the steps that `scheduler` has made
+    skip_nonfinite: int = 0  # the most updates in a row to skip because a gradient is not finite
 
     @property
     def updates(self) -> int:

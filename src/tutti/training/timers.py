@@ -87,10 +87,10 @@ class RankWork:
         if len(self._own_s) < MOST:
             self._own_s.append(own_s)
 
-    def records(self, samples: int, comm: Communicator) -> list[RankRecord]:
+    def records(self, samples: int, left_out: int, comm: Communicator) -> list[RankRecord]:
         """Return the records of all ranks, and count from zero again (collective)."""
         figures = self._traffic.take().figures()
-        mine = RankRecord(self.steps, samples, self.stages.take(), **figures)
+        mine = RankRecord(self.steps, samples, self.stages.take(), **figures, left_out=left_out)
         found = comm.all_gather_objects((mine, self._own_s.tobytes()))
         self.steps, self._own_s = 0, array("f")
         return compared(cast("list[tuple[RankRecord, bytes]]", found))

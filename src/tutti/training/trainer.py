@@ -256,6 +256,7 @@ class Trainer:
         refuse_broken_weights(self.replica, self._comm.rank, self.course.made)
         average_buffers(self.replica, self._comm)
         self._modules.share_extra(self._comm)
+        self._gradient.skipped.keep_buffers()
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
         """Make the updates of one epoch, up to update `last` of the run, unless the run stops."""
@@ -394,6 +395,7 @@ class Trainer:
             "buffers": named_buffers(module),
             "random": random_state(),
             "tally": open_epoch.tally.state(),
+            "left_out": gradient.skipped.left_out,
             "steps": self._work.steps,
         }
         pieces = [*self._weights(), *worker.joint.pieces]
@@ -426,6 +428,7 @@ class Trainer:
         tally = Tally(gradient.objective, matrix=False)
         if own is not None:
             self._work.steps = own["steps"]
+            gradient.skipped.left_out = own["left_out"]
             load_random_state(own["random"])
             tally.load_state(own["tally"])
         elif self._comm.rank == 0:
@@ -433,6 +436,7 @@ class Trainer:
         self.course.resumed = OpenEpoch(at["epoch"], self._work.stages.start() - at["seconds"], tally)
         mine: Values = own or at
         load_buffers(self.replica.module, mine["buffers"])
+        gradient.skipped.keep_buffers()
         self._modules.load_extra(mine["extra"])
         if self._hooks.callbacks is not None:
             self._hooks.callbacks.load_state(mine["callbacks"])
@@ -464,7 +468,8 @@ class Trainer:
 
     def _ranks(self, samples: int) -> list[RankRecord]:
         """Return each rank's work since the last call (collective)."""
-        return self._work.records(samples, self._workers.everyone or self._comm)
+        left_out, everyone = self._gradient.skipped.take(), self._workers.everyone or self._comm
+        return self._work.records(samples, left_out, everyone)
 
 
 def _rate(samples: int, seconds: float) -> float:

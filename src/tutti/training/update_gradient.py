@@ -17,7 +17,7 @@ from tutti.replica import Replica
 from tutti.training.batch_norm import BatchStatistics
 from tutti.training.dropout import SampleMasks
 from tutti.training.evaluation import Objective, Tally
-from tutti.training.finite import LossScale, refuse_loss
+from tutti.training.finite import LossScale, SkippedUpdates, refuse_loss
 from tutti.training.run_parts import Computed, Schedule, Workers
 from tutti.training.timers import StageTimer
 
@@ -33,6 +33,7 @@ class UpdateGradient:
 
     Attributes:
         scale: of the loss, with fp16.
+        skipped: decides which updates are skipped.
         masks: of dropout.
     """
 
@@ -46,14 +47,14 @@ class UpdateGradient:
         self.objective, self._batches, self._stages = objective, schedule.batches, stages
         self._shares: dict[float, Tensor] = {}
         self._checked = 0
+        self.scale = LossScale() if objective.arithmetic.precision == "fp16" else None
         waits = not self._batches.own and self._worker.waits
-        half = objective.arithmetic.precision == "fp16"
-        self.scale = LossScale(self._replica, self._comm, waits) if half else None
         if objective.loss.weighed and not self._batches.own and not waits:
             raise BadOption(
                 "the loss weighs samples or leaves some out, so that its denominator needs all workers, but "
                 "option 'quorum' is below 1; use '--strategy.quorum 1'"
             )
+        self.skipped = SkippedUpdates(self._replica, self._comm, waits, schedule.skip_nonfinite, self.scale)
         self.masks = SampleMasks(schedule.batches.seed)
 
     def add(self, passes: Sequence[Batch], step: int, epoch: int, tally: Tally) -> tuple[int, float]:
@@ -85,7 +86,7 @@ class UpdateGradient:
 
         `made` is the number of the update among the batches'; `samples` and `weight` are what `add` returned.
         """
-        usable = self.scale is None or self.scale.is_usable(step + 1, epoch)
+        usable = self.skipped.is_usable(step + 1, epoch)
         if usable:
             self._divide(made, passes, samples, weight)
         return usable
@@ -113,6 +114,8 @@ class UpdateGradient:
         loss = computed.loss
         if not isinstance(loss, float) or math.isfinite(loss):
             tally.add(loss, computed.outputs, computed.targets, weight, batch.weights)
+        elif self.skipped.catches_losses:
+            self.skipped.note_loss(loss)
         else:
             refuse_loss(self._replica, self._comm.rank, loss, epoch, f"step {step + 1}")
         self._stages.lap("backward", computed.seconds)
