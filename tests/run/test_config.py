@@ -49,8 +49,8 @@ def test_json_brings_the_same_configuration_back(tmp_path: Path) -> None:
         ({"keep": 0}, "--keep is 0; the smallest possible is 1"),
         ({"restore_best": "yes"}, "--restore-best is 'yes'; give true or false"),
         ({"restore_best": 1}, "--restore-best is 1; give true or false"),
-        ({"average": 1}, "--average is 1; the largest possible is 0.999999"),
-        ({"average": 0.5, "parallel": "tensor"}, "--parallel tensor does not go with --average"),
+        ({"average": "swa:1"}, "--average is 'swa:1'; give a decay below 1"),
+        ({"average": "swa:0.5", "parallel": "tensor"}, "--parallel tensor does not go with --average"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(values: dict[str, Any], message: str) -> None:

@@ -234,9 +234,12 @@ def test_a_schedule_of_torch_goes_on(place: Path, tmp_path: Path) -> None:
     assert apart(run, tmp_path / "whole") == 0
 
 
+@pytest.mark.parametrize("average", ["ema:0.9", "swa:0.3"])
 @pytest.mark.parametrize(("strategy", "ranks", "most"), [("sync", 3, 1e-12), ("sync", 2, 0), ("local", 2, 0)])
-def test_an_average_goes_on(place: Path, tmp_path: Path, strategy: str, ranks: int, most: float) -> None:
-    options = {"model_options": {"norm": ranks == 2}, "strategy": strategy, "average": 0.9}
+def test_an_average_goes_on(
+    place: Path, tmp_path: Path, average: str, strategy: str, ranks: int, most: float
+) -> None:
+    options = {"model_options": {"norm": ranks == 2}, "strategy": strategy, "average": average}
     config = config_of(place, "", **options)
     train(replace(config, out=str(tmp_path / "whole")), 2)
     run = resumed(tmp_path / "whole", tmp_path / "run", ranks, config)

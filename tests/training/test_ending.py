@@ -28,6 +28,7 @@ from tutti.strategies.base import Pace
 from tutti.strategies.placement import place
 from tutti.training.agenda import COPY_SHARE, Agenda, Decision, Wishes
 from tutti.training.evaluation import Objective, evaluate
+from tutti.training.intervals import Averaging
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 from tutti.training.stopping import Ending, Monitor
@@ -52,7 +53,7 @@ class Run:
     validate: str = "pause"
     stops_at: int | None = None
     ranks: int = 3
-    average: float | None = None
+    average: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ def train(comm: Communicator, run: Run, saved: Sequence[Saved] = ()) -> Ended:
         ended += 1
         return "it was told" if ended == run.ends_after else None
 
-    ending = Ending(run.monitor, run.patience, None, run.restores_best, run.average, (told,))
+    average = None if run.average is None else Averaging.parse(run.average)
+    ending = Ending(run.monitor, run.patience, None, run.restores_best, average, (told,))
     trainer = trainer_of(
         comm=comm,
         replica=replica,

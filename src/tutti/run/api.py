@@ -136,7 +136,7 @@ class TrainOptions(TypedDict, total=False):
     patience: int | None
     goal: float | None
     restore_best: bool
-    average: float | None
+    average: str | None
     time_limit: str | None
     batch_size: int
     accumulate: int

@@ -55,6 +55,7 @@ from tutti.training.batch_norm import BatchStatistics, batch_norms
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import ForwardPass, Objective, evaluate
+from tutti.training.intervals import Averaging
 from tutti.training.losses import named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
@@ -415,7 +416,8 @@ def assemble(
     optimizer = build_optimizer(recipe, module)
     config = resolved(recipe.config, comm, task, strategy, optimizer)
     monitor = Monitor.parse(config.monitor, better_of(objective.metrics), data.validation is not None)
-    ending = Ending(monitor, config.patience, config.goal, config.restore_best, config.average, tuple(told))
+    average = None if config.average is None else Averaging.parse(config.average)
+    ending = Ending(monitor, config.patience, config.goal, config.restore_best, average, tuple(told))
     chances = build_chances(recipe, data)
     batches, balance = deal(config, strategy, data.train, portion.peers, chances)
     batches.augment = augmentation(recipe, data.train)

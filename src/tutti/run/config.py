@@ -31,7 +31,7 @@ from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
 from tutti.registry import Registry
 from tutti.run.trust import check as check_trust
-from tutti.training.intervals import AUTO, OFF, Every, seconds_of
+from tutti.training.intervals import AUTO, OFF, Averaging, Every, seconds_of
 from tutti.training.loggers import optional_loggers
 
 Options = dict[str, Any]
@@ -202,11 +202,8 @@ class TrainConfig:
         None, "end when --monitor is at least as good, such as 0.97 with --monitor val_accuracy"
     )
     restore_best: bool = option(False, "end with the weights of the best epoch, by --monitor")
-    average: float | None = option(
-        None,
-        "evaluate and keep an exponential average of the weights, with this decay, such as 0.999",
-        least=0,
-        most=0.999999,
+    average: str | None = option(
+        None, "evaluate and keep an average of the weights: ema:0.999, a decay; swa:0.75, from there on"
     )
     time_limit: str | None = option(None, "save and stop after this time, such as 3h50m; see --resume")
     batch_size: int = option(
@@ -468,6 +465,8 @@ def _refused(config: TrainConfig) -> Iterator[str]:
             yield f"{first} needs {flag(other.partition('=')[0])}: {why}; or leave it out"
     if config.split is not None:
         split_of(config.split)
+    if config.average is not None:
+        Averaging.parse(config.average)
     if config.time_limit is not None:
         seconds_of(config.time_limit, "--time-limit")
     if config.hang_timeout != OFF:

@@ -1,11 +1,12 @@
-"""Lengths of time and intervals, as users write them. Needs no torch."""
+"""Lengths of time, intervals and averages, as users write them. Needs no torch."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import Final
+from fractions import Fraction
+from typing import Final, NamedTuple
 
 from tutti.errors import BadOption
 
@@ -19,6 +20,7 @@ AUTO: Final = "auto"
 
 _AUTO_S: Final = 600.0
 _LENGTH: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([dhms])\s*")
+_AVERAGE: Final = re.compile(r"(ema|swa):(0|0?\.[0-9]+)")
 _COUNT: Final = re.compile(r"([0-9]{1,15})?\s*(step|epoch)s?")
 
 
@@ -68,3 +70,21 @@ class Every:
         """Return whether it is over after these seconds, steps and epochs."""
         pairs = (self.seconds, seconds), (self.steps, steps), (self.epochs, epochs)
         return any(most is not None and passed >= most for most, passed in pairs)
+
+
+class Averaging(NamedTuple):
+    """An average of the weights: "ema" with its decay, or "swa" with the share of the run where it begins."""
+
+    kind: str
+    number: Fraction
+
+    @classmethod
+    def parse(cls, text: str) -> Averaging:
+        """Parse the value of `--average`."""
+        found = _AVERAGE.fullmatch(text)
+        if found is None:
+            raise BadOption(
+                f"--average is '{text}'; give a decay below 1, such as ema:0.999, or the share of the run at "
+                "which the average begins, such as swa:0.75"
+            )
+        return cls(found[1], Fraction(found[2]))

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from tutti.errors import BadOption, UnknownName
 from tutti.records.run import EpochRecord
 from tutti.records.texts import is_share, metric_text
+from tutti.training.intervals import Averaging
 
 Better: TypeAlias = Mapping[str, str | None]
 """The loss and the metrics of a run: whether "lower" or "higher" values are better; None: unknown."""
@@ -101,7 +102,7 @@ class Ending:
     patience: int | None = None  # end after this number of epochs without a better value
     goal: float | None = None  # end when the figure is at least as good
     restores_best: bool = False  # the final weights are those of the best epoch
-    average: float | None = None  # the decay of an average of the weights, judged in their place
+    average: Averaging | None = None  # of the weights, which is judged in their place
     told: tuple[Callable[[], str | None], ...] = ()  # further reasons to end, asked each epoch (collective)
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ class Trainer:
         self._plan, self._validation = validation, cast("Validation | None", None)
         monitor = self._ending.monitor if self._ending.restores_best else None
         self._best = BestWeights(self.replica, self._comm, monitor)
-        self._average = WeightAverage(self._ending.average, workers, schedule)
+        self._average = WeightAverage(self._ending.average, workers, schedule, objective.arithmetic)
 
     def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
         """Train to the end (collective).
@@ -186,6 +186,8 @@ class Trainer:
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
         self._average.show()
+        if self._ending.average is not None and not self._average.count:
+            self.course.ended = f"{self.course.ended}; the weights are not averaged: --average had not begun"
         found = self._validate(final=True)
         self._note(self.course.complete(found[:-1]))
         self._leave(self.course.history, found[-1])
@@ -216,7 +218,7 @@ class Trainer:
         if final:
             self._keep_end(open_epoch)
         self._meet(final)
-        self._average.add(epoch_of=last - epoch * updates)
+        self._average.add(last, epoch_of=last - epoch * updates)
         self._average.show()
         self._best.keep(epoch + 1)
         train = tally.total(self._comm)
@@ -286,7 +288,7 @@ class Trainer:
                 worker.skip()
             elif gradient.is_usable(made, passes, course.step, epoch, samples, weight):
                 worker.step()
-                self._average.add()
+                self._average.add(made + 1)
                 work.steps += 1
             else:
                 worker.skip()
