@@ -76,7 +76,7 @@ class CutPlace(MemoryPlace):
     @override
     def publish(self, copy: StateCopy) -> None:
         self.rank._begin("publish: nothing is written")
-        self._write(_FILES + number, b"")
+        self._write(_FILES + copy.number, b"")
         self.rank._begin("publish: the description is being written")
         super().publish(copy)
         self.rank._begin("publish: the description is written")
