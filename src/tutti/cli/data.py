@@ -12,7 +12,7 @@ from typing_extensions import override
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption
-from tutti.records.preparation import FLAG, NUMBER
+from tutti.records.preparation import NUMBER
 from tutti.records.texts import printable
 from tutti.registry import part
 from tutti.run.config import Options
@@ -113,7 +113,7 @@ def _describe(source: str, options: Options) -> None:
     ]
     if contents.table is not None:
         for row, column in zip(rows, contents.table.columns, strict=False):
-            row[1:-1] = row[1:-1] if column.kind in (NUMBER, FLAG) else ["", "", "", column.kind]
+            row[1:-1] = row[1:-1] if column.kind == NUMBER else ["", "", "", column.kind]
     _table(["training part", "mean", "deviation", "least", "most", "missing"], rows)
     found = problems(contents, parts)
     print()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,6 @@ from tutti.parts import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
-    VALIDATIONS,
 )
 from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
@@ -149,11 +149,8 @@ class TrainConfig:
     )
     validate: str = option(
         "pause",
-        lambda: (
-            "when to validate; "
-            + "; ".join(f"{name}: {VALIDATIONS.summary(name).rstrip('.')}" for name in VALIDATIONS)
-        ),
-        tuple(VALIDATIONS),
+        "when to validate; pause: all ranks stop and evaluate; background: a process beside each rank does",
+        ("pause", "background"),
     )
     strategy: str = option(
         "auto",
@@ -301,7 +298,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check_field(f, getattr(self, f.name))
+            value = getattr(self, f.name)
+            if isinstance(value, PathLike):
+                value = str(value)
+                object.__setattr__(self, f.name, value)
+            _check_field(f, value)
         for message in _refused(self):
             raise BadOption(message)
 

@@ -23,7 +23,6 @@ from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
 from tutti.data.columns import Columns, Inputs, each_of, mapped
 from tutti.data.formats.arrow_tables import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part, Scale
-from tutti.data.preparation import matched
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
 from tutti.data.tables import LIKE
@@ -78,12 +77,21 @@ class Predictor(nn.Module, ABC):
         return part
 
     def seen(self, name: str, part: Part, columns: Sequence[str], table: Table | None) -> Part:
-        """Return a part of other data as its samples are given to the module; see `aligned` and `matched`."""
+        """Return a part of other data as its samples are given to the module; see `aligned`.
+
+        From then on it takes the rows of such a `table`.
+        """
         if self.table is None:
-            return self.given(replace(aligned(name, part, columns, self.data), scale=Scale()))
-        if table is None:
+            part = self.given(aligned(name, part, columns, self.data))
+        elif table is None:
             raise no_table(self.data)
-        return matched(part, table, self.table)
+        elif table.columns != self.table.columns:
+            self.take_rows_of(table)
+        return replace(part, scale=Scale())
+
+    def take_rows_of(self, table: Table) -> None:
+        """Take the rows of a table whose columns have another order, or texts other numbers."""
+        self.table = table
 
     def outputs(self, inputs: object) -> Array:
         """Compute the outputs for some inputs, such as logits, some at a time.
@@ -274,6 +282,11 @@ class TrainedModel(Predictor):
     @override
     def given(self, part: Part) -> Part:
         return told_of_sequences(part, self.model)
+
+    @override
+    def take_rows_of(self, table: Table) -> None:
+        super().take_rows_of(table)
+        self._scale = scale_seen(self.data, table)
 
     @override
     def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:
