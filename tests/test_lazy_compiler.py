@@ -56,3 +56,13 @@ def test_training_leaves_the_compiler_out(tmp_path: Path) -> None:
 )
 def test_using_the_compiler_imports_it(use: str) -> None:
     subprocess.run([sys.executable, "-c", COMPILED.format(use=use)], timeout=120, check=True)
+
+
+def test_modules_that_look_for_their_source_do_not_import_it() -> None:
+    program = (
+        "import sys, torch\n"
+        "from tutti.lazy_compiler import defer_compiler\n"
+        "defer_compiler()\n"
+        "import torch.distributed.checkpoint\n"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)

@@ -26,6 +26,8 @@ class _LazyCompiler(ModuleType):
         return fn
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__file__":  # `inspect` asks all modules for theirs, also while torch imports others.
+            raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME]
         return getattr(import_module(_NAME), name)
