@@ -323,7 +323,7 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
     shown = capfd.readouterr()
     assert "repeat" not in shown.out.split("way to train")[0].replace("repeats", "")
     assert main(words) == 2
-    assert "go on with it by --resume" in capfd.readouterr().err
+    assert "go on with what is in it by --resume" in capfd.readouterr().err
     assert main([*words, "--resume", "--lr", "0.5"]) == 2
     assert "holds a comparison with other options" in capfd.readouterr().err
 
