@@ -19,9 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from tutti.checkpoint.writer_process import Order, write_checkpoint
 from tutti.comm.shm import memfd
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
+from tutti.records.checkpoints import present, step_folder, tidy
 from tutti.records.json_lines import Record, parse_record, to_json
 
 _SLOT: Final = 1 << 24
@@ -84,6 +86,17 @@ class MemoryPlace:
         """Make a copy the last one."""
         text = to_json(replace(copy, taken=self.last.taken + 1))
         self._write(_FILES + copy.number, text.encode())
+
+    def write_last(self, folder: Path, keep: int) -> None:
+        """Write the last copy as a checkpoint, unless the folder has one as late."""
+        copy, there = self.last, present(folder)
+        if not copy.number or (there and there[-1].name >= step_folder(folder, copy.step).name):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        process, descriptor = self.copies[copy.number - 1]
+        memory = f"/proc/{process}/fd/{descriptor}"
+        write_checkpoint(Order(memory, folder, "last", copy.files, copy.step, copy.ranks, keep))
+        tidy(folder, copy.step, keep)
 
     def _write(self, slot: int, text: bytes) -> None:
         """Write a text; a process that is killed meanwhile leaves none."""
