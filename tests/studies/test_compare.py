@@ -292,7 +292,7 @@ def test_data_that_cannot_be_had_are_refused_once(
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "mlp", "--data", "mnist", "--steps", "1"]) == 2
     shown = capfd.readouterr()
-    assert (shown.out, shown.err.count("has no train-images-idx3-ubyte.gz")) == ("", 1)
+    assert (shown.out, shown.err.count("lacks the train images and labels")) == ("", 1)
 
 
 def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
