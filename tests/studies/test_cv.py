@@ -286,7 +286,7 @@ def test_the_farm_of_another_question_is_refused(
     farm: Path, data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(_words(data, farm)) == 2
-    assert "--resume goes on with that" in capsys.readouterr().err
+    assert "go on with what is in it by --resume" in capsys.readouterr().err
     assert main(_words(data, farm, "--resume", "--lr", "0.5")) == 2
     assert "by lr" in capsys.readouterr().err
     assert main(_words(data, farm, "--resume", "--seed", "5")) == 2
