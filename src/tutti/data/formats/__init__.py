@@ -101,11 +101,6 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
         UnknownName: an option that its format does not have.
     """
     form, known = format_of(path), options_of(path)
-    if "group" in options and "group" not in known:
-        raise BadOption(
-            f"{path} has no columns by name, such as '{options['group']}' (--group-by); give FILE.npy with a "
-            "value for each sample"
-        )
     check_options(options, known, f"the {form.name} data '{path}'")
     found = form.read(path, options, labelled)
     if "pyarrow" in sys.modules:
