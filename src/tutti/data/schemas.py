@@ -55,13 +55,7 @@ def check_data(data: str, options: Mapping[str, Any], reads: bool = True) -> Non
 
 
 def check_there(data: str) -> Path | None:
-    """Return the path of data; None: they are built in, at an address, or named by a pattern.
-
-    Raises:
-        UnknownName: there is neither a file nor a built-in data set of this name.
-        BadData: there is no such file.
-        BadOption: the scheme of an address is unknown.
-    """
+    """Return the path of data; None: they are built in, at an address, or named by a pattern."""
     if is_remote(data):
         check_address(data)
         return None

@@ -50,8 +50,8 @@ class Hdf5(Format):
                 keys = [name for name in file if slot_of(name) is not None or name in EXTRA_KEYS]
                 if not keys or features is not None or (labels is not None and labelled):
                     raise BadData(
-                        f"name the inputs and the targets of {path} by --data.features NAME --data.labels NAME; "
-                        f"it has {_data_sets(file)}"
+                        f"name the inputs and the targets of {path} by --data.features NAME --data.labels "
+                        f"NAME; it has {_data_sets(file)}"
                     )
                 found = {name: _rows(path, file, name) for name in keys}
                 found |= {f"w_{part}": one for part, one in given.items()}
