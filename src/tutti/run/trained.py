@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
 from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption
-from tutti.exports.sources import read_from
+from tutti.exports.sources import load_from
 from tutti.records.output_kinds import Kind, kind_of
 from tutti.records.preparation import DATE, TEXT, Table, table_of
 from tutti.records.run_folder import TrainedOn
@@ -42,7 +41,6 @@ from tutti.training.losses.units import Units
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.prediction import PASS
 from tutti.training.preflight import told_of_sequences
-from tutti.training.weights import set_weights
 
 Array = NDArray[Any]
 
@@ -345,10 +343,7 @@ def load_trained(
 ) -> TrainedModel:
     """Load the model of a run."""
     trained = TrainedModel(run.config, run.data, device, model)
-    content = read_from(run.weights)
-    for note in content.notes if warn else ():
-        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
-    set_weights(trained.model, content.weights, run.weights)
+    load_from(run.weights, trained.model, warn)
     return trained.eval()
 
 
