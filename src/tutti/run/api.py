@@ -141,7 +141,7 @@ class TrainOptions(TypedDict, total=False):
     batch_size: int
     accumulate: int
     optimizer_options: Options
-    lr: float | None
+    lr: float | str | None
     schedule_options: Options
     augment_options: Options
     loss_options: Options
