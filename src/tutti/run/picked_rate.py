@@ -14,7 +14,7 @@ from tutti.training.module_state import load_random_state, random_state
 from tutti.training.range_test import LOWEST, RangeTest, losses_of, pick, rates_for
 
 
-def test_rates(recipe: Recipe, comm: Communicator, task: Task) -> RangeTest:
+def pick_rate(recipe: Recipe, comm: Communicator, task: Task) -> RangeTest:
     """Make a range test of the run before it begins (collective).
 
     The test trains copies of model and loss with steps that all ranks make together, whatever the strategy,

@@ -47,7 +47,7 @@ from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
-from tutti.run.picked_rate import test_rates
+from tutti.run.picked_rate import pick_rate
 from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
 from tutti.run.saving import Recording, Saving, is_over, observed, saving
@@ -162,7 +162,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
             tested = None
             if config.lr == AUTO:
                 serves = team.servers is not None and team.servers.serving
-                tested = result_for_all(recording.comm, team, None if serves else test_rates(job, team, task))
+                tested = result_for_all(recording.comm, team, None if serves else pick_rate(job, team, task))
                 job = replace(job, config=replace(config, lr=tested.rate))
 
             def fit() -> RunOutcome:

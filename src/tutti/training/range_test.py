@@ -119,10 +119,8 @@ def pick(rates: Sequence[float], losses: Sequence[float], updates: int) -> Range
     twice the geometric mean of both, and at most a third of `most`.
     """
     if not rates:
-        allowed = f"{updates // SHARE} of the run's {updates:,} updates"
-        return RangeTest(
-            None, f"--lr auto: the optimizer's own rate, as 5 % are {allowed}; a test needs {LEAST}"
-        )
+        few = f"5 % of the run's {updates:,} updates are {updates // SHARE}, and a range test needs {LEAST}"
+        return RangeTest(None, f"learning rate: the optimizer's own, as {few}")
     smooth = _smooth(losses)
     head = losses[: len(rates) // 6]
     first = sum(head) / len(head)
