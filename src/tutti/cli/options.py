@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import AUTO, PARTS, Options, Rate, TrainConfig, flag, help_of, type_name, with_defaults
+from tutti.run.config import PARTS, Options, Rate, TrainConfig, flag, help_of, type_name, with_defaults
+from tutti.training.intervals import AUTO
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
@@ -141,7 +142,8 @@ class Parser(argparse.ArgumentParser):
             choices = f.metadata["choices"]
             shown = choices and "{" + ",".join(choices) + "}"
             metavar = {"int": "N", "float": "X", "Rate": "X"}.get(type_name(f), "NAME")
-            kind = {"int": int, "float": float, "Rate": _rate}.get(type_name(f), str)
+            kinds: dict[str, Any] = {"int": int, "float": float, "Rate": _rate}
+            kind = kinds.get(type_name(f), str)
             made = self.add_argument(
                 *names,
                 dest=f.name,

@@ -17,7 +17,7 @@ from tutti.run.build import build_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, layout_of
 from tutti.run.names import check_names
-from tutti.run.optimization import refuse_range_test
+from tutti.run.optimization import own_rate
 from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
@@ -60,7 +60,7 @@ def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = Fa
     check_names(recipe)
     _check_values(config, recipe.objects)
     if config.lr == AUTO:
-        refuse_range_test(recipe)
+        own_rate(recipe)
     layout = layout_of(config, ranks)
     workers = ranks - config.servers if layout is None else layout.data
     strategy = build_strategy(recipe, workers, hosts, config.servers)

@@ -30,8 +30,12 @@ OWN_RATES: Final = (torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Rpr
 """Optimizers that find the size of their updates themselves; their rate is a factor, a bound, or a start."""
 
 
-def refuse_range_test(recipe: Recipe) -> None:
-    """Raise BadOption if no range test can pick a rate for the optimizer."""
+def own_rate(recipe: Recipe) -> float:
+    """Return the default rate of an optimizer for which a range test can pick another.
+
+    Raises:
+        BadOption: it means nothing for this one.
+    """
     given = recipe.given("optimizer")
     kind = optimizer_class(given) if isinstance(given, str) else given
     if not isinstance(kind, type):
@@ -41,8 +45,13 @@ def refuse_range_test(recipe: Recipe) -> None:
             f"--lr auto means nothing for optimizer {kind.__name__}, which finds the size of each update "
             "itself; leave --lr out, or use another one, such as --optimizer adam"
         )
-    if "lr" not in inspect.signature(kind).parameters:
-        raise BadOption(f"optimizer {kind.__name__} has no 'lr' that --lr auto could pick; leave --lr out")
+    parameter = inspect.signature(kind).parameters.get("lr")
+    if parameter is None or not isinstance(parameter.default, float):
+        raise BadOption(
+            f"optimizer {kind.__name__} has no 'lr' with a default, around which --lr auto would look; give "
+            "its options as numbers"
+        )
+    return parameter.default
 
 
 def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import torch
+
 from tutti.comm.base import Communicator
 from tutti.run.build import Task
 from tutti.run.jobs import Recipe
+from tutti.run.optimization import own_rate
 from tutti.run.restore import laid_out
 from tutti.strategies import Solo, Sync
 from tutti.training.module_state import load_random_state, random_state
-from tutti.training.range_test import LOWEST, RangeTest, losses_of, pick, rates_for
+from tutti.training.range_test import BELOW, RangeTest, losses_of, pick, rates_for
 
 
 def pick_rate(recipe: Recipe, comm: Communicator, task: Task) -> RangeTest:
@@ -22,7 +25,7 @@ def pick_rate(recipe: Recipe, comm: Communicator, task: Task) -> RangeTest:
     """
     config = replace(
         recipe.config,
-        lr=LOWEST,
+        lr=BELOW * own_rate(recipe),
         schedule=None,
         schedule_options={},
         callbacks=None,
@@ -42,7 +45,9 @@ def pick_rate(recipe: Recipe, comm: Communicator, task: Task) -> RangeTest:
     strategy = Solo() if comm.size == 1 else Sync()
     with laid_out(recipe, comm, task, strategy, None) as parts:
         updates, batches = parts.schedule.updates, parts.schedule.batches
-        rates = rates_for(updates)
-        found = pick(rates, losses_of(parts.workers, parts.task.objective, batches, rates), updates)
+        optimizer = parts.workers.optimizer
+        rates = rates_for(updates, optimizer.param_groups[0]["lr"])
+        losses = losses_of(parts.workers, parts.task.objective, batches, rates) if rates else []
+        found = pick(rates, losses, updates, not isinstance(optimizer, torch.optim.SGD | torch.optim.ASGD))
     load_random_state(random)
     return found

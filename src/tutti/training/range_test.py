@@ -2,11 +2,11 @@
 
 After Smith 2015, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186, section 3.3.
 
-    loss  ──────────╮                       the loss moves: `begins`
-                     ╲            ╱
-                      ╲__________╱          it is lowest: `lowest`; then it diverges
-           rate ──────┼────┼─────┼──▶
-                    begins pick lowest
+    loss  ──────────╮
+                     ╲              ╱
+                      ╲____________╱
+           rate ───────┼──────────┼────▶
+             falls fastest      diverges
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LEAST: Final = 20
 MOST: Final = 100
 """The updates of a test."""
 
-LOWEST: Final = 1e-5
-HIGHEST: Final = 10.0
-"""The rates of a test."""
+BELOW: Final = 0.01
+RISE: Final = 1e5
+"""The first rate of a test, in that which is the optimizer's own, and the ratio of the last to the first."""
 
-SEEN: Final = 2.0
-"""The loss falls if it does so by this many standard deviations between batches."""
+SEEN: Final = 2.5
+"""The loss falls if it does so by this many standard deviations of the batches' losses."""
 
 STEPS: Final = (1.0, 2.0, 3.0, 5.0, 7.0)
 """The picks of each decade: so few that rounding, which depends on the number of ranks, decides nothing."""
@@ -64,11 +64,10 @@ class RangeTest:
     smooth: Sequence[float] = ()
 
 
-def rates_for(updates: int) -> list[float]:
+def rates_for(updates: int, first: float) -> list[float]:
     """Return the rates of the test of a run of some updates, which rise exponentially; none: too few."""
     number = min(MOST, updates // SHARE)
-    rise = HIGHEST / LOWEST
-    return [LOWEST * rise ** (at / (number - 1)) for at in range(number)] if number >= LEAST else []
+    return [first * RISE ** (at / (number - 1)) for at in range(number)] if number >= LEAST else []
 
 
 def losses_of(
@@ -88,7 +87,7 @@ def losses_of(
     gradient = UpdateGradient(workers, objective, schedule, RankWork(perf_counter, worker.traffic).stages)
     gradient.skipped.warned = True  # This end of the test is no fault.
     # A group with a rate of its own keeps that.
-    groups = [group for group in workers.optimizer.param_groups if group["lr"] == LOWEST]
+    groups = [group for group in workers.optimizer.param_groups if group["lr"] in rates[:1]]
     losses: list[float] = []
     with normalising(module, workers.statistics), drawn_by_sample(module, batches.seed) as gradient.masks:
         for rate, (made, passes) in zip(rates, _rounds(batches), strict=False):
@@ -111,41 +110,47 @@ def _rounds(batches: Batches) -> Iterator[Round]:
         yield from batches.epoch(epoch)
 
 
-def pick(rates: Sequence[float], losses: Sequence[float], updates: int) -> RangeTest:
-    """Pick the rate of a run of some updates by the losses of its range test.
+def pick(rates: Sequence[float], losses: Sequence[float], updates: int, adaptive: bool) -> RangeTest:
+    """Pick the rate of a run by the losses of its range test.
 
-    `least` is the rate with which the updates of the run, each with that rate, go as far as those of the
-    test that bring half of the fall of the loss; `most` is the rate at which the loss is lowest. The pick is
-    twice the geometric mean of both, and at most a third of `most`.
+    Args:
+        rates: of the test; none if the run is too short for one.
+        losses: as `losses_of` returns them.
+        updates: of the run.
+        adaptive: whether the size of the optimizer's steps does not follow that of the gradient. Then it is
+            the rate at which half of the fall of the loss is made, where that is fastest. The steps of SGD
+            grow with the gradient once the loss falls, and a test sees only the beginning of that; then it
+            is a tenth of the rate at which the loss is lowest.
     """
     if not rates:
         few = f"5 % of the run's {updates:,} updates are {updates // SHARE}, and a range test needs {LEAST}"
         return RangeTest(None, f"learning rate: the optimizer's own, as {few}")
-    smooth = _smooth(losses)
-    head = losses[: len(rates) // 6]
+    smooth, head = _smooth(losses), losses[: len(rates) // 6]
     first = sum(head) / len(head)
-    lowest, end = first, len(smooth)
-    for at, loss in enumerate(smooth):
-        lowest = min(lowest, loss)
+    lowest, end = first, 0
+    for loss in smooth:
         if not loss <= first + max(first - lowest, abs(first) / 10):
-            end = at
             break
-    diverges = f"; it diverges from {rates[end]:.2g} on" if end < len(rates) else ""
-    smooth = smooth[:end]
-    fall = first - min(smooth, default=first)
-    deviation = math.sqrt(sum((loss - first) ** 2 for loss in head) / (len(head) - 1))
-    if fall <= SEEN * deviation:
-        if not diverges:
-            return RangeTest(None, "--lr auto: the optimizer's own rate, as the loss follows no rate", rates)
-        rate = _rounded(rates[end] / 10)
-        why = f"learning rate {rate:g}: a tenth of that from which the loss diverges, {rates[end]:.2g}"
-        return RangeTest(rate, why, rates, losses, smooth)
-    half = next(at for at, loss in enumerate(smooth) if loss <= first - fall / 2)
-    least = sum(rates[: half + 1]) / updates
-    most = next(rate for rate, loss in zip(rates, smooth, strict=False) if loss <= first - 0.9 * fall)
-    rate = _rounded(min(2 * math.sqrt(least * most), most / 3))
-    why = f"learning rate {rate:g}: the loss falls fastest at {rates[half]:.2g}{diverges}"
-    return RangeTest(rate, why, rates, losses, smooth)
+        lowest, end = min(lowest, loss), end + 1
+    if not end or (end == len(rates) and lowest == first):
+        return RangeTest(
+            None, "learning rate: the optimizer's own, as the loss of a range test follows no rate"
+        )
+    smooth, fall = smooth[:end], first - lowest
+    diverges = f"it diverges from {rates[end]:.2g} on" if end < len(rates) else "it does not diverge"
+    noise = math.sqrt(sum((loss - first) ** 2 for loss in head) / len(head))
+    if fall <= SEEN * noise:
+        rate = _rounded(rates[end - 1] / 2)
+        why = f"half of {rates[end - 1]:.2g}; the loss does not fall in so few updates, and {diverges}"
+    elif adaptive:
+        half = next(rate for rate, loss in zip(rates, smooth, strict=False) if loss <= first - fall / 2)
+        rate = _rounded(half)
+        why = f"the loss falls fastest there, and {diverges}"
+    else:
+        bottom = rates[smooth.index(lowest)]
+        rate = _rounded(bottom / 10)
+        why = f"a tenth of {bottom:.2g}, where the loss is lowest; {diverges}"
+    return RangeTest(rate, f"learning rate {rate:g}: {why}", rates, losses, smooth)
 
 
 def _smooth(losses: Sequence[float]) -> list[float]:
@@ -166,10 +171,10 @@ def drawing(test: RangeTest) -> str:
     """Draw the losses against the rates, with the pick, as SVG."""
     seen = [min(loss, _ceiling(test)) for loss in test.losses]
     low, high = min(seen), max(seen)
-    decades = math.log10(HIGHEST / LOWEST)
+    lowest = math.log10(test.rates[0])
 
     def x(rate: float) -> float:
-        return 60 + 540 * math.log10(rate / LOWEST) / decades
+        return 60 + 540 * (math.log10(rate) - lowest) / math.log10(RISE)
 
     def y(loss: float) -> float:
         return 300 - 260 * (loss - low) / (high - low or 1)
@@ -183,8 +188,8 @@ def drawing(test: RangeTest) -> str:
     ]
     line = " ".join(f"{x(r):.1f},{y(one):.1f}" for r, one in zip(test.rates, test.smooth, strict=False))
     marks.append(f'<polyline points="{line}" fill="none" stroke="#f58518" stroke-width="2"/>')
-    powers = range(round(math.log10(LOWEST)), round(math.log10(HIGHEST)) + 1)
-    marks += [text(x(10.0**power), 325, f"{10.0**power:g}") for power in powers]
+    ticks = [10.0**power for power in range(math.ceil(lowest - 0.01), math.floor(lowest + 5.01) + 1)]
+    marks += [text(x(tick), 325, f"{tick:g}") for tick in ticks]
     marks += [text(54, y(loss) + 4, f"{loss:.3g}", "end") for loss in (low, high)]
     marks += [text(330, 350, "learning rate"), text(330, 20, test.why)]
     if test.rate is not None:
