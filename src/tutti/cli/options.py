@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = _NEGATIVE
         self.register("type", int, partial(_parsed, int, "a whole number"))
         self.register("type", float, partial(_parsed, float, "a number"))
-        self.register("type", _rate, partial(_parsed, _rate, "a number, or auto"))
+        self.register("type", _rate, partial(_parsed, _rate, "a number or auto"))
         self.fields: list[str] = []
         self.dotted: list[str] = []
         self._unwritten: dict[argparse.Action, Callable[[], str]] = {}

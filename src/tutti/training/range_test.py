@@ -137,7 +137,9 @@ def pick(rates: Sequence[float], losses: Sequence[float], updates: int, adaptive
             None, "learning rate: the optimizer's own, as the loss of a range test follows no rate"
         )
     smooth, fall = smooth[:end], first - lowest
-    diverges = f"it diverges from {rates[end]:.2g} on" if end < len(rates) else "it does not diverge"
+    diverges = f"up to {rates[-1]:.2g} it does not diverge"
+    if end < len(rates):
+        diverges = f"it diverges from {rates[end]:.2g} on"
     noise = math.sqrt(sum((loss - first) ** 2 for loss in head) / len(head))
     if fall <= SEEN * noise:
         rate = _rounded(rates[end - 1] / 2)
