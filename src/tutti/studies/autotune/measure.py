@@ -247,11 +247,8 @@ def _waited(before: ThreadTimes | None, after: ThreadTimes | None) -> float:
 
 def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehearsal) -> Recommendation:
     """First what may be chosen freely, then other precisions beside the best of these."""
-    choices, clock, samples = (
-        job.choices.for_maps(most_maps(task.module)),
-        comm.clock,
-        len(task.dataset.train),
-    )
+    clock, samples = comm.clock, len(task.dataset.train)
+    choices = job.choices.for_maps(most_maps(task.module))
     candidates = choices.candidates()
     began, allowed_s, dares = clock(), job.budget_s, bool(job.dared)
 

@@ -176,7 +176,7 @@ def _measured(job: PlanJob) -> Recommendation:
             f"warning: ranks waited {found.waited:.0%} of the time for a core, as other programs compute; "
             "plan again without them: what is fastest now may not be so then"
         )
-    elif pick.turns and pick.rate:
+    elif pick.rate and found.allowed_s > 0:
         update_s = pick.candidate.batch_size / pick.rate
         keep(_place(job), RememberedPlan(pick.candidate, update_s, found.samples, found.allowed_s))
     return found

@@ -235,7 +235,7 @@ def _round(
 ) -> bool:
     """Give each rival a turn; return whether there was time for all."""
     seconds = _turn_s(end - clock(), len(rivals))
-    first = number % len(rivals)
+    first = (number - 1) % len(rivals)
     order = [*rivals[first:], *rivals[:first]]
     return all(_turn(entry, number, measure, seconds, end - clock()) for entry in order)
 
