@@ -74,3 +74,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, message: 
     path.write_text(text)
     with pytest.raises(BadOption, match=message):
         TrainConfig.read(path)
+
+
+def test_a_path_object_is_a_path() -> None:
+    assert TrainConfig(out=Path("runs") / "first").out == "runs/first"  # type: ignore[arg-type]

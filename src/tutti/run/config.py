@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -308,7 +309,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check_field(f, getattr(self, f.name))
+            value = getattr(self, f.name)
+            if isinstance(value, PathLike):
+                value = str(value)
+                object.__setattr__(self, f.name, value)
+            _check_field(f, value)
         for message in _refused(self):
             raise BadOption(message)
 

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tutti import optim
 from tutti.errors import BadOption
+from tutti.lazy_compiler import defer_compiler
 from tutti.optim.named import optimizer_class
 from tutti.optim.optimizers.muon import Muon
 from tutti.optim.sharded import announce
@@ -22,6 +23,8 @@ OF_SCHEDULES: Final = frozenset(
     {"lr", "initial_lr", "max_lr", "min_lr", "betas", "momentum", "base_momentum", "max_momentum"}
 )
 """Options of param groups that a learning-rate schedule sets."""
+
+defer_compiler()
 
 
 def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:

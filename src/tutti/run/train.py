@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import torch
-import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
 from typing_extensions import override
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
-import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
 
 from tutti.comm.base import Communicator
