@@ -89,11 +89,7 @@ def load_optimizer(
     length: Schedule,
     foreign: bool = False,
 ) -> int:
-    """Give an optimizer, whose schedule is made already, the state of a checkpoint.
-
-    Returns:
-        How often the schedule was stepped here.
-    """
+    """Give an optimizer the state of a checkpoint; return how often its schedule was stepped here."""
     training = saved.part("training")
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]

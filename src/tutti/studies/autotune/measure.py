@@ -221,7 +221,7 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
         opened = open_config_data if job.data is None else SharedData(job.data, one_run=True).open
         task = prepare_task(job, opened(job, comm))
         if job.config.weights is not None:
-            load_from(Path(job.config.weights), task.module, comm)
+            load_from(Path(job.config.weights), task.module, comm.rank == 0)
         reseed(job.config.seed, 1 + comm.rank)
         rehearsal = Rehearsal(job, comm, task)
         if comm.rank:
