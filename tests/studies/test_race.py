@@ -58,17 +58,22 @@ def test_the_fastest_leads_and_the_clearly_slower_ones_are_stopped() -> None:
     assert found["slow"].steps < found["medium"].steps < found["fast"].steps
 
 
-def test_a_hopeless_candidate_gets_a_single_step() -> None:
-    machine = Machine({"native": 100.0, "emulated": 10.0})
-    found = machine.race()
-    assert (found["emulated"].stopped, found["emulated"].steps) == (True, 1)
+def test_a_candidate_far_behind_gets_one_turn() -> None:
+    found = Machine({"native": 100.0, "emulated": 10.0}).race()
+    assert (found["emulated"].stopped, len(found["emulated"].turns)) == (True, 1)
     assert found["emulated"].rate == pytest.approx(10.0)
 
 
-def test_a_slow_first_step_alone_is_no_reason_to_stop_where_it_is_short() -> None:
-    machine = Machine({"a": 100_000.0, "b": 100_000.0}, cold_s=0.05)
-    machine.measure("a", 1)  # a is warm already: its first step takes a fiftieth of b's
-    assert machine.race()["b"].turns
+def test_candidates_are_measured_in_order_while_there_is_time_for_what_took_longest() -> None:
+    found = Machine({"a": 1000.0, "b": 1200.0, "c": 2000.0}, cold_s=0.5).race(budget_s=2.0)
+    assert [one.first is not None for one in found.values()] == [True, True, False]
+    assert leader(list(found.values())).candidate == "b"
+
+
+def test_the_fastest_step_so_far_decides_when_time_is_up() -> None:
+    machine = Machine({"slow": 100.0, "fast": 10_000.0, "never": 1000.0})
+    entries = race(list(machine.speeds), machine.measure, machine.clock, lambda step_s: 10 * step_s)
+    assert [entry.first is not None for entry in entries] == [True, True, False]
 
 
 def test_batches_of_different_size_are_compared_by_sample() -> None:

@@ -25,7 +25,7 @@ from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.errors import BadOption, UserError
 from tutti.exports.sources import load_from
-from tutti.launch.busy_cores import ThreadTimes, thread_times
+from tutti.launch.busy_cores import thread_times
 from tutti.launch.cores import bind
 from tutti.launch.placement import share_host
 from tutti.model_parallel.base import Whole
@@ -231,17 +231,10 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
             print(task.described(), flush=True)
         began, before = comm.clock(), thread_times()
         found = _measure_all(job, comm, task, rehearsal)
-        waited, seconds = _waited(before, thread_times()), comm.clock() - began
+        after, seconds = thread_times(), comm.clock() - began
+        waited = after.waiting_since(before) if before and after else 0.0
         rehearsal.end()
         return replace(found, seconds=seconds, samples=len(task.dataset.train), waited=waited)
-
-
-def _waited(before: ThreadTimes | None, after: ThreadTimes | None) -> float:
-    """Return the share of the time in which threads that could run waited for a core."""
-    if before is None or after is None:
-        return 0.0
-    ran, waited = after.ran - before.ran, after.waited - before.waited
-    return waited / max(ran + waited, 1e-9)
 
 
 def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehearsal) -> Recommendation:

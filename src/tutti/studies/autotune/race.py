@@ -1,8 +1,8 @@
 """A race of candidates: each is measured for a moment, the fastest for longer. Needs no torch.
 
-    round 1    a ▌██ b ▌██ c ▌██ d ████████     a first step ▌, then a turn; d is hopeless and gets no turn
-    round 2    b ██ c ██ a ██                   c is behind by more than the margin and stops
-    round 3    a ██ b ██                        the margin shrinks with the rounds
+    round 1    a ▌██ b ▌██ c ▌██ d ▌██     first steps ▌, then a turn; d is far behind and stops
+    round 2    b ██ c ██ a ██              c is behind by more than the margin and stops
+    round 3    a ██ b ██                   the margin shrinks with the rounds
 
 The most likely candidates come first, as time may be up within the first round. Candidates take turns, so
 other load on the machine slows all of them alike. They are compared round by round, by the median of the
@@ -23,12 +23,6 @@ from typing import Final, Generic, TypeVar
 from tutti.errors import UserError
 
 C = TypeVar("C")
-
-HOPELESS: Final = 5.0
-"""A candidate stops after its first step if that takes this many times as long as the fastest one's ..."""
-
-COLD_S: Final = 2.0
-"""... and longer by this many seconds: a first step sets up memory, threads and kernels."""
 
 WARM_UP_STEPS: Final = 3
 """Steps after the first one, which give the duration of a step."""
@@ -169,7 +163,7 @@ def race(
         UserError: no candidate fits; this is the error of the first one.
     """
     entries = [Entry(candidate) for candidate in candidates]
-    end = _first_round(entries, measure, clock, deadline, exhaustive)
+    end = _first_round(entries, measure, clock, deadline)
     number = 1
     while exhaustive or number < ROUNDS:
         if not exhaustive:
@@ -194,7 +188,6 @@ def _first_round(
     measure: Measure[C],
     clock: Callable[[], float],
     deadline: Callable[[float], float],
-    exhaustive: bool,
 ) -> float:
     """Measure each for the first time, while there is time for what took longest so far; return the end."""
     end, longest = math.inf, 0.0
@@ -210,9 +203,6 @@ def _first_round(
         entry.note(entry.first)
         if not rivals:
             end = deadline(entry.step_s)
-        elif not exhaustive and _is_hopeless(entry.first, rivals):
-            entry.stopped = True
-            continue
         if entry.step_s < TURN_S[0] and clock() < end:
             entry.note(measure(entry.candidate, WARM_UP_STEPS))
         seconds = _turn_s(end - clock(), len(entries)) if rivals else TURN_S[0]
@@ -222,12 +212,6 @@ def _first_round(
     if not racing(entries):
         raise next(entry.problem for entry in entries if entry.problem is not None)
     return end
-
-
-def _is_hopeless(first: Timing, rivals: Sequence[Entry[C]]) -> bool:
-    """Return whether the first step alone is far too slow."""
-    fastest_s = first.samples / max(rival.rate or 0.0 for rival in rivals)
-    return first.seconds > max(HOPELESS * fastest_s, fastest_s + COLD_S)
 
 
 def _round(

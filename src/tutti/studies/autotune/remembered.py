@@ -52,11 +52,10 @@ def place_of(config: TrainConfig, choices: Choices, dared: tuple[str, ...], core
     files with the user's code, the state of data files, the processor, its usable cores, and the versions.
     """
     fields = {name: value for name, value in config.as_json().items() if name not in _LEFT_OUT}
+    words = [word for value in fields.values() if isinstance(value, str) for word in value.split(",")]
     try:
-        files = [
-            _state(word) for value in fields.values() if isinstance(value, str) for word in value.split(",")
-        ]
-    except _Unknown:
+        files = [_state(word) for word in words]
+    except OSError:
         return None
     machine = [cpuinfo("model name"), cpuinfo("flags"), cores, versions()]
     key = to_json([fields, files, asdict(choices), dared, machine])
@@ -79,20 +78,19 @@ def keep(place: Path | None, found: RememberedPlan) -> None:
         replace_file(place, to_json_lines(found).encode(), flush=False)
 
 
-class _Unknown(Exception):
-    """The code behind a name is not known."""
-
-
 def _state(word: str) -> object:
-    """Return what tells the file that an option names from what it was before; nothing if it names none."""
+    """Return what tells the file that an option names from what it was before; None: it names none.
+
+    Raises:
+        OSError: the option names code that is not in a file.
+    """
     if names_object(word):
         file = Path(word if word.endswith(".py") else word.rpartition(":")[0])
         if file.suffix != ".py":
-            raise _Unknown
-        with suppress(OSError):
-            return str(file.resolve()), hashlib.sha256(file.read_bytes()).hexdigest()
-        raise _Unknown
-    with suppress(OSError, ValueError):
-        state = Path(word).expanduser().stat()
-        return str(Path(word).resolve()), state.st_size, state.st_mtime_ns
-    return None
+            raise FileNotFoundError(word)
+        return str(file.resolve()), hashlib.sha256(file.read_bytes()).hexdigest()
+    file = Path(word).expanduser()
+    if not file.exists():
+        return None
+    state = file.stat()
+    return str(file.resolve()), state.st_size, state.st_mtime_ns
