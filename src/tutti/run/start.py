@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -39,7 +40,16 @@ def run(job: Job) -> object:
     if isinstance(job, TrainJob) and job.config.on_failure != STOP:
         return survive(job, placement, say)
     hang_timeout_s = job.hang_timeout_s if isinstance(job, TrainJob) else None
-    return start(job.entry, pickle.dumps(job), placement, announce=say, hang_timeout_s=hang_timeout_s)
+    # Ranks before these came from a process that has imported torch, and still forks.
+    forks = isinstance(job, TrainJob) and job.data is not None and "torch" not in sys.modules
+    return start(
+        job.entry,
+        pickle.dumps(job),
+        placement,
+        announce=say,
+        hang_timeout_s=hang_timeout_s,
+        in_process=not forks,
+    )
 
 
 def announce(line: str) -> None:
