@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # `as`: these names are public
     from tutti.strategies import Local as Local
     from tutti.strategies import ParamServer as ParamServer
     from tutti.strategies import Solo as Solo
+    from tutti.strategies import SparseLoCo as SparseLoCo
     from tutti.strategies import Strategy as Strategy
     from tutti.strategies import Sync as Sync
     from tutti.strategies import Worker as Worker
@@ -83,7 +84,7 @@ _HOMES: Final = {
     "run.resize": "resize",
     "run.trained": "TrainedModel load",
     "strategies": "ADPSGD EASGD GEM Clip DiLoCo Downpour EASGDSync Gossip "
-    "Hogwild Lazy Local ParamServer Solo Strategy Sync Worker",
+    "Hogwild Lazy Local ParamServer Solo SparseLoCo Strategy Sync Worker",
     "studies.cross_validation.api": "cross_validate",
     "studies.cross_validation.result": "CrossValidated",
     "studies.ensemble.module": "load_ensemble",
