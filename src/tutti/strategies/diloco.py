@@ -58,8 +58,10 @@ class DiLoCo(PeerStrategy):
         x = x - outer_lr (d + outer_momentum v)              in step t + delay
         x_i = mixing x_i + (1 - mixing) x
 
-        fragment 0   │      │      │ d    │      │ x    │      │ d    │      │ x        every 4, delay 2
-        fragment 1   │ ...  │      │      │      │ d    │      │ x    │      │ d        fragments 2
+    With every 4, delay 2 and two fragments, step by step:
+
+        fragment 0   │      │ d    │      │ x    │      │ d    │      │ x    │
+        fragment 1   │      │      │      │ d    │      │ x    │      │ d    │
 
     With `eager`, others' outer gradients arrive one round late, and a worker does not wait for them: its own
     part is the new one. The anchor a_i and the momentum v_i are then its own too.
@@ -69,11 +71,11 @@ class DiLoCo(PeerStrategy):
         u_i = m + 1/n (e_i - d_i)                            its outer gradient, for a_i and v_i
         d_i = e_i
 
-    Fragments are consecutive parameters of about equal length; the paper prefers strided layers of a
-    transformer, torchft and MuLoCo's program take consecutive ones. An outer gradient is measured from x, as
-    in torchft. It is exchanged when it is due, not beside the steps of `delay`: the numbers are those of the
-    paper, and the time of an exchange is not hidden. `compress` sends it as 4-bit floats to all workers,
-    which add up in 32 bits, without error feedback, as in the paper.
+    Fragments are consecutive parameters of about equal length, as in MuLoCo's program; the paper prefers
+    strided layers of a transformer. An outer gradient is measured from x, as in torchft's program. It is
+    exchanged when it is due, not beside the steps of `delay`: the numbers are those of the paper, and the
+    time of an exchange is not hidden. `compress` sends it as 4-bit floats to all workers, which add up in 32
+    bits; as in the paper, no error feedback makes up for what is lost.
 
     What is evaluated in the middle of a round is what the run would give if it ended there: an outer step
     from the average so far; with `eager` that average itself.
@@ -168,6 +170,7 @@ class _DiLoCoWorker(OuterWorker):
         self.common[VELOCITY] = self._velocities
         if strategy.delay or strategy.eager:
             self.private[OUTER_GRADIENT] = self._deltas
+            self.restarts += ("outer gradients on their way",)
         if strategy.eager:
             self.private |= self.common
             self.common = {}
