@@ -71,6 +71,9 @@ class DiLoCo(PeerStrategy):
         u_i = m + 1/n (e_i - d_i)                            its outer gradient, for a_i and v_i
         d_i = e_i
 
+    That is stable where a round goes only a part of the way to a minimum, with the default outer optimizer
+    about half; else lower outer_momentum, outer_lr or `every`.
+
     Fragments are consecutive parameters of about equal length, as in MuLoCo's program; the paper prefers
     strided layers of a transformer. An outer gradient is measured from x, as in torchft's program. It is
     exchanged when it is due, not beside the steps of `delay`: the numbers are those of the paper, and the
