@@ -72,7 +72,7 @@ class DiLoCo(PeerStrategy):
         d_i = e_i
 
     That is stable where a round goes only a part of the way to a minimum, with the default outer optimizer
-    about half; else lower outer_momentum, outer_lr or `every`.
+    about half; else lower outer_momentum, or `every`.
 
     Fragments are consecutive parameters of about equal length, as in MuLoCo's program; the paper prefers
     strided layers of a transformer. An outer gradient is measured from x, as in torchft's program. It is
