@@ -20,6 +20,7 @@ from tutti.strategies.local import Local
 from tutti.strategies.paramserver import ParamServer
 from tutti.strategies.placement import place, visible_memory
 from tutti.strategies.solo import Solo
+from tutti.strategies.sparseloco import SparseLoCo
 from tutti.strategies.sync import Sync
 
 STRATEGIES: Registry[type[Strategy]] = parts.STRATEGIES
@@ -40,6 +41,7 @@ __all__ = [
     "Local",
     "ParamServer",
     "Solo",
+    "SparseLoCo",
     "Strategy",
     "Sync",
     "WeightPlacement",
