@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # `as`: these names are public
     from tutti.strategies import ADPSGD as ADPSGD
     from tutti.strategies import EASGD as EASGD
     from tutti.strategies import GEM as GEM
+    from tutti.strategies import AsyncDiLoCo as AsyncDiLoCo
     from tutti.strategies import Clip as Clip
     from tutti.strategies import DiLoCo as DiLoCo
     from tutti.strategies import Downpour as Downpour
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # `as`: these names are public
     from tutti.strategies import Hogwild as Hogwild
     from tutti.strategies import Lazy as Lazy
     from tutti.strategies import Local as Local
+    from tutti.strategies import NoLoCo as NoLoCo
     from tutti.strategies import ParamServer as ParamServer
     from tutti.strategies import Solo as Solo
     from tutti.strategies import Strategy as Strategy
@@ -82,8 +84,8 @@ _HOMES: Final = {
     "run.config": "TrainConfig",
     "run.resize": "resize",
     "run.trained": "TrainedModel load",
-    "strategies": "ADPSGD EASGD GEM Clip DiLoCo Downpour EASGDSync Gossip "
-    "Hogwild Lazy Local ParamServer Solo Strategy Sync Worker",
+    "strategies": "ADPSGD EASGD GEM AsyncDiLoCo Clip DiLoCo Downpour EASGDSync Gossip "
+    "Hogwild Lazy Local NoLoCo ParamServer Solo Strategy Sync Worker",
     "studies.cross_validation.api": "cross_validate",
     "studies.cross_validation.result": "CrossValidated",
     "studies.ensemble.module": "load_ensemble",

@@ -120,7 +120,26 @@ SETTINGS: Final[dict[str, Setting]] = {
     ),
     "easgd": Setting(brisk={"every": 2}, drifts=True),
     "easgd_sync": Setting(brisk={"every": 2}, drifts=True),
-    "local": Setting(brisk={"every": 2}, alone={}),
+    "local": Setting(
+        brisk={"every": 2},
+        alone={},
+        changes={
+            "first_moment_every": ({"every": 2}, {"first_moment_every": 4}),
+            "second_moment_every": ({"every": 2}, {"second_moment_every": 4}),
+        },
+    ),
+    "noloco": Setting(
+        brisk={"every": 2},
+        alone={"outer_lr": 1.0, "outer_momentum": 0.0},
+        changes={"seed": ({"every": 2}, {"seed": 1})},
+        drifts=True,
+    ),
+    "async_diloco": Setting(
+        brisk={"every": 2, "dynamic": False},
+        alone={"outer_lr": 1.0, "outer_momentum": 0.0},
+        changes={"dynamic": ({"every": 3, "dynamic": False}, {"dynamic": True})},
+        drifts=True,
+    ),
     "diloco": Setting(brisk={"every": 2}, alone={"outer_lr": 1.0, "outer_momentum": 0.0}, drifts=True),
     "gossip": Setting(alone={}, changes={"graph": ({"graph": "ring"}, {"graph": "all"})}),
     "adpsgd": Setting(
