@@ -40,7 +40,8 @@ class AsyncDiLoCo(Centred):
                     c = c - outer_lr outer_momentum v
 
     Nesterov's momentum in every message would repeat stale outer gradients; here it waits for N of them
-    (delayed Nesterov). With N = 1 and one worker this is DiLoCo.
+    (delayed Nesterov). With N = 1 and one worker this is DiLoCo. A message is still about a round late, so the
+    momentum should be smaller than DiLoCo's 0.9 where a round takes the weights far.
 
         worker 0   │ step │ step │ step │ d0 ─▶ c, read │ step │ step │ step │ d0 ─▶ c ...
         centre                               c1 ─────────── c2
@@ -67,7 +68,7 @@ class AsyncDiLoCo(Centred):
 
     every: int = whole(20, "batches of the fastest worker between two exchanges")
     outer_lr: float = number(0.7, "learning rate of the outer steps", above=0)
-    outer_momentum: float = number(0.9, "Nesterov momentum of the outer steps", least=0, below=1)
+    outer_momentum: float = number(0.5, "Nesterov momentum of the outer steps", least=0, below=1)
     delay: int = whole(0, "outer gradients for one step of the momentum; 0: the number of workers", least=0)
     dynamic: bool = choice(True, "whether slower workers make fewer batches in a round", (True, False))
 

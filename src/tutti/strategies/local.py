@@ -45,8 +45,9 @@ class Local(PeerStrategy):
         v_i = 1/n sum over j of v_j                            every `second_moment_every` batches
 
     u is exp_avg or momentum_buffer of the optimizer's state, v is exp_avg_sq; an optimizer without them makes
-    local SGD. As printed, a step with averaged weights uses a gradient from before the averaging; here what
-    is averaged is so before the next gradient is computed, as in local SGD.
+    local SGD. Where a worker has never seen a gradient of some weight, as with sparse inputs, its v is 0, and
+    a u from others makes a huge step: then give both the same period. As printed, a step uses a gradient from
+    before the averaging; here the averages come before the next gradient, as in local SGD.
 
         worker 0   │ step │ step │ average │ step │ step │ average │        every = 2
         worker 1   │ step │ step │ average │ step │ step │ average │
