@@ -40,8 +40,8 @@ class AsyncDiLoCo(Centred):
                     c = c - outer_lr outer_momentum v
 
     Nesterov's momentum in every message would repeat stale outer gradients; here it waits for N of them
-    (delayed Nesterov). With N = 1 and one worker this is DiLoCo. A message is still about a round late, so the
-    momentum should be smaller than DiLoCo's 0.9 where a round takes the weights far.
+    (delayed Nesterov). With N = 1 and one worker this is DiLoCo. A message is still about a round late, so
+    the momentum should be smaller than DiLoCo's 0.9 where a round takes the weights far.
 
         worker 0   │ step │ step │ step │ d0 ─▶ c, read │ step │ step │ step │ d0 ─▶ c ...
         centre                               c1 ─────────── c2
