@@ -35,11 +35,11 @@ class AsyncDiLoCo(Centred):
         worker i:   x_i = a_i = c                            it reads the centre
                     H_i times:  x_i = optimizer(x_i, g_i)    with its own batches; the paper's is AdamW
                     d = a_i - x_i                            its outer gradient, which it brings
-        centre:     s = s + d,  c = c - outer_lr d / N       with every message
-                    v = outer_momentum v + s / N             with every N-th (`delay`), then s = 0 and
+        centre:     s = s + d,  c = c - outer_lr d / N       with each message
+                    v = outer_momentum v + s / N             with each N-th (`delay`), then s = 0 and
                     c = c - outer_lr outer_momentum v
 
-    Nesterov's momentum in every message would repeat stale outer gradients; here it waits for N of them
+    Nesterov's momentum in each message would repeat stale outer gradients; here it waits for N of them
     (delayed Nesterov). With N = 1 and one worker this is DiLoCo. A message is still about a round late, so
     the momentum should be smaller than DiLoCo's 0.9 where a round takes the weights far.
 
@@ -59,7 +59,7 @@ class AsyncDiLoCo(Centred):
 
     Nothing is brought later to join others (the paper's grace period), and a worker's optimizer goes on from
     round to round. The authors' notebook (google-deepmind/asyncdiloco) begins a new inner optimizer in each
-    round, has the grace period, and shows two other centres: Nesterov's momentum in every message, and one
+    round, has the grace period, and shows two other centres: Nesterov's momentum in each message, and one
     that stands still until N messages have come. The paper's momentum activation c is its default, 0.
 
     Source: Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling", arXiv:2401.09135,

@@ -41,8 +41,8 @@ class Local(PeerStrategy):
     than the weights: its authors use 3 `every` for the first and 6 `every` for the second. With all three
     equal it is Local Adam.
 
-        u_i = 1/n sum over j of u_j                            as x_i, but every `first_moment_every` batches
-        v_i = 1/n sum over j of v_j                            every `second_moment_every` batches
+        u_i = 1/n sum over j of u_j       after each `first_moment_every` batches
+        v_i = 1/n sum over j of v_j       after each `second_moment_every` batches
 
     u is exp_avg or momentum_buffer of the optimizer's state, v is exp_avg_sq; an optimizer without them makes
     local SGD. Where a worker has never seen a gradient of some weight, as with sparse inputs, its v is 0, and

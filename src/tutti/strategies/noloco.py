@@ -36,7 +36,7 @@ class NoLoCo(PeerStrategy):
     """DiLoCo without an all-reduce: an outer step joins two workers at a time, other ones in each round.
 
         for t = 1, 2, ...:
-            x_i = y_i                                        every worker begins at its own y_i
+            x_i = y_i                                        each worker begins at its own y_i
             `every` times:  x_i = optimizer(x_i, g_i)        with its own batches; the paper's is Adam
             d_i = y_i - x_i                                  its outer gradient
             v_i = outer_momentum v_i + outer_lr (d_i + d_j) / 2 + pull (y_i - y_j) / 2
