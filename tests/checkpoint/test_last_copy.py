@@ -13,11 +13,10 @@ import pytest
 
 from tests.checkpoint.states import check, state_of
 from tutti.checkpoint.memory_files import StateMemory
-from tutti.checkpoint.reading import Checkpoint
+from tutti.checkpoint.reading import newest
 from tutti.checkpoint.saver import MemorySaver, Saver
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import PeerLost
-from tutti.records.checkpoints import newest
 from tutti.run.start import _last_copy_kept
 
 
@@ -37,10 +36,9 @@ def step_on_disk(folder: Path) -> int | None:
     assert passed_over == []
     if found is None:
         return None
-    checkpoint = Checkpoint(found.path, found.manifest)
-    check(checkpoint.saved(0, 1), 0, 1, checkpoint.step, 1)
-    assert checkpoint.facts == {"epoch": checkpoint.step}
-    return checkpoint.step
+    check(found.saved(0, 1), 0, 1, found.step, 1)
+    assert found.facts == {"epoch": found.step}
+    return found.step
 
 
 def save_on_disk(folder: Path, step: int) -> None:
@@ -52,11 +50,13 @@ def test_the_last_copy_becomes_a_checkpoint_beside_those_before_it(
     memory: StateMemory, tmp_path: Path
 ) -> None:
     save_on_disk(tmp_path, 2)
-    assert memory.place.write_last_copy(tmp_path, keep=3) == 5
+    memory.place.write_last(tmp_path, keep=3)
     assert step_on_disk(tmp_path) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000005"]
     assert (tmp_path / "latest").resolve().name == "step-00000005"
-    assert memory.place.write_last_copy(tmp_path, keep=3) is None
+    written = (tmp_path / "latest").stat().st_mtime_ns
+    memory.place.write_last(tmp_path, keep=3)
+    assert (tmp_path / "latest").stat().st_mtime_ns == written
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,9 +188,12 @@ def test_one_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> N
     assert said[4] == "3 of 4: sync, 2 workers, repeat 1"
     assert said[5] == "  failed: ValueError: broken"
     for one in comparison.combinations:
-        assert (ComparisonFolder(tmp_path).error(one, 0) is not None) == (one.strategy == "sync")
-        assert ComparisonFolder(tmp_path).run(one, 0).path.exists() == (one.strategy != "sync")
-    assert "ValueError: broken" in (ComparisonFolder(tmp_path).error(comparison.combinations[2], 0) or "")
+        run = ComparisonFolder(tmp_path).run(one, 0)
+        assert (run.error() is not None) == (one.strategy == "sync")
+        assert run.finished == (one.strategy != "sync")
+    assert "ValueError: broken" in (
+        ComparisonFolder(tmp_path).run(comparison.combinations[2], 0).error() or ""
+    )
 
 
 def test_going_on_runs_only_what_has_not_ended(tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ def test_data_that_cannot_be_had_are_refused_once(
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "mlp", "--data", "mnist", "--steps", "1"]) == 2
     shown = capfd.readouterr()
-    assert (shown.out, shown.err.count("has no train-images-idx3-ubyte.gz")) == ("", 1)
+    assert (shown.out, shown.err.count("lacks the train images and labels")) == ("", 1)
 
 
 def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +323,7 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
     shown = capfd.readouterr()
     assert "repeat" not in shown.out.split("way to train")[0].replace("repeats", "")
     assert main(words) == 2
-    assert "go on with it by --resume" in capfd.readouterr().err
+    assert "go on with what is in it by --resume" in capfd.readouterr().err
     assert main([*words, "--resume", "--lr", "0.5"]) == 2
     assert "holds a comparison with other options" in capfd.readouterr().err
 

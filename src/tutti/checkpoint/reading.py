@@ -19,7 +19,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.checkpoint.encoding import decode
-from tutti.checkpoint.memory_files import MemoryPlace
+from tutti.checkpoint.memory_files import MemoryPlace, StateCopy
+from tutti.checkpoint.snapshot import Places
 from tutti.comm.base import Communicator
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
@@ -33,9 +34,6 @@ _TAG: Final = 0x7C4C
 """The tag of the messages with files."""
 
 _CHUNK: Final = 16 << 20
-
-Places = dict[str, tuple[int, int]]
-"""The offset and the size of each file of a checkpoint, by name."""
 
 
 class Checkpoint:
@@ -135,16 +133,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Find the good checkpoint of the latest step in the folder `checkpoints` of a run.
-
-    Returns:
-        The checkpoint, None if there is no good one; and what is wrong with each later one, a sentence each.
-
-    Raises:
-        BadCheckpoint: a newer version of tutti has written a later one.
-    """
-    found, passed_over = checkpoints.newest(folder)
-    return None if found is None else Checkpoint(found.path, found.manifest), passed_over
+    """Find the good checkpoint of the latest step, and what is wrong with each later one."""
+    passed_over: list[str] = []
+    for path in reversed(checkpoints.present(folder)):
+        try:
+            return Checkpoint(path, checkpoints.verify(path)), passed_over
+        except BadCheckpoint as error:
+            passed_over.append(str(error).removesuffix(checkpoints.REMEDY))
+    return None, passed_over
 
 
 class MemoryCheckpoint(Checkpoint):
@@ -223,17 +219,15 @@ def received(
 
 def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
     """Return the last checkpoint in memory (collective); None: there is none yet."""
-    mine = place.described()[:1] if comm.rank == 0 else []
-    described = cast("list[tuple[int, Json]]", comm.broadcast_object(mine))
-    if not described:
+    found = cast("StateCopy", comm.broadcast_object(place.last if comm.rank == 0 else None))
+    if not found.number:
         return None
-    [(number, found)] = described
-    memory, manifest = place.copies[number - 1], Manifest(found["step"], found["ranks"], {})
+    memory, manifest = place.copies[found.number - 1], Manifest(found.step, found.ranks, {})
     sees = comm.node.broadcast_object(comm.rank) == 0
 
     def content() -> BinaryIO:
         return os.fdopen(memory.open(), "rb")
 
-    return received(comm, sees, content, found["files"], manifest) or MemoryCheckpoint(
-        memory, found["files"], manifest
+    return received(comm, sees, content, found.files, manifest) or MemoryCheckpoint(
+        memory, found.files, manifest
     )

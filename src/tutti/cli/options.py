@@ -7,7 +7,7 @@ import json
 import re
 from argparse import BooleanOptionalAction
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from textwrap import fill
 from types import MappingProxyType
@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import PARTS, Options, TrainConfig, flag, help_of, type_name, with_defaults
+from tutti.run.config import PARTS, Options, Rate, TrainConfig, flag, help_of, type_name, with_defaults
+from tutti.training.intervals import AUTO
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
@@ -57,6 +58,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = _NEGATIVE
         self.register("type", int, partial(_parsed, int, "a whole number"))
         self.register("type", float, partial(_parsed, float, "a number"))
+        self.register("type", _rate, partial(_parsed, _rate, "a number or auto"))
         self.fields: list[str] = []
         self.dotted: list[str] = []
         self._unwritten: dict[argparse.Action, Callable[[], str]] = {}
@@ -64,11 +66,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""
         raise BadOption(f"{message}; '{self.prog} --help' explains every option")
-
-    @property
-    def actions(self) -> list[argparse.Action]:
-        """Every argument that this parser knows."""
-        return self._actions
 
     def write_help(self) -> None:
         """Write the help of every argument; it names parts, which are read from their files."""
@@ -88,15 +85,7 @@ class Parser(argparse.ArgumentParser):
     def option(
         self, flags: str, help: str, metavar: str | None = None, default: Any = None, **settings: Any
     ) -> None:
-        """Add an option of the command's own.
-
-        Args:
-            flags: its names, with commas.
-            help: its text, without the default.
-            metavar: of its value. Without one, and without choices, it has none: it is True when given.
-            default: of its value; named in the help unless it is empty.
-            settings: further ones of argparse.
-        """
+        """Add an option of the command's own; without `metavar` and choices it is True when given."""
         if choices := settings.get("choices"):
             metavar = "{" + ",".join(choices) + "}"
         if metavar is None:
@@ -114,17 +103,11 @@ class Parser(argparse.ArgumentParser):
 
     def config_options(
         self,
-        leave_out: Collection[str] = (),
-        only: Collection[str] = (),
-        defaults: Mapping[str, str] = MappingProxyType({}),
+        leave_out: Collection[str] = (),  # fields without an option
+        only: Collection[str] = (),  # the fields with an option; by default all others
+        defaults: Mapping[str, str] = MappingProxyType({}),  # in the help, where they are not the fields'
     ) -> None:
-        """Add an option for each field of `TrainConfig` but the model.
-
-        Args:
-            leave_out: fields without an option.
-            only: the fields with an option; by default all others.
-            defaults: the defaults in the help, where they differ from `TrainConfig`.
-        """
+        """Add an option for each field of `TrainConfig` but the model."""
         kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
         kept = [f for f in kept if f.name in only or not only]
         self.fields += [f.name for f in kept]
@@ -139,8 +122,9 @@ class Parser(argparse.ArgumentParser):
                 continue
             choices = f.metadata["choices"]
             shown = choices and "{" + ",".join(choices) + "}"
-            metavar = {"int": "N", "float": "X"}.get(type_name(f), "NAME")
-            kind = {"int": int, "float": float}.get(type_name(f), str)
+            metavar = {"int": "N", "float": "X", "Rate": "X"}.get(type_name(f), "NAME")
+            kinds: dict[str, Any] = {"int": int, "float": float, "Rate": _rate}
+            kind = kinds.get(type_name(f), str)
             made = self.add_argument(
                 *names,
                 dest=f.name,
@@ -174,7 +158,11 @@ class Parser(argparse.ArgumentParser):
         self.option("--trust", "let the code run that a configuration file names")
 
 
-def _parsed(kind: Callable[[str], float], words: str, text: str) -> float:
+def _rate(text: str) -> Rate:
+    return text if text == AUTO else float(text)
+
+
+def _parsed(kind: Callable[[str], Rate], words: str, text: str) -> Rate:
     try:
         return kind(text)
     except ValueError:
@@ -207,11 +195,7 @@ def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
 def split_dotted(
     arguments: Sequence[str], dotted: Sequence[str] = DOTTED
 ) -> tuple[list[str], dict[str, Options]]:
-    """Take options of parts, such as `--model.hidden 256,128`, out of the arguments.
-
-    Returns:
-        The other arguments, and those options by field: {"model_options": {"hidden": [256, 128]}}.
-    """
+    """Return the other arguments, and options of parts by field, such as {"model_options": {"lr": 1}}."""
     stems = {stem_of(field): field for field in dotted}
     rest: list[str] = []
     options: dict[str, Options] = {}
@@ -275,15 +259,35 @@ def field_name(text: str) -> str:
     return text.strip().removeprefix("--").replace("-", "_")
 
 
-def config_from(
-    given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None
-) -> TrainConfig:
-    """The configuration of a command line, whose options come before those of `base`."""
-    config = TrainConfig.from_json(with_defaults(given)) if base is None else base.changed(given)
-    values = config.as_json()
-    for part, options in dotted.items():
-        values[part] = {**values.get(part, {}), **options}
-    return TrainConfig.from_json(values)
+@dataclass(frozen=True)
+class Words:
+    """The words of a command, parsed.
+
+    Attributes:
+        line: all of them, from its name on.
+        own: the options of the command.
+        given: the fields of a `TrainConfig` that were given.
+        dotted: the options of the parts that were given, by field.
+    """
+
+    line: list[str]
+    own: argparse.Namespace
+    given: dict[str, Any]
+    dotted: dict[str, Options]
+
+    @property
+    def other_data(self) -> bool:
+        """True if other data are named than those of a run."""
+        return "data" in self.given or bool(self.dotted)
+
+    def config(self, base: TrainConfig | None = None, **decided: Any) -> TrainConfig:
+        """The configuration, on top of `base`; the command has decided some fields."""
+        given = {**self.given, **decided}
+        config = TrainConfig.from_json(with_defaults(given)) if base is None else base.changed(given)
+        values = config.as_json()
+        for part, options in self.dotted.items():
+            values[part] = {**values.get(part, {}), **options}
+        return TrainConfig.from_json(values)
 
 
 def command_words(config: TrainConfig) -> list[str]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import time
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from
+from tutti.cli.options import Parser, Words
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
 from tutti.reports.advice import BRIEF, past_the_best, rare_class, where_the_time_went
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run as run_job
 from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
@@ -55,12 +54,12 @@ class TrainCommand(Command):
         )
         parser.option(
             "--plan",
-            "measure first, for some seconds, which ranks, threads, layout and precision are fastest on "
-            "this machine; those that are given as options are kept, and bf16 is chosen only if its loss "
-            "follows that of fp32",
-            choices=("auto",),
+            "take the ranks, threads, layout and precision that are fastest on this machine, where they are "
+            "not given; bf16 only if its loss follows that of fp32. auto: those that are remembered for this "
+            "model, batch and machine, or measure first, for at most a twentieth of the run; fresh: measure",
+            choices=("auto", "fresh"),
         )
-        parser.option("--budget", "how long --plan auto measures at most", "SECONDS", 20.0, type=float)
+        parser.option("--budget", "how long --plan measures at most", "SECONDS", 20.0, type=float)
         parser.group_option("part")
         parser.trust_option()
         parser.option(
@@ -76,30 +75,35 @@ class TrainCommand(Command):
         parser.config_options()
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        began = time.time()
-        resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
+    def run(self, words: Words) -> int:
+        began, own = time.time(), words.own
+        resume = None if own.resume is None else Resume.find(own.resume, words.given.get("out"))
         if resume is not None:
-            config = _resumed(own, resume, given, dotted)
+            config = _resumed(words, resume)
             if resume.goes_on and outcome_again(resume, config) is not None:
                 return 0
-            given = {**given, "precision": config.precision}
+            words.given["precision"] = config.precision
         else:
-            config = config_of(own, given, dotted)
+            config = config_of(words)
         if own.dry_run:
             if own.plan is not None:
-                raise BadOption("--dry-run starts no rank, and --plan auto does; leave one of them out")
+                raise BadOption(
+                    f"--dry-run starts no rank, and --plan {own.plan} does; leave one of them out"
+                )
             # It would slow every other start.
             from tutti.studies.dry_run_job import dry_run
 
             dry_run(TrainJob(config, trace=own.trace, resume=resume))
             return 0
-        if own.plan is not None:
-            # It would slow every other start.
-            from tutti.studies.autotune.plan import planned
+        with ExitStack() as stack:
+            data = None
+            if own.plan is not None:
+                # It would slow every other start.
+                from tutti.studies.autotune.plan import planned
 
-            config = planned(config, given, own.budget)
-        outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began))
+                way = planned(config, words.given, own.budget, fresh=own.plan == "fresh")
+                config, data = stack.enter_context(way)
+            outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began, data=data))
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and outcome.summary is not None and started_by().rank == 0:
@@ -112,23 +116,19 @@ class TrainCommand(Command):
         return 0
 
 
-def config_of(own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> TrainConfig:
+def config_of(words: Words) -> TrainConfig:
     """The configuration that the options make, on top of that of --config."""
-    base = None if own.config is None else TrainConfig.read(own.config, own.trust, replaced=given)
-    return config_from(given, dotted, base)
+    own = words.own
+    base = None if own.config is None else TrainConfig.read(own.config, own.trust, replaced=words.given)
+    return words.config(base)
 
 
-def _resumed(
-    own: argparse.Namespace, resume: Resume, given: dict[str, Any], dotted: dict[str, Options]
-) -> TrainConfig:
-    """The configuration of a run that goes on.
-
-    Raises:
-        BadOption: the run cannot go on with these options.
-    """
+def _resumed(words: Words, resume: Resume) -> TrainConfig:
+    """The configuration of a run that goes on; refuse options with which it cannot."""
+    own, given = words.own, words.given
     if own.config is not None:
         raise BadOption("--resume goes on with the configuration of the run; leave --config out")
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
-    now = replace(config_from(given, dotted, placed(before, given)), out=str(resume.folder))
+    now = replace(words.config(placed(before, given)), out=str(resume.folder))
     # Before its first checkpoint a run has learned nothing that other options would change.
     return going_on(before, now) if resume.goes_on else now

@@ -23,7 +23,6 @@ from tutti.data.rows import Array
 from tutti.errors import BadData, BadOption, room_left
 from tutti.load_object import optional_package
 from tutti.records.files import cache_folder, unfinished_file
-from tutti.records.npz import refuse_larger_than_memory
 
 T = TypeVar("T")
 
@@ -71,11 +70,7 @@ class Pictures:
         return image.open(BytesIO(self.content(number)), formats=tuple(_FORMATS))
 
     def each(self, work: Callable[[int], T]) -> list[T]:
-        """Return what a function makes of each number, in threads: decoding does not hold Python's lock.
-
-        Raises:
-            BadData: with the first pictures that cannot be read.
-        """
+        """Return what a function makes of each number, in threads: decoding does not hold Python's lock."""
         optional_package("PIL.Image", "pictures need")
         count, bad = len(self.names), dict[int, str]()
 
@@ -108,10 +103,6 @@ def decoded(pictures: Pictures, size: object = None) -> Array:
 
     Returns:
         8-bit, of shape (pictures, height, width) or (pictures, 3, height, width).
-
-    Raises:
-        BadData: one cannot be decoded, or has another size than the first.
-        BadOption: `size` is none.
     """
     wanted = _size(size)
     text = repr((list(pictures.key), wanted))
@@ -137,11 +128,7 @@ def _size(given: object) -> tuple[int, int] | None:
 
 
 def _shape(pictures: Pictures, size: tuple[int, int] | None) -> tuple[int, ...]:
-    """Return the shape of all pictures together, by their headers.
-
-    Raises:
-        BadData: one cannot be read, or has another size than the first, or memory does not hold all.
-    """
+    """Return the shape of all pictures together, by their headers."""
 
     def look(number: int) -> tuple[int, int, bool]:
         with pictures.opened(number) as picture:
@@ -159,9 +146,7 @@ def _shape(pictures: Pictures, size: tuple[int, int] | None) -> tuple[int, ...]:
                 f"the picture {pictures.names[number]} of {pictures.source} has {one[0]} x {one[1]} pixels, "
                 f"{pictures.names[0]} {height} x {width}; bring all to one size by --data.size HEIGHT,WIDTH"
             )
-    shape = (len(looks), height, width, *((3,) if any(colour for *_, colour in looks) else ()))
-    refuse_larger_than_memory(pictures.source, int(np.prod(shape, dtype=object)))
-    return shape
+    return (len(looks), height, width, *((3,) if any(colour for *_, colour in looks) else ()))
 
 
 def _decode(pictures: Pictures, shape: tuple[int, ...], place: Path) -> None:

@@ -40,19 +40,7 @@ class FolderLock:
     """The lock on a folder, which one job has at a time; taken here, and released as a context manager.
 
     The kernel releases it when the process ends, however it does. On NFS that is the server's, so that it
-    holds between hosts.
-
-    Args:
-        folder: the folder, which exists.
-        patience_s: how long to wait for processes of the same job that were killed to be gone.
-        name: of the file that is locked.
-
-    Attributes:
-        problem: why the file system has no locks; None: it has.
-
-    Raises:
-        FolderInUse: another job has it.
-        BadRunFolder: the file of the lock cannot be written.
+    holds between hosts. Attribute `problem`: why the file system has no locks; None: it has.
     """
 
     def __init__(self, folder: Path, patience_s: float = 0.0, name: str = LOCK) -> None:
@@ -110,10 +98,10 @@ def _leave_locks_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
-def refuse_locked(folder: Path, name: str = LOCK) -> None:
+def refuse_locked(folder: Path) -> None:
     """Raise FolderInUse if a job has the lock on a folder; nothing is changed."""
     try:
-        file = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:

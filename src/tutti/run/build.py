@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -35,14 +35,13 @@ from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
-from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.preparation import table_of
 from tutti.records.run import Evaluation
-from tutti.records.run_folder import WEIGHTS, RunFolder, SeenInput, TrainedOn
+from tutti.records.run_folder import WEIGHTS, RunFolder, SeenInput, TrainedOn, run_of
 from tutti.records.splits import seed_of_data
 from tutti.replica import Replica
 from tutti.run import summary_lines
-from tutti.run.config import OBJECT, Options, TrainConfig, split_of
+from tutti.run.config import DEFAULT_EPOCHS, OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Recipe
 from tutti.run.optimization import build_optimizer, build_schedule, load_optimizer
 from tutti.run.train_job import PARTS, TrainJob
@@ -56,7 +55,7 @@ from tutti.training.batch_norm import BatchStatistics, batch_norms
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import ForwardPass, Objective, evaluate
-from tutti.training.intervals import Averaging
+from tutti.training.intervals import AUTO, Averaging
 from tutti.training.losses import named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
@@ -66,9 +65,6 @@ from tutti.training.stopping import Ending, Monitor
 from tutti.training.targets import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
-
-DEFAULT_EPOCHS: Final = 20
-"""Passes over the training samples, when neither epochs nor steps is given."""
 
 
 @contextmanager
@@ -101,22 +97,12 @@ def reseed(seed: int, rank: int) -> None:
 def open_config_data(
     recipe: Recipe,
     comm: Communicator,
-    pool: SamplePool | None = None,
-    known: KnownClasses | None = None,
-    options: Options | None = None,
-    trained: TrainedOn | None = None,
+    pool: SamplePool | None = None,  # the samples, if they are in memory already
+    known: KnownClasses | None = None,  # the classes of a model that uses the data
+    options: Options | None = None,  # in place of the configuration's
+    trained: TrainedOn | None = None,  # whose preparation is applied; None: of the run's first weights
 ) -> DataSet:
-    """Open the data set of the configuration (collective); only one rank of each host reads it.
-
-    Args:
-        recipe: names the data.
-        comm: all ranks.
-        pool: the samples, if they are in memory already.
-        known: the classes of a model that uses the data.
-        options: by which the data are read in place of the configuration's.
-        trained: the data of a model, whose preparation of a table is applied in place of another; None: of
-            that whose weights the run begins with.
-    """
+    """Open the data set of the configuration (collective); only one rank of each host reads it."""
     config = recipe.config
     if trained is None and (config.weights is not None or _resumed(recipe) is not None):
         data = comm.broadcast_object(weights_data(recipe) if comm.rank == 0 else None)
@@ -165,12 +151,8 @@ def options_of_weights(recipe: Recipe, trained: TrainedOn | None) -> Options | N
 
 def weights_data(recipe: Recipe) -> TrainedOn | None:
     """Return what the weights were trained on that a run begins with; None: their place does not say."""
-    place = _resumed(recipe) or Path(recipe.config.weights or "").absolute()
-    if place.name == WEIGHTS:
-        place = place.parent
-    elif place.parent.name == CHECKPOINTS:
-        place = place.parent.parent
-    return RunFolder(place).find(TrainedOn)
+    place = _resumed(recipe) or Path(recipe.config.weights or "")
+    return RunFolder(place.parent if place.name == WEIGHTS else run_of(place)[0]).find(TrainedOn)
 
 
 def data_seed(config: TrainConfig) -> int:
@@ -325,12 +307,6 @@ class Task:
     module: nn.Module
     parameters: int  # trainable numbers
     objective: Objective
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the weights, of the whole model where this rank holds a portion of it."""
-        own = sum(one.numel() * one.itemsize for one in [*self.module.parameters(), *self.module.buffers()])
-        return max(own, self.parameters * torch.float32.itemsize)
 
     def described(self) -> str:
         """Describe model, data and what is to be learned, in a line each."""
@@ -503,7 +479,7 @@ def resolved(
         workers=str(comm.size),
         threads=torch.get_num_threads(),
         epochs=config.epochs or (DEFAULT_EPOCHS if config.steps is None else None),
-        lr=float(optimizer.param_groups[0]["lr"]),
+        lr=config.lr if config.lr == AUTO else float(optimizer.param_groups[0]["lr"]),
         loss=task.objective.loss.name if config.loss == "auto" else config.loss,
         metrics=names if config.metrics == "auto" else config.metrics,
     )

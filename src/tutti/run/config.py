@@ -26,7 +26,6 @@ from tutti.parts import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
-    VALIDATIONS,
 )
 from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
@@ -38,8 +37,14 @@ from tutti.training.loggers import optional_loggers
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
 
+Rate = float | str
+"""A learning rate, or `AUTO`: a range test picks it."""
+
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
+
+DEFAULT_EPOCHS: Final = 20
+"""Passes over the training samples, when neither epochs nor steps is given."""
 
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
@@ -53,6 +58,7 @@ _REMEDY: Final = "give the folder of a run, or its config.json"
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
+    "Rate": ((int, float, str), "a number, or auto"),
     "str": ((str,), "a text"),
     "bool": ((bool,), "true or false"),
     "Options": ((dict,), "a table of names and values"),
@@ -93,27 +99,18 @@ PARTS: Final[Mapping[str, Registry[Any]]] = {
 """The parts that are built in, and those of torch, by the field that may name one."""
 
 
-def _options_of_models() -> str:
+def _options_of(parts: Registry[Any]) -> str:
+    """Name the options of parts; those with the same ones together."""
     alike: dict[str, list[str]] = {}
-    for name in MODELS:
-        alike.setdefault(", ".join(MODELS.options(name)), []).append(name)
-    return "; ".join(f"of {', '.join(models)}: {names}" for names, models in alike.items() if names)
+    for name in parts:
+        alike.setdefault(", ".join(parts.options(name)), []).append(name)
+    return "; ".join(f"of {', '.join(names)}: {options}" for options, names in alike.items() if options)
 
 
 def _options_of_ways() -> str:
     options = {way: " and ".join(options_of(way)) for way in WAYS}
     of_ways = "; ".join(f"of {way}: {names}" for way, names in options.items() if names)
     return f"{of_ways}. Schedules are {', '.join(pipeline.SCHEDULES)}"
-
-
-def _options_of_losses() -> str:
-    options = {name: ", ".join(LOSSES.options(name)) for name in LOSSES}
-    of_losses = "; ".join(f"of {name} {names}" for name, names in options.items() if names)
-    return f"options of the loss: {of_losses}; or arguments of a function or class"
-
-
-def _numbers_of_augment() -> str:
-    return ", ".join(f"{name}: {', '.join(AUGMENTATIONS.options(name))}" for name in AUGMENTATIONS)
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ class TrainConfig:
         "cnn", "built-in model, package.module:factory, file.py:factory, or a file with a whole model"
     )
     model_options: Options = option(
-        {}, lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
+        {}, lambda: f"options of the model: {_options_of(MODELS)}; or the arguments of a factory"
     )
     weights: str | None = option(
         None, "weights to begin with: a run folder, a checkpoint, or a file that 'tutti export' reads"
@@ -144,7 +141,9 @@ class TrainConfig:
         f"random changes of the training samples, comma-separated: {', '.join(AUGMENTATIONS)}, "
         "file.py:function or package.module:function",
     )
-    augment_options: Options = option({}, lambda: f"the number that belongs to one: {_numbers_of_augment()}")
+    augment_options: Options = option(
+        {}, lambda: f"the number that belongs to one: {_options_of(AUGMENTATIONS)}"
+    )
     validation: float = option(0.1, "share of the training samples kept for validation, below 1", least=0)
     test: float = option(
         0.0, "share of the samples kept for a test at the end, before the validation part is taken", least=0
@@ -157,11 +156,8 @@ class TrainConfig:
     )
     validate: str = option(
         "pause",
-        lambda: (
-            "when to validate; "
-            + "; ".join(f"{name}: {VALIDATIONS.summary(name).rstrip('.')}" for name in VALIDATIONS)
-        ),
-        tuple(VALIDATIONS),
+        "when to validate; pause: all ranks stop and evaluate; background: a process beside each rank does",
+        ("pause", "background"),
     )
     strategy: str = option(
         "auto",
@@ -229,7 +225,11 @@ class TrainConfig:
     optimizer_options: Options = option(
         {}, "arguments of the optimizer, such as momentum, weight-decay or betas"
     )
-    lr: float | None = option(None, "learning rate; by default the optimizer's own")
+    lr: Rate | None = option(
+        None,
+        "learning rate; by default the optimizer's own; auto: picked by a range test, which takes at most "
+        "5 % of the run's updates and is then undone",
+    )
     schedule: str | None = option(
         None,
         "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update; plateau, "
@@ -243,7 +243,10 @@ class TrainConfig:
     loss: str = option(
         "auto", f"{', '.join(LOSSES)}, file.py:function or package.module:function; auto follows the targets"
     )
-    loss_options: Options = option({}, _options_of_losses)
+    loss_options: Options = option(
+        {},
+        lambda: f"options of the loss: {_options_of(LOSSES)}; or arguments of a function or class",
+    )
     class_weights: str | None = option(
         None,
         "weights of the classes in the loss: balanced, by their counts in the training part, or w0,w1,...",
@@ -313,6 +316,11 @@ class TrainConfig:
             _check_field(f, value)
         for message in _refused(self):
             raise BadOption(message)
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate; None: the optimizer's own, or it is still to be picked."""
+        return None if isinstance(self.lr, str) else self.lr
 
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as JSON values."""
@@ -432,15 +440,14 @@ _TOGETHER: Final = (
     ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),
     ("parallel", "layout=batch_last", "that is for ranks with whole models"),
     ("parallel", "precision=fp16", "that scales the loss by the gradient of the whole model; use bf16"),
-    ("precision=fp16", "cuda_graph=on", "the scale of the loss changes; use --precision bf16"),
+    ("lr=auto", "parallel", "it tests whole models"),
+    ("lr=auto", "precision=fp16", "the scale of the loss leaves out the first steps; use --precision bf16"),
     ("precision=fp16", "skip_nonfinite", "the scale of the loss leaves out steps itself"),
     ("device=cuda", "skip_nonfinite", "each look at a gradient would wait for the GPU"),
     ("device=cuda", "validate=background", "that evaluates on the CPU; use --validate pause"),
     ("device=cuda", "layout=batch_last", "its kernels are for the CPU"),
     ("precision=fp16", "layout=batch_last", "its kernels compute in fp32 or fp64"),
     ("precision=bf16", "layout=batch_last", "its kernels compute in fp32 or fp64"),
-    ("augment", "cuda_graph=on", "no graph records what changes each batch"),
-    ("balance=queue", "cuda_graph=on", "no graph records where a batch comes from"),
     ("device=cpu", "cuda_graph=on", "a graph is for samples that lie on a GPU; use --device cuda"),
 )
 """Options that do not go together, and why; NAME=VALUE is one value of an option."""
@@ -489,11 +496,12 @@ def _refused(config: TrainConfig) -> Iterator[str]:
     for name in ("validation", "test"):
         if getattr(config, name) >= 1:
             yield f"--{name} is {getattr(config, name)}; give a share of at least 0 and below 1, such as 0.1"
-    if config.goal is not None and not math.isfinite(config.goal):
-        yield f"--goal is {config.goal}; give a finite number"
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
+        if isinstance(value, str):
+            if value != AUTO:
+                yield f"{flag(name)} is '{value}'; give a number, or auto"
+        elif value is not None and not 0 < value < math.inf:
             yield f"{flag(name)} is {value}; give a finite number above 0"
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError
+from tutti.errors import TuttiError
 from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
@@ -39,7 +40,16 @@ def run(job: Job) -> object:
     if isinstance(job, TrainJob) and job.config.on_failure != STOP:
         return survive(job, placement, say)
     hang_timeout_s = job.hang_timeout_s if isinstance(job, TrainJob) else None
-    return start(job.entry, pickle.dumps(job), placement, announce=say, hang_timeout_s=hang_timeout_s)
+    # Ranks before these came from a process that has imported torch, and still forks.
+    forks = isinstance(job, TrainJob) and job.data is not None and "torch" not in sys.modules
+    return start(
+        job.entry,
+        pickle.dumps(job),
+        placement,
+        announce=say,
+        hang_timeout_s=hang_timeout_s,
+        in_process=not forks,
+    )
 
 
 def announce(line: str) -> None:
@@ -51,11 +61,7 @@ def announce(line: str) -> None:
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state.
-
-    Returns:
-        What its entry returned on rank 0; None once a signal has ended everything.
-    """
+    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state."""
     result: object = None
     with (
         SignalWatch() as signals,
@@ -93,7 +99,7 @@ def _last_copy_kept(place: MemoryPlace, keep: int) -> Iterator[None]:
     except TuttiError:
         try:
             if place.folder is not None:
-                place.write_last_copy(place.folder / checkpoints.FOLDER, keep)
-        except (OSError, BadRunFolder, BadCheckpoint) as error:
+                place.write_last(place.folder / checkpoints.FOLDER, keep)
+        except OSError as error:
             warn_on_stderr(f"no checkpoint was made of the last copy of the state, which is lost: {error}")
         raise

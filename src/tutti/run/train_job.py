@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from tutti.checkpoint.memory_files import MemoryPlace
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
@@ -35,11 +36,8 @@ class TrainJob(Job):
     began: float = field(default_factory=time.time)  # in seconds since the epoch
     notebook: bool = False  # a cell shows what the ranks print
     memory: MemoryPlace | None = None  # where the state is copied to, for ranks that come after a loss
-
-    @property
-    def takeover(self) -> str:
-        """Why these ranks come after others of the run; empty on hosts that do not see the memory."""
-        return "" if self.memory is None else self.memory.takeover or ""
+    data: FileAddress | None = None  # of an arena with the data set, if ranks before these have read it
+    takeover: str = ""  # why these ranks come after others of the run
 
     @property
     def hang_timeout_s(self) -> float | None:
@@ -53,12 +51,12 @@ class TrainJob(Job):
         text = self.config.time_limit
         return None if text is None else self.began + seconds_of(text, "--time-limit")
 
-    def again(self) -> TrainJob:
+    def again(self, why: str) -> TrainJob:
         """Return the job of ranks that come after others of the same run: they go on in its folder."""
-        folder = None if self.memory is None else self.memory.folder
-        if self.resume is not None or folder is None:
-            return self
-        return replace(self, resume=Resume(folder, auto=True, again=True))
+        folder, resume = None if self.memory is None else self.memory.folder, self.resume
+        if resume is None and folder is not None:
+            resume = Resume(folder, auto=True, again=True)
+        return replace(self, resume=resume, takeover=why)
 
     @override
     def check(self, placement: Placement) -> None:

@@ -13,11 +13,11 @@ from typing_extensions import override
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format
 from tutti.data.rows import Array, StoredRows
-from tutti.data.schemas import listed
 from tutti.data.structure import sequence_column
+from tutti.data.tables import listed
 from tutti.errors import BadData
 from tutti.load_object import optional_package
-from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
+from tutti.records.npz import damaged, open_data_file
 from tutti.registry import part
 
 
@@ -47,15 +47,11 @@ class Hdf5(Format):
                     targets = _several(path, file, labels) if labelled else None
                     parts = {"train": (_several(path, file, features), targets)}
                     return Contents(path.stem, parts, groups=groups, weights=given)
-                if (features is None) != (labels is None) and labelled:
-                    raise BadData(
-                        f"--data.features and --data.labels go together; {path} has {_data_sets(file)}"
-                    )
                 keys = [name for name in file if slot_of(name) is not None or name in EXTRA_KEYS]
-                if not keys:
+                if not keys or features is not None or (labels is not None and labelled):
                     raise BadData(
-                        f"{path} has no data sets such as 'x_train' and 'y_train': name the inputs and the "
-                        f"targets by --data.features NAME --data.labels NAME; it has {_data_sets(file)}"
+                        f"name the inputs and the targets of {path} by --data.features NAME --data.labels "
+                        f"NAME; it has {_data_sets(file)}"
                     )
                 found = {name: _rows(path, file, name) for name in keys}
                 found |= {f"w_{part}": one for part, one in given.items()}
@@ -115,7 +111,6 @@ def _rows(path: Path, file: _File, wanted: object) -> Any:
     if name not in _names(file):
         raise BadData(f"{path} has no data set '{wanted}'; it has {_data_sets(file)}")
     stored = file[name]
-    refuse_larger_than_memory(path, int(np.prod(stored.shape, dtype=object)) * stored.dtype.itemsize)
     if h5py.check_string_dtype(stored.dtype) is not None:
         return np.asarray(stored.asstr()[...], dtype=str)
     if h5py.check_vlen_dtype(stored.dtype) is not None:

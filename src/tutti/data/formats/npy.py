@@ -16,7 +16,7 @@ from typing_extensions import override
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format, in_order
 from tutti.data.rows import Array, Indices, Rows, StoredRows
-from tutti.data.schemas import listed
+from tutti.data.tables import listed
 from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, damaged, open_data_file
 from tutti.registry import part
@@ -63,11 +63,7 @@ class Npy(Format):
 
 
 def files_by_key(folder: Path) -> dict[str, list[Path]]:
-    """Return the NPY files of a data set in a folder, by their keys, in the order of the samples.
-
-    Raises:
-        BadData: one of several files of an array is missing, or it is there in two forms.
-    """
+    """Return the NPY files of a data set in a folder, by their keys, in the order of the samples."""
     found: dict[str, list[Path]] = {}
     for file in folder.glob("*.npy"):
         match = _SHARD.fullmatch(file.stem)
@@ -81,11 +77,7 @@ def files_by_key(folder: Path) -> dict[str, list[Path]]:
 
 
 def joined_files(files: Sequence[Path]) -> Rows:
-    """Map the arrays of several files as one; all samples have one shape.
-
-    Raises:
-        BadData: a file is missing or broken, or has samples of another shape or type than the first.
-    """
+    """Map the arrays of several files as one; all samples have one shape."""
     first = read_npy(files[0])
     if first.ndim and first.dtype.kind in "biuf":
         return Mapped(files)
@@ -166,22 +158,10 @@ class Mapped(StoredRows):
 
 
 def read_npy(path: Path) -> Array:
-    """Map the array in an NPY file into memory. Nothing is unpickled.
-
-    Raises:
-        BadData: the file is missing, truncated or no NPY file, or holds Python objects.
-    """
+    """Map the array in an NPY file into memory. Nothing is unpickled."""
     with open_data_file(path):
         pass
     try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except DAMAGED as error:
-        if "Python objects" in str(error) or "pickle" in str(error):
-            raise BadData(
-                f"{path} holds Python objects, which are not loaded because unpickling runs code; save it as "
-                "numbers: array.astype('float32') or array.astype('int64')"
-            ) from error
         raise damaged(path, error) from error
-    if not isinstance(array, np.ndarray):
-        raise BadData(f"{path} is no NPY file but an archive; call it .npz")
-    return np.asarray(array)
