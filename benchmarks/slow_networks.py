@@ -76,10 +76,22 @@ class Recipe:
         return named(self.strategy)(**self.options)
 
 
+H: Final = {"every": 20}
+HALF: Final = {**H, "outer_momentum": 0.5}
 RECIPES: Final = {
     "sync": Recipe("sync"),
-    "local": Recipe("local", {"every": 20}),
-    "diloco": Recipe("diloco", {"every": 20}),
+    "sync, top-k": Recipe("sync", {"compress": "topk"}),
+    "local": Recipe("local", H),
+    "local, DES-LOC": Recipe("local", {**H, "first_moment_every": 60, "second_moment_every": 120}),
+    "diloco": Recipe("diloco", HALF),
+    "diloco, streaming": Recipe("diloco", {**HALF, "fragments": 4, "delay": 3, "mixing": 0.5}),
+    "diloco, streaming, 4 bits": Recipe(
+        "diloco", {**HALF, "fragments": 4, "delay": 3, "mixing": 0.5, "compress": "e3m0"}
+    ),
+    "diloco, Muon": Recipe("diloco", HALF, "muon"),
+    "sparseloco": Recipe("sparseloco", {**H, "keep": 0.03}),
+    "noloco": Recipe("noloco", HALF),
+    "async_diloco": Recipe("async_diloco", HALF),
 }
 
 
