@@ -80,7 +80,7 @@ H: Final = {"every": 20}
 HALF: Final = {**H, "outer_momentum": 0.5}
 RECIPES: Final = {
     "sync": Recipe("sync"),
-    "sync, top-k": Recipe("sync", {"compress": "topk"}),
+    "sync, top-k": Recipe("sync", {"compress": "top_k"}),
     "local": Recipe("local", H),
     "local, DES-LOC": Recipe("local", {**H, "first_moment_every": 60, "second_moment_every": 120}),
     "diloco": Recipe("diloco", HALF),
