@@ -282,18 +282,12 @@ class Words:
 
     def config(self, base: TrainConfig | None = None, **decided: Any) -> TrainConfig:
         """The configuration, on top of `base`; the command has decided some fields."""
-        return config_from({**self.given, **decided}, self.dotted, base)
-
-
-def config_from(
-    given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None
-) -> TrainConfig:
-    """The configuration of a command line, whose options come before those of `base`."""
-    config = TrainConfig.from_json(with_defaults(given)) if base is None else base.changed(given)
-    values = config.as_json()
-    for part, options in dotted.items():
-        values[part] = {**values.get(part, {}), **options}
-    return TrainConfig.from_json(values)
+        given = {**self.given, **decided}
+        config = TrainConfig.from_json(with_defaults(given)) if base is None else base.changed(given)
+        values = config.as_json()
+        for part, options in self.dotted.items():
+            values[part] = {**values.get(part, {}), **options}
+        return TrainConfig.from_json(values)
 
 
 def command_words(config: TrainConfig) -> list[str]:

@@ -43,6 +43,9 @@ Rate = float | str
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
 
+DEFAULT_EPOCHS: Final = 20
+"""Passes over the training samples, when neither epochs nor steps is given."""
+
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
 """Values of --on-failure: a loss ends the run, or fewer ranks go on."""

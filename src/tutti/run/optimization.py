@@ -12,10 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tutti import optim
 from tutti.errors import BadOption
-from tutti.lazy_compiler import defer_compiler
 from tutti.optim.named import optimizer_class
 from tutti.optim.optimizers.muon import Muon
 from tutti.optim.sharded import announce
+from tutti.optim.without_compiler import defer_compiler
 from tutti.run.config import Options
 from tutti.run.jobs import Recipe
 from tutti.state import Saved, Values

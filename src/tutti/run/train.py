@@ -113,8 +113,9 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
-    if job.memory is not None and comm.hosts == 1:
-        context = replace(context, open_data=SharedData(job.memory.data, one_run=True).open)
+    data = job.data if job.data is not None or job.memory is None else job.memory.data
+    if data is not None and comm.hosts == 1:
+        context = replace(context, open_data=SharedData(data, one_run=True).open)
     # A process that tutti has not started, itself or by mpirun, is not watched.
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         pulse = Pulse(comm)
