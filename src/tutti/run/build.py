@@ -55,7 +55,7 @@ from tutti.training.batch_norm import BatchStatistics, batch_norms
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import ForwardPass, Objective, evaluate
-from tutti.training.intervals import Averaging
+from tutti.training.intervals import AUTO, Averaging
 from tutti.training.losses import named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
@@ -479,7 +479,7 @@ def resolved(
         workers=str(comm.size),
         threads=torch.get_num_threads(),
         epochs=config.epochs or (DEFAULT_EPOCHS if config.steps is None else None),
-        lr=float(optimizer.param_groups[0]["lr"]),
+        lr=config.lr if config.lr == AUTO else float(optimizer.param_groups[0]["lr"]),
         loss=task.objective.loss.name if config.loss == "auto" else config.loss,
         metrics=names if config.metrics == "auto" else config.metrics,
     )
