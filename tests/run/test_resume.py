@@ -129,7 +129,7 @@ def test_options_of_the_machine_and_of_the_end_may_differ() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--checkpoint", "0 steps"], "give an interval, such as 10m, '500 steps'"),
+        (["--checkpoint", "0 steps"], "give at least '1 step'"),
         (["cnn"], "--model cnn (was mlp)"),
         (["--batch-size", "7", "--seed", "5"], "--batch-size 7 (was"),
         (["--model.hidden", "50"], "--model.hidden 50 (was none)"),

@@ -21,7 +21,7 @@ AUTO: Final = "auto"
 _AUTO_S: Final = 600.0
 _LENGTH: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([dhms])\s*")
 _AVERAGE: Final = re.compile(r"(ema|swa):(0|0?\.[0-9]+)")
-_COUNT: Final = re.compile(r"([1-9][0-9]{0,14})?\s*(step|epoch)s?")
+_COUNT: Final = re.compile(r"([0-9]{1,15})?\s*(step|epoch)s?")
 
 
 def seconds_of(text: str, flag: str, or_else: str = "") -> float:
@@ -62,6 +62,8 @@ class Every:
                 f"{flag} is '{text}'; give an interval, such as 10m, '500 steps' or '1 epoch', or off"
             )
         count = int(counted[1] or 1)
+        if count < 1:
+            raise BadOption(f"{flag} is '{text}'; give at least '1 {counted[2]}', or off")
         return cls(steps=count) if counted[2] == "step" else cls(epochs=count)
 
     def is_over(self, seconds: float, steps: int, epochs: int) -> bool:
