@@ -101,7 +101,13 @@ def test_what_follows_an_epoch_is_named_when_it_takes_longer_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     named = tmp_path / "named"
-    monkeypatch.setattr(supervisor, "warn_on_stderr", named.write_text)
+
+    def warn(sentence: str) -> None:
+        # On a busy machine the other rank may be named, too.
+        if sentence.startswith("rank 0 "):
+            named.write_text(sentence)
+
+    monkeypatch.setattr(supervisor, "warn_on_stderr", warn)
     result = tutti.train(model(), workers=2, callbacks=Slow(named), hang_timeout="1s", **OPTIONS)
     assert len(result.history) == OPTIONS["epochs"]
     assert named.read_text().startswith("rank 0 has made no progress for")
