@@ -38,7 +38,7 @@ from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, RankWork
 from tutti.training.update_gradient import UpdateGradient
-from tutti.training.validation import Validation, ValidationPlan, ValidationTask
+from tutti.training.validation import Validation, ValidationPlan
 from tutti.training.validation.background import Background
 from tutti.training.weight_average import WeightAverage
 from tutti.training.weights import names_in_state
@@ -111,8 +111,8 @@ class Trainer:
             module.train()
         check_smallest_batch(module, batches, self._workers.statistics is not None, objective.arithmetic)
         if self._plan is not None:
-            task = ValidationTask(self.replica, self._plan.part, self._comm, objective)
-            self._validation = Background(task) if self._plan.how == "background" else Validation(task)
+            way = Background if self._plan.how == "background" else Validation
+            self._validation = way(self.replica, self._plan.part, self._comm, objective)
         if saved is not None:
             self._load_state(saved)
         elif hooks.save is not None:
