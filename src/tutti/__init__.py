@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # The public names; `as` says so to type checkers.
     from tutti.strategies import NoLoCo as NoLoCo
     from tutti.strategies import ParamServer as ParamServer
     from tutti.strategies import Solo as Solo
+    from tutti.strategies import SparseLoCo as SparseLoCo
     from tutti.strategies import Strategy as Strategy
     from tutti.strategies import Sync as Sync
     from tutti.strategies import Worker as Worker

@@ -174,6 +174,7 @@ ARRIVED = {
     "tutti.ParamServer(quorum=0.5)": SOME,
     "tutti.Local(every=2)": MEAN,
     "tutti.DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0)": MEAN,
+    "tutti.SparseLoCo(every=2, keep=1.0, quantize=False)": MEAN,
     "tutti.AsyncDiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0)": MEAN,
     "tutti.NoLoCo(every=2, outer_lr=1.0, outer_momentum=0.0)": MEAN,
     "tutti.Gossip()": MEAN,

@@ -22,6 +22,7 @@ from tutti.strategies.noloco import NoLoCo
 from tutti.strategies.paramserver import ParamServer
 from tutti.strategies.placement import place, visible_memory
 from tutti.strategies.solo import Solo
+from tutti.strategies.sparseloco import SparseLoCo
 from tutti.strategies.sync import Sync
 
 STRATEGIES: Registry[type[Strategy]] = parts.STRATEGIES
@@ -44,6 +45,7 @@ __all__ = [
     "NoLoCo",
     "ParamServer",
     "Solo",
+    "SparseLoCo",
     "Strategy",
     "Sync",
     "WeightPlacement",
