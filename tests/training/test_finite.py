@@ -154,7 +154,8 @@ def test_all_ranks_skip_an_update_that_is_not_finite_on_one(
 
 @SEVEN_AND_NAN
 @pytest.mark.parametrize(
-    "name", ["hogwild", "downpour", "easgd", "lazy", "local", "gossip", "adpsgd", "diloco"]
+    "name",
+    ["hogwild", "downpour", "easgd", "lazy", "local", "gossip", "adpsgd", "diloco", "noloco", "async_diloco"],
 )
 def test_a_worker_with_steps_of_its_own_leaves_out_one_and_goes_on(how: float, name: str) -> None:
     results = trained(2, spoiled(how), STRATEGIES[name](), epochs=1)
