@@ -54,12 +54,13 @@ class GroupedStrategy(Strategy):
     def groups(self, comm: Communicator) -> Group | None:
         if self.inside == "none":
             return None
-        sizes = cast("list[int]", comm.all_gather_objects(comm.node.size))
+        sizes = sorted({*cast("list[int]", comm.all_gather_objects(comm.node.size))})
         size = self.group or sizes[0]
         if any(found % size if self.group else found != size for found in sizes):
+            words = " and ".join(map(str, sizes))
             raise BadOption(
-                f"{self.as_given('inside')} and 'group' is {self.group}, but the hosts of the ranks have "
-                f"{sizes} ranks; give every host the same number, or a group that divides each"
+                f"{self.as_given('inside')}, but a host has {words} ranks, which are no workers of "
+                f"{size}; give every host the same number, and '--strategy.group' one that divides it"
             )
         return Group.of(comm, size)
 
