@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.preloaded import command
 from tutti.cli.main import main
-from tutti.errors import UserError
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
@@ -41,18 +38,6 @@ def test_output_that_cannot_be_written_is_one_message_and_an_exit_code(
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_run_does_not_begin_where_its_weights_have_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2600))
-    rest = ["--steps", "1", "-n", "1", "--out", str(tmp_path / "run")]
-    assert main(["train", "mlp", *rest]) == UserError.exit_code
-    assert "2,600 bytes free" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-    # 64 x 10 weights and 10 biases, of 4 bytes each.
-    assert main(["train", "mlp", "--model.hidden", "[]", *rest]) == 0
 
 
 def test_an_error_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

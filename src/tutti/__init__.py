@@ -5,8 +5,10 @@ The names below are loaded at their first use: `import tutti` alone imports neit
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if sys.platform != "linux":
@@ -18,7 +20,7 @@ if sys.platform != "linux":
 
 from tutti.torch_backend.registration import register_with_torch
 
-if TYPE_CHECKING:  # `as`: these names are public
+if TYPE_CHECKING:  # The public names; `as` says so to type checkers.
     from tutti.comm.base import Communicator as Communicator
     from tutti.errors import BadData as BadData
     from tutti.errors import BadModel as BadModel
@@ -72,28 +74,10 @@ if TYPE_CHECKING:  # `as`: these names are public
 
     __version__: str
 
-_HOMES: Final = {
-    "comm.base": "Communicator",
-    "errors": "BadData BadModel BadOption BadRunFolder NotFinite "
-    "PeerLost RankFailed TuttiError UnknownName UserError",
-    "own_loop.distribute": "average_buffers checkpoints distribute init mean shard total",
-    "records.run": "EpochRecord Evaluation Summary",
-    "run.api": "Result train",
-    "run.config": "TrainConfig",
-    "run.resize": "resize",
-    "run.trained": "TrainedModel load",
-    "strategies": "ADPSGD EASGD GEM Clip DiLoCo Downpour EASGDSync Gossip "
-    "Hogwild Lazy Local ParamServer Solo Strategy Sync Worker",
-    "studies.cross_validation.api": "cross_validate",
-    "studies.cross_validation.result": "CrossValidated",
-    "studies.ensemble.module": "load_ensemble",
-    "studies.search.api": "tune",
-    "studies.search.study": "Tuned",
-    "training.callbacks": "Callback Course",
-}
-"""The public names, by the module that defines them."""
+_IMPORT: Final = re.compile(r"^    from (\S+) import (\w+) as \w+$", re.MULTILINE)
 
-_MODULES: Final = {name: f"tutti.{module}" for module, names in _HOMES.items() for name in names.split()}
+_MODULES: Final = {name: module for module, name in _IMPORT.findall(Path(__file__).read_text("utf-8"))}
+"""The modules of the public names, by the imports above."""
 
 __all__ = sorted([*_MODULES, "__version__"])
 

@@ -163,13 +163,7 @@ class RankHung(PeerLost):
 
 
 class HostLost(PeerLost):
-    """A host is gone, or cannot be reached any more.
-
-    Args:
-        hosts: their names.
-        ranks: the ranks that ran there, numbered in the job.
-        why: what is known about it.
-    """
+    """A host is gone, or cannot be reached any more, with the ranks that ran there."""
 
     def __init__(self, hosts: Iterable[str], ranks: Iterable[int], why: str) -> None:
         super().__init__(ranks, why)
@@ -182,11 +176,7 @@ class HostLost(PeerLost):
 
 
 class LauncherLost(PeerLost):
-    """The mpirun that had started the ranks is gone, and they with it.
-
-    Args:
-        why: what has become of it.
-    """
+    """The mpirun that had started the ranks is gone, and they with it."""
 
     def __init__(self, why: str) -> None:
         super().__init__((), why)

@@ -34,10 +34,6 @@ def load_object(spec: str, kind: str) -> object:
     Modules are looked up in the working directory too. A file is imported once per process, under a module
     name that depends only on its path, in `sys.modules`; it can import the files of its folder. If it imports
     Keras, that computes by torch, unless the environment says otherwise.
-
-    Raises:
-        BadOption: `spec` has another form, names a missing file, or importing the module failed.
-        UnknownName: the module has no such object.
     """
     where, _, path = spec.rpartition(":")
     if not where or not path:
@@ -63,12 +59,7 @@ def call_with_options(
     own: Mapping[str, object] = MappingProxyType({}),
     beside: Iterable[str] = (),
 ) -> object:
-    """Call `factory(**options, **own)`, once the options are known to fit its signature.
-
-    Raises:
-        BadOption: `factory` cannot be called, or a parameter without default has no option.
-        UnknownName: an option that is no parameter of it.
-    """
+    """Call `factory(**options, **own)`, once the options are known to fit its signature."""
     if not callable(factory):
         found = type(factory).__name__
         raise BadOption(f"the {kind} '{spec}' is no function or class but {found}; name something to call")
@@ -88,15 +79,9 @@ def call_with_options(
 
 
 def require_packages(what: str, packages: Iterable[str], extra: str) -> None:
-    """Refuse work that takes packages which are not installed, without importing them.
+    """Refuse work that takes packages which an extra of tutti installs, without importing them.
 
-    Args:
-        what: the beginning of the sentence, such as "pictures need".
-        packages: by the names under which they are imported.
-        extra: the extra of tutti that installs them.
-
-    Raises:
-        BadOption: one is missing.
+    `what` begins the sentence, such as "pictures need".
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -141,11 +126,7 @@ def import_files(paths: Iterable[str]) -> None:
 
 
 def find_file(where: str, spec: str, kind: str) -> Path:
-    """Return the file `where` that the `spec` of an object names.
-
-    Raises:
-        BadOption: there is none.
-    """
+    """Return the file `where` that the `spec` of an object names, or raise BadOption."""
     file = Path(where).expanduser().resolve()
     if not file.is_file():
         raise BadOption(f"the {kind} '{spec}' is in no file: there is no {file}; check the path")

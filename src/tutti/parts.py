@@ -38,7 +38,6 @@ AUGMENTATIONS: Final[Registry[Any]] = Registry(
 STRATEGIES: Final[Registry[Any]] = Registry(
     "tutti.strategies", "strategy", "One of your own is named as file.py:Class or package.module:Class."
 )
-VALIDATIONS: Final[Registry[Any]] = Registry("tutti.training.validation", "way to validate")
 
 
 class ClassesWithTorch(Registry[Any]):

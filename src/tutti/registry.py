@@ -111,11 +111,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return cast("T", getattr(importlib.import_module(place.module), place.attribute))
 
     def named(self, name: str) -> T:
-        """Import and return the part called `name`.
-
-        Raises:
-            UnknownName: there is none; the message names the nearest.
-        """
+        """Import and return the part called `name`, or raise UnknownName."""
         self.check(name)
         return self[name]
 
@@ -142,17 +138,10 @@ class Registry(Mapping[str, T], Generic[T]):
         said = ast.get_docstring(place.definition) or ast.get_docstring(place.tree) or ""
         return said.partition("\n")[0]
 
-    def text(self, name: str, attribute: str) -> str:
-        """Return a text that the class of a part has for an attribute, read in its file."""
-        text = self._places[name].file.read_text(encoding="utf-8")
-        found = re.search(rf'^    {attribute}\b[^"\n]* = "(.*)"$', text, re.MULTILINE)
-        if found is None:
-            raise KeyError(f"{name} has no text '{attribute}'")
-        return found[1]
-
     def literal(self, name: str, variable: str) -> Any:
-        """Return the literal that the file of a part assigns to a variable; None: it assigns none."""
-        for node in self._places[name].tree.body:
+        """Return the literal that a part, or its file, assigns to a variable; None: it assigns none."""
+        place = self._places[name]
+        for node in (*place.tree.body, *place.definition.body):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == variable:
                 return ast.literal_eval(node.value)
         return None

@@ -330,16 +330,6 @@ def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
     return view_like(stretch.set_(storage), like)
 
 
-def _attach_gradient(parameter: nn.Parameter, view: Tensor) -> None:
-    if parameter.grad is None:
-        view.zero_()
-    elif parameter.grad.is_sparse:
-        view.copy_(parameter.grad.to_dense())
-    elif parameter.grad.data_ptr() != view.data_ptr():
-        view.copy_(parameter.grad)
-    parameter.grad = view.data  # with its own version counter
-
-
 def _lacks_gradient(parameter: nn.Parameter, view: Tensor) -> bool:
     """Return whether a parameter has no gradient, given the view to which autograd has added nothing."""
     # One may have been written into the vector itself.
@@ -393,7 +383,8 @@ def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: 
             if memory.fill:
                 view.copy_(parameter)
             parameter.data = view
-            _attach_gradient(parameter, grad)
+            grad.zero_()
+            parameter.grad = grad.data  # with its own version counter
     return Flat(weights, grads, rows, names, parameters, spans)
 
 

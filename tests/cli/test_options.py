@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from tutti.cli.compare import CompareCommand
-from tutti.cli.options import command_words, config_from, parse_value, split_dotted
+from tutti.cli.options import Words, command_words, config_from, parse_value, split_dotted
 from tutti.cli.run import RunCommand
 from tutti.cli.train import TrainCommand, config_of
 from tutti.errors import BadOption, UnknownName
@@ -23,8 +21,8 @@ def parsed(*words: str) -> TrainConfig:
 
     class Parsed(TrainCommand):
         @override
-        def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Any]) -> int:
-            caught.append(config_of(own, given, dotted))
+        def run(self, words: Words) -> int:
+            caught.append(config_of(words))
             return 0
 
     Parsed()(words)

@@ -15,6 +15,7 @@ from tests.farm import killed as killed_program
 from tests.preloaded import interpreter
 from tutti.cli.commands import COMMANDS
 from tutti.cli.main import main
+from tutti.cli.options import Words
 from tutti.cli.tune import train_command
 from tutti.run.config import TrainConfig
 from tutti.studies.score import Score
@@ -60,17 +61,18 @@ def test_what_is_printed_and_written(whole: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     command = re.search(r"^to train it alone: tutti (.*)$", said, re.MULTILINE)
     assert command is not None
-    seen: list[object] = []
+    seen: list[Words] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(COMMANDS["train"], "run", lambda *words: seen.append(words[2:]) or 0)
+        patch.setattr(COMMANDS["train"], "run", lambda _, words: seen.append(words) or 0)
         assert main(shlex.split(command[1])) == 0
     rows = list(csv.DictReader((whole / "trials.csv").read_text().splitlines()))
     assert len(rows) == 6
     assert {row["state"] for row in rows} == {"complete", "pruned"}
     best = max((row for row in rows if row["state"] == "complete"), key=lambda row: float(row["accuracy"]))
     assert f"best: trial {best['trial']}, accuracy {float(best['accuracy']):.2%}" in said
-    ((given, dotted),) = seen
-    assert (str(given["lr"]), str(dotted["model_options"]["hidden"])) == (best["lr"], best["model.hidden"])
+    (words,) = seen
+    assert str(words.given["lr"]) == best["lr"]
+    assert str(words.dotted["model_options"]["hidden"]) == best["model.hidden"]
     saved = re.search(r"epochs: (\d+) of 36 trained", said)
     assert saved is not None
     histories = [path.read_text().splitlines() for path in whole.glob("jobs/*/*/history.jsonl")]

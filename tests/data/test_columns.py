@@ -60,7 +60,6 @@ def test_sequences_are_padded_to_the_longest_of_those_that_are_taken(opened):
     padded, lengths = parts.test.take(torch.arange(3))[0]
     assert padded.tolist() == [[50, 51, 52], [60, 0, 0], [70, 71, 0]]
     assert lengths.tolist() == [3, 1, 2]
-    assert parts.train.stored_inputs.columns[0].values is parts.test.stored_inputs.columns[0].values
 
 
 def test_sequences_of_small_numbers_leave_room_for_larger_ones_of_another_part(opened):

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tutti.data.builtin import mnist
-from tutti.data.downloads import IDX_FILES, Published
+from tutti.data.builtin import given_folder, mnist
+from tutti.data.builtin.mnist import IDX_FILES, Published
 from tutti.errors import BadData
 
 pytestmark = pytest.mark.timeout(60)
@@ -72,7 +72,7 @@ def test_changed_content_is_refused_and_not_kept(publish, write_idx):
         BadData,
         match=r"(?s)'mnist' could not be downloaded.*SHA256 hash .* expected .* but got .*TUTTI_DATA=FOLDER",
     ):
-        mnist.MNIST.files()
+        mnist.MNIST.contents()
     assert [p.name for p in cache.iterdir()] == [IDX_FILES[0]]
 
 
@@ -82,14 +82,15 @@ def test_a_file_that_is_not_whole_is_refused(publish, change):
     path = folder / f"{IDX_FILES[0]}.gz"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(BadData, match=r"(?s)could not be downloaded.*--data digits"):
-        mnist.MNIST.files()
+        mnist.MNIST.contents()
     assert list(cache.iterdir()) == []
 
 
 def test_the_second_server_is_tried_after_the_first(publish):
     _, address, cache = publish
     both = replace(mnist.MNIST, servers=(address + "gone/", address))
-    assert all(path.parent == cache and path.is_file() for path in both.files())
+    assert both.downloaded() == cache
+    assert sorted(path.name for path in cache.iterdir()) == sorted(IDX_FILES)
 
 
 def test_without_any_server_the_message_names_the_remedies(publish):
@@ -102,31 +103,29 @@ def test_without_any_server_the_message_names_the_remedies(publish):
         r".*train-images-idx3-ubyte\.gz, .* into FOLDER/mnist/ and set TUTTI_DATA=FOLDER, "
         r"or use '--data digits'",
     ):
-        none.files()
+        none.contents()
 
 
-def test_tutti_data_comes_first_and_may_hold_unpacked_files(
-    publish, monkeypatch, tmp_path, write_idx, images
-):
+def test_tutti_data_comes_first_and_may_hold_unpacked_files(publish, monkeypatch, tmp_path, write_idx):
     own = tmp_path / "own" / "mnist"
     monkeypatch.setenv("TUTTI_DATA", str(own.parent))
     with pytest.raises(BadData, match=r"TUTTI_DATA is '.*own', which is no folder"):
-        mnist.MNIST.files()
-    own.parent.mkdir()
-    assert {path.parent for path in mnist.MNIST.files()} == {publish[2]}
-    own.mkdir()
+        mnist.MNIST.contents()
+    own.mkdir(parents=True)
     for name in IDX_FILES:
-        write_idx(own / name, images[1])
-    assert {path.parent for path in mnist.MNIST.files()} == {own}
+        write_idx(own / name, np.full((7, 2, 2) if "images" in name else 7, 5, np.uint8))
+    assert mnist.MNIST.contents().parts["test"][1].tolist() == [5] * 7
 
 
 @pytest.mark.mnist
 @pytest.mark.parametrize("published", [mnist.MNIST, mnist.FASHION_MNIST])
 def test_the_checksums_are_those_of_the_real_files(real_data, published):
-    for path, sha256 in zip(published.files(), published.sha256, strict=True):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    folder = given_folder(published.name)
+    for name, sha256 in zip(IDX_FILES, published.sha256, strict=True):
+        packed = folder / f"{name}.gz"
+        content = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == sha256
 
 
 def test_the_cache_can_be_read_by_others(publish):
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in mnist.MNIST.files())
+    assert {path.stat().st_mode & 0o777 for path in mnist.MNIST.downloaded().iterdir()} == {0o644}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import struct
 import zipfile
@@ -96,13 +95,6 @@ def npz_with(path, header, content=b""):
 def test_an_array_whose_header_is_false_is_refused(tmp_path, header):
     with pytest.raises(BadData, match="damaged"):
         read_npz(npz_with(tmp_path / "a.npz", header))
-
-
-def test_a_packed_file_that_asks_for_more_than_the_memory_is_refused(tmp_path):
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(bytes([0, 0, 8, 2]) + b"\xff" * 8 + b"\0" * 100))
-    with pytest.raises(BadData, match="18,446,744,065,119,617,025 bytes"):
-        read_idx(path)
 
 
 @pytest.mark.parametrize("read", [read_idx, read_npz])

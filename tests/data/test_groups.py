@@ -106,7 +106,6 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
         ("t.parquet", "persons", "did you mean 'person'"),
         ("t.jsonl", "persons", "did you mean 'person'"),
         ("gaps.jsonl", "person", "no value in row 2 of the column 'person'"),
-        ("lists.jsonl", "person", "has lists in 'person'"),
         ("short.h5", "person", "3 groups, but 4 samples"),
         ("t.h5", "persons", "no data set 'persons'"),
         ("t.npz", "persons", "no array 'persons'"),
@@ -116,7 +115,6 @@ def test_the_column_is_no_input(tables: Path, name: str) -> None:
 def test_a_column_that_is_not_there_is_refused(tables: Path, name: str, column: str, message: str) -> None:
     (tables / "gaps.csv").write_text("a,person,label\n1,ann,0\n2,,1\n")
     (tables / "gaps.jsonl").write_text('{"a": 1, "person": "ann", "label": 0}\n{"a": 1, "label": 1}\n')
-    (tables / "lists.jsonl").write_text('{"a": 1, "person": [1], "label": 0}\n' * 2)
     with h5py.File(tables / "short.h5", "w") as file:
         file["x_train"], file["y_train"], file["person"] = np.eye(4), np.arange(4), PERSONS[:3]
     with pytest.raises(UserError, match=message):

@@ -70,9 +70,8 @@ def test_a_missing_or_truncated_file_of_a_list_is_named(listed):
 
 def test_files_of_another_shape_type_or_length_are_named(listed):
     for jets, kind, said in (
-        (np.zeros((3, 4), np.float32), np.zeros(3, int), r"3\.h5 has the train inputs  of shape \(4,\)"),
-        (np.zeros((3, 2), np.float64), np.zeros(3, int), r"3\.h5 has .* of shape \(2,\) and type float64"),
-        (np.zeros((3, 2), np.float32), np.zeros(2, int), r"3\.h5 has 3 inputs but 2 targets"),
+        (np.zeros((3, 4), np.float32), np.zeros(3, int), r"3\.h5 has other train inputs .* shape \(4,\)"),
+        (np.zeros((3, 2), np.float64), np.zeros(3, int), r"3\.h5 has .* type float64"),
     ):
         with h5py.File(listed.parent / "3.h5", "w") as file:
             file["events/jets"], file["events/kind"] = jets, kind
@@ -138,11 +137,3 @@ def test_rows_that_are_kept_aside_are_read_from_their_files(listed, opened):
     data = opened(str(listed), validation=0.3, options=OPTIONS)
     both = torch.cat([data.train.inputs[:, 0], data.validation.inputs[:, 0]])
     assert sorted(both.tolist()) == list(range(sum(SIZES)))
-
-
-def test_what_says_that_it_is_larger_than_memory_is_refused(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", (1 << 40, 1 << 20), "f8", chunks=(1, 1 << 20))
-        file["y"] = [0]
-    with pytest.raises(BadData, match="bytes of memory"):
-        read_source(str(tmp_path / "a.h5"), {})

@@ -160,9 +160,7 @@ class Named(TensorDataset):
 
 def test_data_sets_whose_numbers_stand_for_other_classes_are_refused(opened):
     assert opened((Named("ant", "bee"), Named("ant", "bee")), validation=0).labels == ("ant", "bee")
-    with pytest.raises(
-        BadData, match=r"the test part .* has the class names bee, cow, and the train part ant"
-    ):
+    with pytest.raises(BadData, match="the test part of the data has other class names"):
         opened((Named("ant", "bee", "cow"), Named("bee", "cow")))
 
 
@@ -181,9 +179,9 @@ def test_lists_of_dicts_are_read_as_data_sets_of_such_items():
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (Items([*pairs(7), (torch.zeros(2, 4), 0)]), r"input of item 7 .* \(2, 4\), but item 0 has \(2, 3\)"),
+        (Items([*pairs(7), (torch.zeros(2, 4), 0)]), r"inputs have the shape \(2, 4\) in sample 7"),
         (Items([("a cat", 0), ("a horse", 1)]), "input of item 0 of the train part is a text, 'a cat'"),
-        (Items([*pairs(4), (torch.zeros(2, 3), [0, 1])]), "target of item 4 of the train part"),
+        (Items([*pairs(4), (torch.zeros(2, 3), [0, 1])]), "targets have the shape"),
         (Items([*pairs(3), torch.zeros(3)]), "item 3 of the train part is a Tensor of 3; every item"),
         (Items([*pairs(3), (1, 2, 3)]), "item 3 of the train part is a tuple of 3; every item"),
         (Items([]), "the train part has no samples"),

@@ -87,7 +87,7 @@ def test_packed_texts_are_read(tmp_path, name):
         ([{"x": [[1]], "y": 0}, {"x": [[1, 2]], "y": 1}], r"several lengths in the lists of the column 'x'"),
         ([{"x": [1], "y": [0]}, {"x": [1], "y": [0, 1]}], r"lists of several lengths, in 'y'"),
         ([{"x": [1], "y": 0}, {"y": 1}], r"no list in some rows of the column 'x'"),
-        ([{"a": [1], "b": "u", "y": 0}], r"row 1, column 'b' has 'u'.*--data.columns a"),
+        ([{"a": [1], "b": "u", "y": 0}], r"type string in the column 'b'.*--data.columns a"),
         ([{"a": 1, "y": None}, {"a": 1}], "no rows with a target"),
         ([{"a": 10**400, "y": 0}], "too large"),
         ([{"x": [1e300], "y": 0}, {"x": [1], "y": 1}], "or numbers too large for float32"),

@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from datetime import date, datetime
 from decimal import Decimal
 
 import numpy as np
@@ -68,17 +67,10 @@ def test_columns_of_numbers_lists_and_texts(read, form):
         ([True, False, True], [1, 0, 1]),
         ([Decimal("1.50"), Decimal("2.25"), Decimal(3)], [1.5, 2.25, 3]),
         (arrow.array(["v", "u", "v"]).dictionary_encode(), [1, 0, 1]),
-        ([date(2024, 1, 5), date(2024, 2, 5), date(2024, 1, 5)], "dates, such as '2024-01-05'"),
-        ([datetime(2024, 1, 5), datetime(2024, 1, 6), None], "dates"),
     ],
 )
-def test_targets_of_every_type_are_read_or_refused_by_name(read, values, found):
-    table = {"a": [1, 2, 3], "y": values}
-    if isinstance(found, str):
-        with pytest.raises(BadData, match=f"the target 'y' .*{found}"):
-            read(table, missing="drop")
-    else:
-        assert read(table)[1].tolist() == found
+def test_targets_of_every_type_are_read(read, values, found):
+    assert read({"a": [1, 2, 3], "y": values})[1].tolist() == found
 
 
 def test_parts_whose_numbers_stand_for_other_classes_are_refused(tmp_path):
@@ -87,7 +79,7 @@ def test_parts_whose_numbers_stand_for_other_classes_are_refused(tmp_path):
         table = arrow.table({"a": [0.5, 1.5], "label": [0, 1]}, metadata={"huggingface": about})
         parquet.write_table(table, tmp_path / f"{part}.parquet")
     with pytest.raises(
-        BadData, match=r"the test part .* has the class names bee, cow, and the train part ant"
+        BadData, match=r"the test part .* has other class names than the train part .*, bee, cow and not ant"
     ):
         read_source(str(tmp_path), {})
 
@@ -121,7 +113,7 @@ def test_a_frame_is_a_table():
     assert inputs[:].tolist() == [[0.5], [2.0]]
     with pytest.raises(BadData, match=r"the DataFrame has no column 'c' \(--data.target\)"):
         read_source(frame, {"target": "c"})
-    with pytest.raises(BadData, match=r"the DataFrame has values of type .*string where .* 'kind'"):
+    with pytest.raises(BadData, match=r"the DataFrame has values of type .*string in the column 'kind'"):
         read_source(frame, {"target": "a", "prepare": "off"})
     with pytest.raises(BadData, match="the DataFrame is no table that Arrow can hold"):
         read_source(pandas.DataFrame({"a": [1, "x"], "y": [0, 1]}), {})

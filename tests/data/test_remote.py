@@ -18,7 +18,7 @@ import torch
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import open_data
 from tutti.data.remote import SCHEMES, local_copy
-from tutti.data.sources import check_named
+from tutti.data.schemas import check_there
 from tutti.data.streaming import StreamedPart
 from tutti.errors import BadData, BadOption
 from tutti.load_object import names_object
@@ -103,10 +103,10 @@ def test_a_copy_stays_in_its_place_and_keeps_its_ending(cache, tmp_path, address
 
 
 def test_schemes_are_known_before_any_rank_starts():
-    check_named("s3://bucket/folder")
+    check_there("s3://bucket/folder")
     assert not names_object("s3://bucket/folder")
     with pytest.raises(BadOption, match="begins with http://; data come by s3"):
-        check_named("http://host/folder")
+        check_there("http://host/folder")
 
 
 class Answers(SimpleHTTPRequestHandler):

@@ -12,7 +12,7 @@ from torch import nn
 
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, Part, Queue, SamplePool, Scale, open_pool
-from tutti.data.scale import pixel_sums, scale_of
+from tutti.data.scale import pixel_scale
 from tutti.data.sources import read_source
 from tutti.errors import BadData
 from tutti.records.splits import Split, count_splits, read_split, write_splits
@@ -149,7 +149,7 @@ def test_the_scale_of_a_split_is_exactly_that_of_its_training_rows(images, split
     for number in (0, 1):
         for ours, _ in pooled(images, ranks=3, place=(str(splits), number)):
             rows = ours.train.rows.numpy()
-            scale = scale_of(pixel_sums(x[rows][:, None]).sum(0), x[rows].size)
+            scale = pixel_scale(x.__getitem__, rows)
             assert ours.train.scale == ours.validation.scale == scale
             assert ours.train.targets.tolist() == y[rows].tolist()
             assert ours.test is None

@@ -104,11 +104,6 @@ def test_texts_are_classes_in_sorted_order_over_all_parts():
     assert found.parts["test"].tolist() == [0, 1]
 
 
-def test_classes_that_differ_only_by_case_or_spaces_are_named(capsys):
-    read(["yes", "no", "NO ", "YES", "a b"])
-    assert capsys.readouterr().err.endswith("spaces: 'NO ', 'YES', 'no', 'yes'\n")
-
-
 def test_floats_are_values():
     found = read([[0.5], [2.0]])
     assert found.classes is None
@@ -170,10 +165,9 @@ def test_classes_have_the_numbers_that_a_model_knows(targets, labels, numbers):
 
 @pytest.mark.parametrize("names", [(), ("0", "1"), ("False", "True"), ("false", "true")])
 @pytest.mark.parametrize(
-    "targets",
-    [[0, 1, 1], [0.0, 1.0, 1.0], [False, True, True], ["FALSE", "true", "True"], [[1, 0], [0, 1], [0, 1]]],
+    "targets", [[0, 1, 1], [0.0, 1.0, 1.0], [False, True, True], [[1, 0], [0, 1], [0, 1]]]
 )
-def test_labels_that_are_written_differently_are_met_again(names, targets):
+def test_labels_that_are_given_differently_are_met_again(names, targets):
     assert read(targets, known=KnownClasses(2, names)).parts["train"].tolist() == [0, 1, 1]
 
 
@@ -202,14 +196,10 @@ def test_a_class_without_a_name_is_no_missing_label():
     [
         (["a", "b", "c"], {"classes": 2}, "3 different texts, .* but 2 classes"),
         ([["a", "b"], ["b", "a"]], {}, r"texts of shape \(2, 2\)"),
-        ([0, 1], {"test": ["a", "b"]}, r"mixes numbers and texts, such as '0' and 'a'.*--data\.classes 4"),
-        (["3", "x", "4.5"], {}, "'3' and 'x'"),
         (["a", "b"], {"classes": 0}, "texts, such as 'a', but amounts"),
         (["5 Jan", "5 Jan"], {"targets": ("t",)}, "the target 't' is '5 Jan' in every sample"),
         ([2.5, 2.5], {}, "is '2.5' in every sample"),
         ([True, True], {}, "is 'True' in every sample"),
-        (["2024-01-05", "2024-02-05 10:00"], {}, r"dates, such as '2024-01-05'.*--data\.classes 2"),
-        (["5.1.2024", "31.12.2024"], {}, "dates"),
         ([f"id {at}" for at in ALL], {}, r"60 different texts in 60 samples, such as 'id 0'"),
         (ALL, TABLE, r"60 different .* from 0 to 59.*--data\.classes none .*--data\.classes 60"),
         (ALL % 21, TABLE, "21 different whole numbers"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import re
@@ -20,9 +19,9 @@ import tutti
 from tests.docs.programs import DOCS, blocks_of
 from tutti.cli.command import Command
 from tutti.cli.commands import COMMANDS
-from tutti.cli.options import config_from
+from tutti.cli.options import Words
 from tutti.run.api import TrainOptions
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import TrainConfig
 from tutti.strategies import STRATEGIES
 
 ROOT = DOCS.parent
@@ -110,19 +109,17 @@ def test_a_command_is_parsed_and_its_configuration_has_no_wrong_value(
     page: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, *rest = words
-    seen: list[tuple[dict[str, Any], dict[str, Options]]] = []
+    seen: list[Words] = []
 
-    def note(
-        command: Command, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]
-    ) -> int:
-        seen.append((given, dotted))
+    def note(command: Command, parsed: Words) -> int:
+        seen.append(parsed)
         return 0
 
     monkeypatch.setattr(COMMANDS[name], "run", note)
     assert COMMANDS[name]()(rest) == 0
-    for given, options in seen:
+    for one in seen:
         if name in ("train", "plan", "verify", "layouts"):
-            config_from(given, options)
+            one.config()
 
 
 def slugs(text: str) -> set[str]:

@@ -22,6 +22,7 @@ from tutti.farm.work import work_on
 from tutti.launch.cores import Cores
 from tutti.records.farm_folder import THREADS, FarmFolder, JobState
 from tutti.records.run import EpochRecord
+from tutti.records.run_folder import RunFolder
 from tutti.run.config import TrainConfig
 
 TINY = TrainConfig(model="mlp", model_options={"hidden": [4]}, data="digits", steps=2, batch_size=8)
@@ -75,7 +76,7 @@ def test_jobs_that_go_wrong_fail_alone(mixed: Mixed) -> None:
     assert "killed by signal 9 (SIGKILL)" in why["dying"]
     assert "exited with code 0 before it was done" in why["leaving"]
     assert "did you mean 'adam'" in why["mistaken"] or "did you mean 'adamw'" in why["mistaken"]
-    traceback = folder.error("raising")
+    traceback = RunFolder(folder.job("raising")).error()
     assert traceback is not None
     assert 'raise ArithmeticError("no model today")' in traceback
     assert {name: folder.state(name) for name in outcomes} == {n: o.state for n, o in outcomes.items()}
@@ -117,7 +118,7 @@ def test_finished_jobs_are_taken_as_they_are_and_failed_ones_tried_again(mixed: 
     assert [one.job.name for one in told if isinstance(one, JobBegan)] == ["raising"]
     assert again["mlp/seed-0"].summary == outcomes["mlp/seed-0"].summary
     assert again["raising"].state is JobState.FINISHED
-    assert folder.error("raising") is None
+    assert RunFolder(folder.job("raising")).error() is None
     # Threads decide the order in which torch adds up.
     assert folder.settled(THREADS) == folder.settle(THREADS, 4) == 1
     with pytest.raises(BadOption, match="have had 1 each so far"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from tutti.farm.coordinator import Happening, JobFound
 from tutti.farm.jobs import FarmJob
 from tutti.records.checkpoints import present
 from tutti.records.farm_folder import FarmFolder, JobState
+from tutti.records.run_folder import ERROR, RunFolder
 from tutti.run.config import TrainConfig
 from tutti.watching.farm import read_progress
 
@@ -91,7 +93,8 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
     folder = FarmFolder.begin(tmp_path / "farm", "test", {})
     jobs = [FarmJob(name, TrainConfig()) for name in ("failed", "running", "free")]
     told: list[Happening] = []
-    folder.write_error("failed", "before\nValueError: of an earlier try\n")
+    RunFolder(folder.job("failed")).write_error("before\nValueError: of an earlier try\n")
+    os.utime(folder.job("failed") / ERROR, (1, 1))
     with folder.launch() as ours, folder.launch() as other:
         assert other.claim("failed")
         assert other.claim("running")
@@ -100,7 +103,7 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
         assert left.next() == jobs[2]
         assert left.next() is None
         assert left.elsewhere()
-        folder.write_error("failed", "now\nValueError: no")
+        RunFolder(folder.job("failed")).write_error("now\nValueError: no")
         left._look_at = 0.0
         assert left.next() is None
         assert [one.job.name for one in told if isinstance(one, JobFound)] == ["failed"]

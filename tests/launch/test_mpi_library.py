@@ -13,12 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tutti.errors import UserError
 from tutti.launch.mpi_library import (
     SEGMENT_BYTES,
     library_beside,
     make_room,
-    refuse_unloadable,
     use_library_of,
 )
 
@@ -29,7 +27,6 @@ from tutti.launch.mpi_library import (
         ("bin/orterun", "lib/x86_64-linux-gnu/libmpi.so.40", False),
         ("bin/prterun", "lib/libmpi.so.40", False),
         ("bin/mpiexec.hydra", "lib64/mpich/lib/libmpi.so.12", True),
-        ("bin/mpiexec.hydra", "lib/x86_64-linux-gnu/libmpich.so.12", True),
     ],
 )
 def test_the_library_beside_a_launcher_is_found(
@@ -82,9 +79,3 @@ def test_a_rank_takes_the_library_of_its_launcher_unless_the_user_has_chosen(
     chosen = {"MPI4PY_MPIABI": "openmpi"}
     use_library_of([(launcher, "mpiexec.hydra")], chosen)
     assert chosen == {"MPI4PY_MPIABI": "openmpi"}
-
-
-def test_a_library_of_mpich_by_another_name_is_refused_with_the_link_that_it_needs() -> None:
-    with pytest.raises(UserError, match=r"ln -s /x/libmpich\.so\.12 ~/mpich/libmpi\.so\.12"):
-        refuse_unloadable({"MPI4PY_LIBMPI": "/x/libmpich.so.12"})
-    refuse_unloadable({"MPI4PY_LIBMPI": "/x/libmpi.so.40"})

@@ -60,7 +60,6 @@ LARGE = (3, 224, 224)
         ("resnet18", LARGE, {}, 11_689_512),
         ("resnet50", LARGE, {}, 25_557_032),
         ("vgg11", LARGE, {"batch_norm": False}, 132_863_336),
-        ("vgg19", LARGE, {"batch_norm": False}, 143_667_240),
         # As usual for CIFAR-10.
         ("mobilenet", (3, 32, 32), {}, 2_236_682),
         ("resnet18", (3, 32, 32), {}, 11_173_962),

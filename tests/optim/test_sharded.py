@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from tutti.errors import BadModel, BadOption
+from tutti.errors import BadModel
 from tutti.model_parallel.memory import PeakMemory
 from tutti.optim.kernels import KERNELS as BY_CLASS
 from tutti.optim.sharded import PIECE, ShardedOptimizer, own_slices
@@ -166,15 +166,6 @@ def test_each_param_group_has_its_own_options() -> None:
     replica.flats[0].grads.fill_(1.0)
     ShardedOptimizer(optimizer, replica, whole(replica)).step()
     assert [p[0].item() for p in module] == [0.75, 0.5, 0.75]
-
-
-@pytest.mark.parametrize("when", ["pre", "post"])
-def test_step_hooks_are_refused(when: str) -> None:
-    replica = Replica(mlp())
-    optimizer = adam_over(replica.flats[0])
-    getattr(optimizer, f"register_step_{when}_hook")(lambda *_: None)
-    with pytest.raises(BadOption, match="has step hooks, which would not be called"):
-        ShardedOptimizer(optimizer, replica, whole(replica))
 
 
 def test_an_optimizer_over_another_models_parameters_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -384,7 +383,7 @@ def test_a_checkpoint_at_the_wrong_moment_is_refused(worlds: Worlds, tmp_path: P
             "save() is given step -1",
             "save()'s values['loss'] is of type method",
             "'optimizer' of tutti.checkpoints() was given to distribute()",
-            "'loader' of tutti.checkpoints() is a loader",
+            "'loader' of tutti.checkpoints() is of type DataLoader",
             "'epoch' of tutti.checkpoints() is of type int",
             "keep is 0",
             "tutti.checkpoints() was called before distribute()",
@@ -557,25 +556,3 @@ def test_another_program_is_refused(worlds: Worlds, tmp_path: Path) -> None:
 def test_a_folder_is_for_one_program(worlds: Worlds, tmp_path: Path) -> None:
     with FolderLock(tmp_path), pytest.raises(BadRunFolder, match=str(tmp_path)):
         worlds.call(partial(_call, loop=_two_saved, folder=tmp_path, stop=True), 2)
-
-
-def _warned(folder: Path | None, stop: bool) -> list[str]:
-    ((model, optimizer),) = made(adam)
-    order = torch.Generator()
-    kept(folder, **({"order": order} if stop else {}))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for inputs, targets in distribute.shard(DataLoader(samples(), 4, shuffle=True, generator=order)):
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-    return [str(one.message) for one in said]
-
-
-def test_a_loaders_own_generator_wants_to_be_kept(worlds: Worlds, tmp_path: Path) -> None:
-    def warned(folder: Path | None, stop: bool) -> list[str]:
-        (said,) = worlds.call(partial(_call, loop=_warned, folder=folder, stop=stop), 1)
-        return list(said)
-
-    assert warned(None, False) == warned(tmp_path, True) == []
-    (sentence,) = warned(tmp_path, False)
-    assert "give it to tutti.checkpoints(..., generator=generator)" in sentence

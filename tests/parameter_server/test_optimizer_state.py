@@ -69,18 +69,11 @@ def test_what_an_optimizer_keeps_is_kept_for_all_workers(servers: int) -> None:
     assert_close(run(setting, VirtualWorld(3, servers=servers))[0].final, by_hand(Rebinding, 12))
 
 
-def hooked(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-    optimizer = optim.SGD(parameters, lr=LR)
-    optimizer.register_step_post_hook(lambda *_: None)
-    return optimizer
-
-
 @pytest.mark.parametrize(
     ("make", "word"),
     [
         (lambda parameters: Late(parameters, {"lr": LR}), "'slow'"),
         (lambda parameters: Counting(parameters, {"lr": LR}), "'count'"),
-        (hooked, "step hooks"),
         (lambda parameters: Foreign(parameters, lr=LR), "side worker"),
         (optim.LBFGS, "LBFGS"),
         (optim.SparseAdam, "SparseAdam"),

@@ -22,7 +22,7 @@ def test_a_farm_is_begun_once_and_taken_up_with_the_same_plan_alone(tmp_path: Pa
     begun = FarmFolder.begin(path, "cv", QUESTION, JOBS)
     assert FarmFolder.open(path).plan == begun.plan
     assert begun.plan.jobs == JOBS
-    with pytest.raises(BadRunFolder, match="has a farm in it: --resume goes on with that"):
+    with pytest.raises(BadRunFolder, match=r"is not empty; .* go on with what is in it by --resume"):
         FarmFolder.begin(path, "cv", QUESTION, JOBS)
     same = FarmFolder.begin(path, "cv", {**QUESTION, "models": ("mlp", "cnn")}, JOBS, resume=True)
     assert same.path == path
@@ -46,10 +46,6 @@ def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(BadRunFolder, match="is not empty; name another one"):
         FarmFolder.begin(tmp_path, "cv", QUESTION, resume=True)
-    later = FarmFolder.begin(tmp_path / "later", "cv", QUESTION).path / "farm.json"
-    later.write_text(later.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(BadRunFolder, match="is of version 2"):
-        FarmFolder.open(later.parent)
 
 
 @pytest.mark.parametrize("name", ["../else", "/tmp/else", "a//b", "", ".hidden", "a/.ranks", "a b", "a/"])
@@ -62,13 +58,13 @@ def test_the_state_of_a_job_is_that_of_its_run_folder(tmp_path: Path) -> None:
     farm = FarmFolder.begin(tmp_path / "farm", "cv", QUESTION, JOBS)
     name = "mlp/fold-1"
     assert farm.state(name) is JobState.WAITING
-    farm.write_error(name, "Traceback ...\nValueError: no\n")
+    RunFolder(farm.job(name)).write_error("Traceback ...\nValueError: no\n")
     assert farm.state(name) is JobState.FAILED
-    assert farm.error(name) == "Traceback ...\nValueError: no\n"
-    farm.write_error(name, "Traceback ...\n" + "ValueError: no" * 100_000)
-    assert (farm.error(name) or "").endswith("ValueError: no\n")
+    assert RunFolder(farm.job(name)).error() == "Traceback ...\nValueError: no\n"
+    RunFolder(farm.job(name)).write_error("Traceback ...\n" + "ValueError: no" * 100_000)
+    assert (RunFolder(farm.job(name)).error() or "").endswith("ValueError: no\n")
     farm.clear_error(name)
-    assert farm.error(name) is None
+    assert RunFolder(farm.job(name)).error() is None
     # What a job has left there does not keep a run from beginning.
     check_writable(farm.job(name))
     with FolderLock(farm.job(name)):

@@ -16,13 +16,11 @@ def test_a_job_is_one_launchs_as_long_as_that_lives(tmp_path: Path) -> None:
             assert first.claim("a/b")
             assert not second.claim("a/b")
             assert second.claim("a/c")
-            assert second.shares_cores()
             assert [is_locked(folder) for folder in all_launches(tmp_path)] == [True, True]
             first.release("a/b")
             assert second.claim("a/b")
             second.release("a/b")
             assert first.claim("a/b")
-        assert not second.shares_cores()
         assert second.claim("a/b")
         assert sorted(map(is_locked, all_launches(tmp_path))) == [False, True]
 

@@ -20,6 +20,7 @@ from tutti.records.pipeline import FORWARD, PipelineRecord, PipelineSpan
 from tutti.records.run import EpochRecord, Evaluation, Summary, World
 from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
 from tutti.replica import Replica
+from tutti.run.trained_run import find_run
 from tutti.training.weights import load_weights, weights_to_bytes
 
 RECORD = EpochRecord(
@@ -130,18 +131,18 @@ def test_a_folder_without_final_weights_says_what_is_there_and_what_to_do(tmp_pa
 
     def refused() -> str:
         with pytest.raises(BadRunFolder) as error:
-            RunFolder.open(tmp_path)
+            find_run(tmp_path)
         return str(error.value).replace(str(tmp_path), "RUN")
 
     assert "was interrupted, with 0 complete epochs and no checkpoint" in refused()
     assert refused().endswith("tutti train --config RUN --out ...")
     RunFolder(tmp_path).append(RECORD)
     (tmp_path / "checkpoints" / "step-00000012").mkdir(parents=True)
-    assert "with 1 complete epochs and a checkpoint" in refused()
-    assert refused().endswith("tutti train --resume RUN")
+    folder = RunFolder.open(tmp_path)
+    assert "with 1 complete epochs and a checkpoint" in folder.unfinished
+    assert folder.next_step == f"finish it: tutti train --resume {tmp_path}"
     with FolderLock(tmp_path):
-        assert "is being trained" in refused()
-    assert RunFolder.open(tmp_path, finished=False).path == tmp_path
+        assert "is being trained" in folder.unfinished
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"test": 3}', '{"name": "digits", "classes": "x"}', "{}"])

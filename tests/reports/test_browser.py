@@ -28,7 +28,7 @@ FAILED = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("comparison")
     write_comparison(folder, FAILED)
-    ComparisonFolder(folder).write_error(FAILED, 0, "rank 1 failed:\nValueError: broken")
+    ComparisonFolder(folder).run(FAILED, 0).write_error("rank 1 failed:\nValueError: broken")
     with pytest.MonkeyPatch.context() as patch:
         # The pictures beside the page take as long as the browser does.
         leave_pictures_out(patch)

@@ -14,7 +14,6 @@ from markupsafe import escape
 from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
 from tutti.cli.main import main
-from tutti.errors import BadRunFolder
 from tutti.records.run import Evaluation, RunStart, Summary, World
 from tutti.records.run_folder import RunFolder
 from tutti.reports.page import write_report
@@ -106,25 +105,15 @@ def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_
     assert all(f"<li>{escape(one)}</li>" in page for one in results.courses)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data": "digits"}, "the data of {b}: digits, of {a}: mnist"),
-        ({"model": "cnn"}, "the model of {b}: cnn, of {a}: lenet"),
-        ({"model_options": {"hidden": 9}}, "the model options of {b}: {{'hidden': 9}}, of {a}: none"),
-    ],
-)
-def test_runs_of_other_data_or_models_are_refused_unless_forced(
-    tmp_path: Path, changes: dict[str, object], message: str
+@pytest.mark.parametrize("changes", [{"data": "digits"}, {"model": "cnn"}, {"model_options": {"hidden": 9}}])
+def test_runs_of_other_data_or_models_are_shown_with_a_warning(
+    tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
-    write_run(a, EPOCHS, config=CONFIG)
-    write_run(b, EPOCHS, config={**CONFIG, **changes})
-    with pytest.raises(BadRunFolder) as caught:
-        read_results([a, b])
-    assert message.format(a=a, b=b) in str(caught.value)
-    assert "cannot be compared; give runs of the same, or --force" in str(caught.value)
-    assert len(read_results([a, b], force=True).rows) == 2
+    for name, own in (("a", {}), ("b", changes)):
+        write_run(tmp_path / name, EPOCHS, config={**CONFIG, **own})
+    found = read_results([tmp_path / "a", tmp_path / "b"])
+    assert len(found.rows) == 2
+    assert found.notes == [f"the runs differ in {next(iter(changes))}: their tasks are not the same"]
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,7 @@ def test_a_swept_option_has_baselines_of_its_own(tmp_path: Path) -> None:
 def test_a_combination_that_failed_says_why(tmp_path: Path) -> None:
     write_all(tmp_path)
     bad = Combination("easgd, 2 workers", "easgd", "easgd", 2, 1, STRONG)
-    ComparisonFolder(tmp_path).write_error(bad, 0, "rank 1 failed:\nValueError: broken")
+    ComparisonFolder(tmp_path).run(bad, 0).write_error("rank 1 failed:\nValueError: broken")
     asked = comparison(ONE, ALL, SYNC, bad)
     found = results(tmp_path, asked).rows
     assert found[-1].error == "rank 1 failed:\nValueError: broken"

@@ -73,10 +73,6 @@ def test_an_unfit_pairing_is_refused_naming_what_fits(
         ({"layout": "batch_last", "device": "cuda"}, "--device cuda does not go with --layout batch_last"),
         ({"layout": "batch_last", "parallel": "sharded"}, "that is for ranks with whole models"),
         ({"cuda_graph": "on"}, "a graph is for samples that lie on a GPU"),
-        (
-            {"cuda_graph": "on", "device": "cuda", "balance": "queue"},
-            "--balance queue does not go with --cuda-graph on",
-        ),
     ],
 )
 def test_options_that_do_not_go_together_make_no_configuration(options: dict[str, Any], message: str) -> None:

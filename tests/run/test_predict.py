@@ -173,7 +173,6 @@ def test_other_data_are_evaluated_by_names_of_classes_and_columns(runs: Path, tm
     [
         (2 * KINDS + 3, 2.0 * KINDS + 3, np.int64),
         (KINDS > 0, (KINDS > 0) * 1, np.bool_),
-        ((KINDS > 0) * 1.0, np.where(KINDS, "TRUE", "false"), np.int64),
         (np.where(KINDS, "yes", "no"), np.where(KINDS, " yes", "no"), np.str_),
         (np.eye(3)[KINDS], KINDS, np.int64),
     ],
@@ -248,7 +247,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
         ("images", "wide.npy", r"shape \(1, 2, 5\), but the model was trained"),
         ("images", "float.npy", "float64, but the model was trained on uint8, from 0 to 255"),
         ("images", "gone.npy", "there is no"),
-        ("table", "text.csv", "'three' in row 1 of the column 'z'"),
+        ("table", "text.csv", "column 'z' .*'three'"),
         ("table", "few.csv", "no column 'z'"),
     ):
         with pytest.raises(BadData, match=said):

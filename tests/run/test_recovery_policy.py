@@ -89,19 +89,12 @@ def test_losses_between_which_the_run_comes_no_further_end_it(tmp_path: Path) ->
             policy.go_on_after(lost)
 
 
-def asked(folder: Path, workers: int) -> ResizeRequest:
-    request = request_workers(folder, workers)
-    assert request is not None
-    return request
-
-
-def answer_to(folder: Path, request: ResizeRequest) -> tuple[bool, str]:
+def answer_to(folder: Path) -> tuple[bool, str]:
     """What `tutti resize` gets to read, and takes away."""
     found = read_request(folder)
     assert found is not None
-    assert found.token == request.token
-    assert found.answer is not None
-    remove_request(folder, request)
+    assert found.answer
+    remove_request(folder)
     return found.agreed, found.answer
 
 
@@ -117,15 +110,15 @@ def begin(policy: RecoveryPolicy, memory: StateMemory, number: int) -> None:
 def test_a_resize_is_agreed_to_when_the_state_was_copied(tmp_path: Path) -> None:
     with policy_of(tmp_path) as (policy, memory, _):
         wanted = memory.place.copy_wish()
-        request = asked(tmp_path, 1)
+        assert request_workers(tmp_path, 1)
         begin(policy, memory, 2)
         assert (policy.placement.workers, policy.job.config.workers, wanted()) == (1, "1", False)
-        assert answer_to(tmp_path, request) == (True, "going on with 1 rank instead of 3")
+        assert answer_to(tmp_path) == (True, "going on with 1 rank instead of 3")
 
 
 def test_a_loss_before_the_copy_delays_a_resize(tmp_path: Path) -> None:
     with policy_of(tmp_path) as (policy, memory, _):
-        asked(tmp_path, 2)
+        assert request_workers(tmp_path, 2)
         assert not policy.is_due()
         policy.go_on_after(PeerLost([1], "killed"))
         assert policy.placement.workers == 3
@@ -138,16 +131,16 @@ def test_no_rank_is_ended_for_the_same_number_or_one_without_room(
     tmp_path: Path, workers: int, agreed: bool
 ) -> None:
     with policy_of(tmp_path) as (policy, memory, _):
-        request = asked(tmp_path, workers)
+        assert request_workers(tmp_path, workers)
         assert not policy.is_due()
-        assert answer_to(tmp_path, request)[0] == agreed
+        assert answer_to(tmp_path)[0] == agreed
         memory.place.publish(2, {"step": 2})
         assert not policy.is_due()
 
 
 def test_a_run_that_stops_takes_no_copy_for_others(tmp_path: Path) -> None:
     with policy_of(tmp_path) as (policy, memory, stopping):
-        asked(tmp_path, 1)
+        assert request_workers(tmp_path, 1)
         stopping.page.request()
         assert not policy.is_due()
         assert not memory.place.copy_wish()()
@@ -155,28 +148,23 @@ def test_a_run_that_stops_takes_no_copy_for_others(tmp_path: Path) -> None:
 
 def test_what_is_taken_back_is_wanted_no_more(tmp_path: Path) -> None:
     with policy_of(tmp_path) as (policy, memory, _):
-        request = asked(tmp_path, 1)
+        assert request_workers(tmp_path, 1)
         assert not policy.is_due()
         assert memory.place.copy_wish()()
-        remove_request(tmp_path, request)
+        remove_request(tmp_path)
         memory.place.publish(2, {"step": 2})
         assert not policy.is_due()
         assert not memory.place.copy_wish()()
 
 
-def test_a_request_stands_alone_until_its_answer_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = asked(tmp_path, 3)
-    assert request_workers(tmp_path, 4) is None
-    answer_request(tmp_path, request, "so be it", agreed=True)
-    assert request_workers(tmp_path, 4) is None
-    # Of somebody who was killed.
-    monkeypatch.setattr("tutti.records.resize_request._READ_S", -1.0)
-    other = asked(tmp_path, 4)
-    answer_request(tmp_path, request, "for another one", agreed=True)
-    remove_request(tmp_path, request)
-    assert read_request(tmp_path) == other
+def test_a_request_stands_alone_until_it_is_answered(tmp_path: Path) -> None:
+    assert request_workers(tmp_path, 3)
+    assert not request_workers(tmp_path, 4)
+    answer_request(tmp_path, ResizeRequest(3), "so be it", agreed=True)
+    # Who has asked was killed.
+    assert request_workers(tmp_path, 4)
+    answer_request(tmp_path, ResizeRequest(3), "for another one", agreed=True)
+    assert read_request(tmp_path) == ResizeRequest(4)
 
 
 def test_a_request_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -146,6 +146,6 @@ def test_a_run_between_two_crews_is_asked(tmp_path: Path) -> None:
     asking.join()
     assert said == ["so be it"]
     # Its ranks were killed, and nobody has come after them.
-    RunFolder(tmp_path).write_heartbeat(Heartbeat(0, "here", 1, time.time() - 31, TRAINING))
+    RunFolder(tmp_path).write_heartbeat(Heartbeat(0, "here", 1, time.time() - 121, TRAINING))
     with pytest.raises(BadRunFolder, match="does not train now"):
         resize(tmp_path, 3)

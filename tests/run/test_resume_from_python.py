@@ -70,10 +70,6 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
         with pytest.raises(BadOption, match=r"lr=0.9 \(was 0.05\)"):
             train(tmp_path, resume="auto", lr=0.9)
-    before = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
-    with pytest.raises(BadOption, match="is over before the first step"):
-        train(tmp_path, resume="auto", steps=6, time_limit="0.001s")
-    assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == before
     assert len(train(tmp_path, resume="auto", steps=6).history) == 2
 
 

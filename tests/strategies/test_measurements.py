@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tutti.records.trace import Trace
-from tutti.strategies.measurements import LATEST, Stopwatch, Traffic
+from tutti.strategies.measurements import Stopwatch, Traffic
 
 
 def test_staleness_is_exact_below_64_and_counted_by_powers_of_two_from_there() -> None:
@@ -26,15 +26,6 @@ def test_taking_begins_anew() -> None:
     traffic.add(bytes_sent=8, wait_s=0.5, staleness=1)
     assert traffic.take().wait_s == 0.5
     assert traffic == Traffic()
-
-
-def test_all_that_is_counted_goes_on_from_a_checkpoint() -> None:
-    traffic, resumed = Traffic(), Traffic()
-    traffic.add(bytes_sent=8, wait_s=0.5, staleness=3, age_s=0.25)
-    traffic.dropped, traffic.skipped = 2, 1
-    resumed.load(traffic.values())
-    assert resumed == traffic
-    assert resumed.ages_s.maxlen == LATEST
 
 
 def test_times_are_added_up_and_each_time_is_traced() -> None:

@@ -188,9 +188,12 @@ def test_one_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> N
     assert said[4] == "3 of 4: sync, 2 workers, repeat 1"
     assert said[5] == "  failed: ValueError: broken"
     for one in comparison.combinations:
-        assert (ComparisonFolder(tmp_path).error(one, 0) is not None) == (one.strategy == "sync")
-        assert ComparisonFolder(tmp_path).run(one, 0).path.exists() == (one.strategy != "sync")
-    assert "ValueError: broken" in (ComparisonFolder(tmp_path).error(comparison.combinations[2], 0) or "")
+        run = ComparisonFolder(tmp_path).run(one, 0)
+        assert (run.error() is not None) == (one.strategy == "sync")
+        assert run.finished == (one.strategy != "sync")
+    assert "ValueError: broken" in (
+        ComparisonFolder(tmp_path).run(comparison.combinations[2], 0).error() or ""
+    )
 
 
 def test_going_on_runs_only_what_has_not_ended(tmp_path: Path) -> None:

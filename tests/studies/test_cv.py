@@ -171,7 +171,7 @@ def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.
     assert "2 of 3" in said
     assert f"report: {tmp_path / 'farm' / 'report.html'}" in said
     folder = FarmFolder.open(tmp_path / "farm")
-    assert "raise ArithmeticError" in (folder.error("FailsOn/none/fold-1") or "")
+    assert "raise ArithmeticError" in (RunFolder(folder.job("FailsOn/none/fold-1")).error() or "")
     assert CrossValidated.read(folder).scores["FailsOn/none"].missing == [1]
     assert main(["report", str(folder.path)]) == 0
     assert failure in capfd.readouterr().out

@@ -139,7 +139,6 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
 @pytest.mark.parametrize(
     ("loss", "options", "weights", "message"),
     [
-        ("cross_entropy", {"smoothing": 2}, None, "--loss.smoothing is 2"),
         ("cross_entropy", {"smoothin": 0.1}, None, "did you mean 'smoothing'"),
         ("mse", {"delta": 1}, None, "unknown option 'delta' of the loss 'mse'"),
         ("mse", {}, "balanced", "not for loss 'mse' here"),

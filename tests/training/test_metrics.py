@@ -19,6 +19,7 @@ from tutti.records.run import Evaluation
 from tutti.training.evaluation import Objective, Tally, evaluate
 from tutti.training.losses import LOSSES, named_loss
 from tutti.training.metrics import METRICS, fitted, named_metrics
+from tutti.training.metrics.built_in import top
 from tutti.training.precision import Arithmetic
 
 FP64 = Arithmetic(precision="fp64")
@@ -40,7 +41,7 @@ def names(spec, loss: str, targets: Tensor) -> list[str]:
 def test_metrics_are_those_of_scikit_learn() -> None:
     accuracy = METRICS["accuracy"].sum(SCORES, LABELS).item() / 500
     assert accuracy == pytest.approx(accuracy_score(LABELS, SCORES.argmax(1)))
-    top5 = METRICS["top5"].sum(SCORES, LABELS).item() / 500
+    top5 = top(5).sum(SCORES, LABELS).item() / 500
     assert top5 == pytest.approx(top_k_accuracy_score(LABELS, SCORES, k=5))
     numbers, targets = SCORES[:, :2], SCORES[:, 2:4]
     mae = METRICS["mae"].sum(numbers, targets).item() / 500

@@ -12,6 +12,7 @@ from tutti.errors import BadData, BadModel, BadOption
 from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
+from tutti.training.metrics.built_in import top
 from tutti.training.preflight import check_fit, check_smallest_batch
 
 CROSS_ENTROPY = LOSSES["cross_entropy"]
@@ -45,9 +46,7 @@ def test_a_label_anywhere_in_the_data_is_found() -> None:
 
 def test_a_metric_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BadModel, match="top5"):
-        check_fit(
-            nn.Linear(8, 1), Part(PART.inputs, torch.randn(50)), Objective(LOSSES["mse"], [METRICS["top5"]])
-        )
+        check_fit(nn.Linear(8, 1), Part(PART.inputs, torch.randn(50)), Objective(LOSSES["mse"], [top(5)]))
 
 
 def test_an_error_in_the_users_own_code_is_placed() -> None:

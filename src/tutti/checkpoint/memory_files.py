@@ -1,6 +1,6 @@
 """Memory in which the state of a run outlives its ranks: the process that starts them has made it. No torch.
 
-    page      wishes │ folder │ description of copy 1, of copy 2 │ takeover
+    page      wishes │ folder │ description of copy 1, of copy 2
     copy 1    all files of a checkpoint, one after the other
     copy 2    likewise
     data      an arena with the data set, which need not be read again (`tutti.run.shared_data`)
@@ -20,12 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tutti.checkpoint.writer_process import Order, write_checkpoint
 from tutti.comm.shm import memfd
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
-from tutti.errors import BadRunFolder
-from tutti.records.checkpoints import newest, tidy
 from tutti.records.json_lines import Json
 
 _SLOT: Final = 1 << 24
@@ -37,7 +34,6 @@ _LENGTH: Final = 8
 _WANTED: Final = 0
 _FOLDER: Final = 1
 _FILES: Final = 1
-_TAKEOVER: Final = 4
 _NUMBER: Final = "number"
 
 
@@ -65,16 +61,6 @@ class MemoryPlace:
         """The step of the last copy; -1: there is none."""
         return max((found["step"] for _, found in self.described()), default=-1)
 
-    @property
-    def takeover(self) -> str | None:
-        """Why ranks last took over from others; None: none did."""
-        text = self._read(_TAKEOVER)
-        return None if text is None else text.decode()
-
-    def note_takeover(self, why: str) -> None:
-        """Note that ranks come after others."""
-        self._write(_TAKEOVER, why.encode(errors="backslashreplace"))
-
     def copy_wish(self) -> Callable[[], bool]:
         """Return what tells at once whether a copy is wanted now."""
         page = self.page.open()
@@ -88,15 +74,7 @@ class MemoryPlace:
     def folder(self) -> Path | None:
         """The folder of the run; None: it has none, or it is not known yet."""
         text = self._read(_FOLDER)
-        if text is None:
-            return None
-        path = Path(os.fsdecode(text))
-        if not path.is_dir():
-            raise BadRunFolder(
-                f"cannot go on in {path}: it was removed or renamed while the run went on; name a "
-                "folder that stays with --out"
-            )
-        return path
+        return None if text is None else Path(os.fsdecode(text))
 
     def note_folder(self, path: Path) -> None:
         """Keep the folder of the run."""
@@ -111,31 +89,6 @@ class MemoryPlace:
     def publish(self, number: int, files: Json) -> None:
         """Make a copy the last one."""
         self._write(_FILES + number, json.dumps({**files, _NUMBER: self.copies_taken + 1}).encode())
-
-    def write_last_copy(self, folder: Path, keep: int) -> int | None:
-        """Write the last copy as a checkpoint, unless the disk has one as late; return its step."""
-        described = self.described()
-        if not described:
-            return None
-        number, found = described[0]
-        step = int(found["step"])
-        there, _ = newest(folder)
-        if there is not None and there.manifest.step >= step:
-            return None
-        folder.mkdir(parents=True, exist_ok=True)
-        process, descriptor = self.copies[number - 1]
-        order = Order(
-            memory=f"/proc/{process}/fd/{descriptor}",
-            folder=folder,
-            attempt="last",
-            files=found["files"],
-            step=step,
-            ranks=found["ranks"],
-            keep=keep,
-        )
-        write_checkpoint(order)
-        tidy(folder, step, keep)
-        return step
 
     def _write(self, slot: int, text: bytes) -> None:
         """Write a text; a process that is killed meanwhile leaves none."""

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from tutti.checkpoint.encoding import decode
 from tutti.checkpoint.memory_files import MemoryPlace
+from tutti.checkpoint.snapshot import Places
 from tutti.comm.base import Communicator
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
@@ -33,9 +34,6 @@ _TAG: Final = 0x7C4C
 """The tag of the messages with files."""
 
 _CHUNK: Final = 16 << 20
-
-Places = dict[str, tuple[int, int]]
-"""The offset and the size of each file of a checkpoint, by name."""
 
 
 class Checkpoint:
@@ -135,16 +133,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Find the good checkpoint of the latest step in the folder `checkpoints` of a run.
-
-    Returns:
-        The checkpoint, None if there is no good one; and what is wrong with each later one, a sentence each.
-
-    Raises:
-        BadCheckpoint: a newer version of tutti has written a later one.
-    """
-    found, passed_over = checkpoints.newest(folder)
-    return None if found is None else Checkpoint(found.path, found.manifest), passed_over
+    """Find the good checkpoint of the latest step, and what is wrong with each later one."""
+    passed_over: list[str] = []
+    for path in reversed(checkpoints.present(folder)):
+        try:
+            return Checkpoint(path, checkpoints.verify(path)), passed_over
+        except BadCheckpoint as error:
+            passed_over.append(str(error).removesuffix(checkpoints.REMEDY))
+    return None, passed_over
 
 
 class MemoryCheckpoint(Checkpoint):

@@ -18,16 +18,15 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
-from tutti.checkpoint.encoding import encode
 from tutti.checkpoint.memory_files import MemoryPlace
-from tutti.checkpoint.snapshot import MemorySnapshot, Sizes
+from tutti.checkpoint.snapshot import MemorySnapshot
 from tutti.checkpoint.writer_process import Order, Writer, WriterAnswer
 from tutti.comm.base import Communicator
 from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import remove_unfinished
-from tutti.records.json_lines import Json, to_json
+from tutti.records.json_lines import Json
 from tutti.state import State
 from tutti.terminal import warn_on_stderr
 
@@ -36,26 +35,15 @@ class Saver:
     """The writer of a run's checkpoints. All ranks make one, and call its methods together.
 
     A checkpoint that cannot be written is a warning, and the ones before it are kept: training goes on.
-
-    Attributes:
-        last: on rank 0 the step of the last checkpoint that is known to be whole on the disk.
-
-    Args:
-        comm: the ranks whose states belong together.
-        folder: of the run's checkpoints; rank 0's counts.
-        keep: how many of the last ones are kept; the one with the highest score is kept beside them.
-        warn: gets the warnings, on rank 0.
-
-    Raises:
-        BadRunFolder: rank 0 cannot write to the folder.
+    Attribute `last`: on rank 0 the step of the last checkpoint that is known to be whole on the disk.
     """
 
     def __init__(
         self,
-        comm: Communicator,
-        folder: Path,
-        keep: int = 3,
-        warn: Callable[[str], None] = warn_on_stderr,
+        comm: Communicator,  # the ranks whose states belong together
+        folder: Path,  # of the run's checkpoints; rank 0's counts
+        keep: int = 3,  # how many of the last ones stay, and the one with the highest score
+        warn: Callable[[str], None] = warn_on_stderr,  # gets the warnings, on rank 0
     ) -> None:
         self._comm, self._folder, self._keep, self._warn = comm, folder, keep, warn
         problem = comm.broadcast_object(_prepare(folder) if comm.rank == 0 else None)
@@ -80,20 +68,13 @@ class Saver:
 
     def save(
         self,
-        step: int,
-        state: State,
-        facts: Json | None = None,
-        score: float | None = None,
-        wait: bool = False,
+        step: int,  # how many were made
+        state: State,  # of this rank
+        facts: Json | None = None,  # of the run; rank 0's count
+        score: float | None = None,  # how good the model is, the higher the better; rank 0's counts
+        wait: bool = False,  # for the one before, and for this one
     ) -> bool:
         """Take a checkpoint (collective); the state is copied when this returns, and written later.
-
-        Args:
-            step: how many steps were done.
-            state: of this rank.
-            facts: of the run, JSON values; rank 0's count.
-            score: how good the model is, the higher the better; rank 0's counts.
-            wait: for the one before, and for this one.
 
         Returns:
             The same on all ranks; False: it was left out, as the one before is still being written.
@@ -102,26 +83,17 @@ class Saver:
         if wait or self._one_process:
             self.wait()
         self._poll(0.0)
-        rank = self._comm.rank
-        encoded = encode(state, rank)
-        texts = [encoded.head]
-        if rank == 0:
-            texts.append(to_json(facts or {}).encode(errors="surrogatepass"))
-        busy = self._writer is not None and self._writer.is_busy
-        report = busy, (encoded.file_size, *map(len, texts))
-        reports = cast("list[tuple[bool, Sizes]]", self._comm.all_gather_objects(report))
-        if reports[0][0]:
+        if self._comm.broadcast_object(self._writer is not None and self._writer.is_busy):
             self._warn_of_slow_disk(step)
             return False
-        sizes = {other: one for other, (_, one) in enumerate(reports)}
-        self._snapshot.take(encoded, texts, sizes)
+        files = self._snapshot.take(state, facts or {})
         self._attempts += 1
         if self._writer is not None:
             order = Order(
                 memory=f"/proc/{os.getpid()}/fd/{self._snapshot.memory}",
                 folder=self._folder,
                 attempt=f"{self._session}-{self._attempts}",
-                files=self._snapshot.places(sizes),
+                files=files,
                 step=step,
                 ranks=self._comm.size,
                 score=score,
@@ -186,22 +158,9 @@ class MemorySaver:
         self._number = 2 if comm.broadcast_object(whole) == 1 else 1
 
     def save(self, step: int, state: State, facts: Json) -> None:
-        """Copy the state of all ranks (collective).
-
-        Args:
-            step: how many steps were done.
-            state: of this rank.
-            facts: of the run, JSON values; rank 0's count.
-        """
-        rank = self._comm.rank
-        encoded = encode(state, rank)
-        texts = [encoded.head, *([to_json(facts).encode(errors="surrogatepass")] if rank == 0 else [])]
-        told = self._comm.all_gather_objects((encoded.file_size, *map(len, texts)))
-        sizes = dict(enumerate(cast("list[Sizes]", told)))
-        copy = self._copies[self._number - 1]
-        copy.take(encoded, texts, sizes)
-        if rank == 0:
-            files = copy.places(sizes)
+        """Copy the state of all ranks (collective), as `Saver.save` does."""
+        files = self._copies[self._number - 1].take(state, facts)
+        if self._comm.rank == 0:
             self._place.publish(self._number, {"step": step, "ranks": self._comm.size, "files": files})
         self._number = 3 - self._number
 

@@ -19,11 +19,13 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from tutti.checkpoint.encoding import EncodedState
+from tutti.checkpoint.encoding import EncodedState, encode
 from tutti.comm.base import Communicator
 from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
 from tutti.records.checkpoints import RUN, head_file, tensors_file
+from tutti.records.json_lines import Json, to_json
+from tutti.state import State
 
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _FILE_ALIGNMENT: Final = 64
@@ -33,6 +35,9 @@ _TAG: Final = 0x7C4B
 
 _MADV_POPULATE_WRITE: Final = 23
 """Of Linux 5.14: give memory all its pages now, so that the copy need not wait for them."""
+
+Places = dict[str, tuple[int, int]]
+"""The offset and the size of each file of a checkpoint, by name."""
 
 Sizes = tuple[int, ...]
 """The sizes of the files of a rank: tensors, head, and rank 0's facts of the run."""
@@ -93,9 +98,17 @@ class MemorySnapshot:
             # Made before anything is amiss: behind a limit on the size of files it could not become larger.
             self.memory = memfd.make_roomy("snapshot") if given is None else given.open()
 
-    def take(self, encoded: EncodedState, texts: Sequence[bytes], sizes: Mapping[int, Sizes]) -> None:
-        """Copy this rank's files; on rank 0 those of all are there when this returns (collective)."""
+    def take(self, state: State, facts: Json) -> Places:
+        """Copy this rank's state, and rank 0's facts of the run (collective).
+
+        Returns:
+            On rank 0, where the copies of all are when this returns, the place of each file in the memory.
+        """
         rank = self._comm.rank
+        encoded = encode(state, rank)
+        texts = [encoded.head, *([to_json(facts).encode(errors="surrogatepass")] if rank == 0 else [])]
+        told = self._comm.all_gather_objects((encoded.file_size, *map(len, texts)))
+        sizes = dict(enumerate(cast("list[Sizes]", told)))
         if not self._rooms or not all(self._rooms[other].holds(needed) for other, needed in sizes.items()):
             self._regions.clear()
             self._rooms = rooms_for(sizes)
@@ -104,15 +117,15 @@ class MemorySnapshot:
         if self._sends:
             for file in self._regions[rank].files(sizes[rank]):
                 self._comm.send(file, 0, _TAG)
-            return
+            return {}
         if rank == 0:
             for sender in self._senders:
                 for file in self._regions[sender].files(sizes[sender]):
                     self._comm.recv(file, sender, _TAG)
         self._host.barrier()
+        return self._places(sizes)
 
-    def places(self, sizes: Mapping[int, Sizes]) -> dict[str, tuple[int, int]]:
-        """Return the offset and the size in the memory of each file, by its name in a checkpoint."""
+    def _places(self, sizes: Mapping[int, Sizes]) -> Places:
         found = {}
         for rank, its in sizes.items():
             room = self._rooms[rank]

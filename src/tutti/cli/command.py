@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from textwrap import fill
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from tutti.cli.options import Parser, flags_of_parts, split_dotted
+from tutti.cli.options import Parser, Words, flags_of_parts, split_dotted
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
-from tutti.run.config import Options
 
 COLUMN = 30
 
@@ -43,14 +42,8 @@ class Command(ABC):
         return
 
     @abstractmethod
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Do the work, and return the exit code.
-
-        Args:
-            own: the options of this command; `command_line`: all words, from its name on.
-            given: the fields of a `TrainConfig` that were given.
-            dotted: the options of the parts that were given, by field.
-        """
+    def run(self, words: Words) -> int:
+        """Do the work, and return the exit code."""
 
     def parser(self) -> Parser:
         """The parser of its options."""
@@ -66,15 +59,10 @@ class Command(ABC):
             more = "\n" + strategy_help(words) if "strategy" in parser.fields else ""
             print(parser.format_help(), end=more)
             return 0
-        own, given, dotted = self.parse(words, parser)
-        own.command_line = (self.name, *words)
-        return self.run(own, given, dotted)
+        return self.run(self.parse(words, parser))
 
-    def parse(
-        self, words: Sequence[str], parser: Parser | None = None
-    ) -> tuple[argparse.Namespace, dict[str, Any], dict[str, Options]]:
-        """Return what `run` gets, but for the command line."""
-        parser = parser or self.parser()
+    def parse(self, words: Sequence[str], parser: Parser) -> Words:
+        """Return what `run` gets."""
         rest, dotted = (words, {}) if self.own_words else split_dotted(words, parser.dotted)
         parsed, unknown = parser.parse_known_args(rest)
         strange = [word for word in unknown if word.startswith("-")] or unknown
@@ -93,7 +81,7 @@ class Command(ABC):
             dotted.setdefault("data_options", {})["group"] = group
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
-        return argparse.Namespace(**own), given, dotted
+        return Words([self.name, *words], argparse.Namespace(**own), given, dotted)
 
 
 def strategy_help(words: Sequence[str]) -> str:

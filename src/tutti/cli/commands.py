@@ -103,7 +103,7 @@ def _help() -> str:
     width = max(map(len, COMMANDS))
     for name in COMMANDS:
         said = COMMANDS.summary(name).removesuffix(".")
-        of_aims[COMMANDS.text(name, "aim")].append(f"  {name:{width}} {said[0].lower()}{said[1:]}")
+        of_aims[COMMANDS.literal(name, "aim")].append(f"  {name:{width}} {said[0].lower()}{said[1:]}")
     return _HELP.format("\n\n".join("\n".join(lines) for lines in of_aims.values()))
 
 

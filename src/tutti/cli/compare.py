@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +13,21 @@ from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.options import (
     GOAL,
     Parser,
-    config_from,
+    Words,
     field_name,
     numbers_of,
     parse_value,
     sweep_of,
     words_of,
 )
-from tutti.errors import BadOption, BadRunFolder, RunStopped, UnknownName
+from tutti.errors import BadOption, RunStopped, UnknownName
 from tutti.launch.cores import allowed_cores
 from tutti.records.comparison import CPU, LAYOUT, SCALINGS, STRONG, Comparison, ComparisonFolder
-from tutti.records.run_folder import folder_name
+from tutti.records.run_folder import folder_name, refuse_used
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
 from tutti.reports.text import show
-from tutti.run.config import Options
 from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
 from tutti.training.intervals import OFF
@@ -118,15 +116,11 @@ class CompareCommand(Command):
         parser.config_options(leave_out=_FIXED)
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        """Run every combination in turn and print the table.
-
-        Returns:
-            The exit code: 1 when one of them failed, 75 when it was asked to stop.
-        """
-        of_runs = {part: values for part, values in dotted.items() if part != LAYOUT_OPTIONS}
-        of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in dotted.get(LAYOUT_OPTIONS, {}).items()}
-        config = config_from({**given, "checkpoint": OFF}, of_runs)
+    def run(self, words: Words) -> int:
+        """Run every combination in turn and print the table; the exit code is 1 when one of them failed."""
+        own, layout_options = words.own, words.dotted.pop(LAYOUT_OPTIONS, {})
+        of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in layout_options.items()}
+        config = words.config(checkpoint=OFF)
         for strategy in words_of(own.strategies):
             check_here(Recipe(replace(config, strategy=strategy)))
         from tutti.studies.compare import Question, compare, plan_comparison  # It imports torch.
@@ -173,9 +167,8 @@ def _folder(out: str | None, resume: bool, comparison: Comparison) -> Path:
             raise BadOption(
                 f"{folder} holds a comparison with other options; give the same as before, or another --out"
             )
-    elif folder.is_dir() and any(folder.iterdir()):
-        hint = "go on with it by --resume, or " if ComparisonFolder(folder).begun else ""
-        raise BadRunFolder(f"{folder} is not empty; {hint}name another folder with --out")
+    else:
+        refuse_used(folder)
     return folder
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from typing_extensions import override
 
 from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
-from tutti.cli.options import Parser, config_from, sweep_of, words_of
+from tutti.cli.options import Parser, Words, sweep_of, words_of
 from tutti.errors import BadOption
 from tutti.farm.jobs import FarmJob
 from tutti.registry import part
-from tutti.run.config import Options
 from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
 from tutti.studies.cross_validation.candidates import (
@@ -75,13 +73,13 @@ class CvCommand(Command):
         parser.dotted.append("schedule_options")
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
         """Train all folds and print what can be told. The exit code is 1 when a fold has failed."""
         with ranks_by_block():
-            return self._run(own, given, dotted)
+            return self._run(words)
 
-    def _run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        config = config_from(given, dotted)
+    def _run(self, words: Words) -> int:
+        own, config = words.own, words.config()
         refuse_single_run(config, "validation")
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the cross-validation to go on with")
@@ -94,7 +92,7 @@ class CvCommand(Command):
         candidates = candidates_of(FarmJob("", config), models, schedules, sweep_of(own.sweep))
         for one in candidates.values():
             check_here(Recipe(one.config, objects=one.objects))
-        array = array_job(own, servers_of(candidates))
+        array = array_job(words, servers_of(candidates))
         at_a_time = own.blocks if array is None else None
         blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)
         blocks.prepare()

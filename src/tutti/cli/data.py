@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser
+from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption
-from tutti.records.preparation import FLAG, NUMBER
+from tutti.records.preparation import NUMBER
 from tutti.records.texts import printable
 from tutti.registry import part
 from tutti.run.config import Options
@@ -53,9 +52,9 @@ class DataCommand(Command):
         parser.config_options(only=["data_options"])
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        options = dotted.get("data_options", {})
-        match own.words:
+    def run(self, words: Words) -> int:
+        options = words.dotted.get("data_options", {})
+        match words.own.words:
             case [source]:
                 _describe(source, options)
             case ["convert", source, to]:
@@ -114,7 +113,7 @@ def _describe(source: str, options: Options) -> None:
     ]
     if contents.table is not None:
         for row, column in zip(rows, contents.table.columns, strict=False):
-            row[1:-1] = row[1:-1] if column.kind in (NUMBER, FLAG) else ["", "", "", column.kind]
+            row[1:-1] = row[1:-1] if column.kind == NUMBER else ["", "", "", column.kind]
     _table(["training part", "mean", "deviation", "least", "most", "missing"], rows)
     found = problems(contents, parts)
     print()

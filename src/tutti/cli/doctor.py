@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser
+from tutti.cli.options import Parser, Words
 from tutti.registry import part
-from tutti.run.config import Options
 from tutti.studies.doctor import examine
 from tutti.studies.mpi_doctor import WRONG, examine_ranks
 
@@ -36,8 +32,8 @@ class DoctorCommand(Command):
         )
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        findings = examine_ranks() if own.mpi else examine()
+    def run(self, words: Words) -> int:
+        findings = examine_ranks() if words.own.mpi else examine()
         width = max((len(name) for name, _ in findings), default=0)
         for name, value in findings:
             print(f"{name:<{width}}  {value}")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tutti.cli.options import Parser
+from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption, UserError
 from tutti.farm.slurm import SCRIPT, ArrayJob
 
@@ -48,8 +48,9 @@ def ranks_by_block() -> Iterator[None]:
         raise
 
 
-def array_job(own: argparse.Namespace, servers: int) -> ArrayJob | None:
+def array_job(words: Words, servers: int) -> ArrayJob | None:
     """Return the job array that is to work on the farm; None: this process is."""
+    own = words.own
     if own.hosts is not None:
         raise BadOption(
             "--hosts is an option of 'tutti train'; start this command on each host with --resume and the "
@@ -61,8 +62,8 @@ def array_job(own: argparse.Namespace, servers: int) -> ArrayJob | None:
         raise BadOption(
             "--on slurm needs --blocks N: the job array has N tasks, each of which makes one run at a time"
         )
-    words = [word for word in own.command_line if word != "--dry-run"]
-    return ArrayJob(words, own.blocks, max(1, own.block - servers), own.threads or 1)
+    line = [word for word in words.line if word != "--dry-run"]
+    return ArrayJob(line, own.blocks, max(1, own.block - servers), own.threads or 1)
 
 
 def print_script(job: ArrayJob, folder: Path) -> None:

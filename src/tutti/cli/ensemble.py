@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser
+from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.texts import printable
 from tutti.registry import part
-from tutti.run.config import Options
 from tutti.studies.cross_validation.scores import best_first
 from tutti.studies.ensemble.choosing import BEST, ENSEMBLE, METHODS, Selection, choose, read_library
 from tutti.tables import TextTable
@@ -48,8 +45,9 @@ class EnsembleCommand(Command):
         parser.trust_option()
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
         """Choose, print the gain, and save the ensemble."""
+        own = words.own
         folder = FarmFolder.open(own.farm)
         out = Path(own.out or folder.path / FOLDER)
         if not own.dry_run and out.exists() and (not out.is_dir() or any(out.iterdir())):

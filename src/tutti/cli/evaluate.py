@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from
-from tutti.errors import BadOption
+from tutti.cli.options import Parser, Words
 from tutti.records.ensemble import ENSEMBLE
 from tutti.registry import part
-from tutti.run.config import Options, TrainConfig
 from tutti.run.start import run as run_job
 from tutti.run.train_job import PARTS, EvaluateJob
 from tutti.run.trained_run import ELSEWHERE, find_run
-from tutti.studies.ensemble.evaluation_job import EnsembleJob, read_trusted
+from tutti.studies.ensemble.evaluation_job import EnsembleJob, config_of_members
 
 
 @part("evaluate")
@@ -46,36 +43,23 @@ class EvaluateCommand(Command):
         parser.config_options(only=kept, defaults=dict.fromkeys(("data", "device"), "that of the run"))
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
+        own, other = words.own, words.other_data
+        here: dict[str, Any] = dict(ELSEWHERE)
+        if other:
+            here |= {"test": 0.0, **({"validation": 0.0} if own.part in (None, "train") else {})}
         if (Path(own.folder) / ENSEMBLE).is_file():
-            _evaluate_ensemble(own, given, dotted)
+            trained = config_of_members(Path(own.folder), own.trust, own.weights)
+            config = words.config(trained.changed(here))
+            run_job(EnsembleJob(config, own.folder, own.part, other, own.trust))
             return 0
-        other_data = "data" in given or bool(dotted)
-        here: dict[str, Any] = {"test": 0.0} if other_data else {}
-        here |= {"hosts": None, "servers": 0, "levels": 1, "server_period": None}
-        here |= {"weights": None, "parallel": None, "parallel_options": {}, "predictions": False}
-        run = find_run(own.folder, own.trust, own.weights, {*here, *given})
-        trained = run.config
+        run = find_run(own.folder, own.trust, own.weights, {*here, *words.given})
+        here["strategy"] = run.config.strategy  # What one rank has trained, one evaluates.
+        part = own.part or (None if other else "test")
         # A run on a split leaves the test part for later: that is now.
-        part = own.part or (None if other_data else "test")
-        left = part == "test" and trained.split is not None
-        if other_data or left:
-            here["split"] = None
-        if other_data and part in (None, "train"):
-            here["validation"] = 0.0
-        here |= {"workers": "auto", "threads": None}
-        config = config_from({**here, **given}, dotted, trained)
-        other = other_data or left
-        run_job(EvaluateJob(config, str(run.folder), part, str(run.weights), other))
+        left = part == "test" and run.config.split is not None
+        if not (other or left):
+            here["split"] = run.config.split
+        config = words.config(run.config.changed(here))
+        run_job(EvaluateJob(config, str(run.folder), part, str(run.weights), other or left))
         return 0
-
-
-def _evaluate_ensemble(own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> None:
-    if own.weights is not None:
-        raise BadOption("--weights is for a single network; an ensemble has those of its members")
-    record = read_trusted(Path(own.folder), own.trust)
-    other = "data" in given or bool(dotted)
-    whole = {"validation": 0.0} if other and own.part in (None, "train") else {}
-    trained = TrainConfig.from_json(record.members[0].config)
-    config = config_from({**ELSEWHERE, **whole, **given}, dotted, trained)
-    run_job(EnsembleJob(config, own.folder, own.part, other, own.trust))

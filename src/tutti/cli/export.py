@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser
+from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption, UnknownName
 from tutti.exports import FORMS
 from tutti.exports.programs import PROGRAMS, require_program
@@ -20,7 +19,6 @@ from tutti.records.files import refusing
 from tutti.records.preparation import TEXT, TableColumn
 from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.registry import part
-from tutti.run.config import Options
 
 
 @part("export")
@@ -43,7 +41,8 @@ class ExportCommand(Command):
         parser.option("-o, --out", "the file or folder to write (default: the name of PLACE, here)", "PLACE")
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
+        own = words.own
         if own.to not in (known := [*FORMS, *PROGRAMS]):
             raise UnknownName("form", own.to, known)
         require_program(own.to)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import DOTTED, Parser, config_from
+from tutti.cli.options import DOTTED, Parser, Words
 from tutti.launch.cores import allowed_cores
 from tutti.model_parallel.layout import ranks_of
 from tutti.registry import part
-from tutti.run.config import Options
 from tutti.run.start import run as run_job
 from tutti.studies.layouts_job import LayoutsJob
 
@@ -38,8 +35,8 @@ class LayoutsCommand(Command):
         parser.config_options(only=(*USED, *DOTTED), defaults=defaults)
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        config = config_from(given, dotted)
+    def run(self, words: Words) -> int:
+        config = words.config()
         asked = ranks_of(config.parallel) if config.parallel is not None else None
         cores = asked or max(2, allowed_cores().usable)
         ranks = cores if config.workers == "auto" else int(config.workers)

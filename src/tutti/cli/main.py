@@ -11,14 +11,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: the words after `tutti`; by default those of this process.
-
-    Returns:
-        The exit code of `tutti.cli.commands.run`, or 130 if interrupted.
-    """
+    """Run one command, of this process's words by default; return its exit code."""
     try:
         from tutti.cli.commands import run
 

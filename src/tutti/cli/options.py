@@ -7,7 +7,7 @@ import json
 import re
 from argparse import BooleanOptionalAction
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from textwrap import fill
 from types import MappingProxyType
@@ -65,11 +65,6 @@ class Parser(argparse.ArgumentParser):
         """Raise instead of printing the usage and leaving."""
         raise BadOption(f"{message}; '{self.prog} --help' explains every option")
 
-    @property
-    def actions(self) -> list[argparse.Action]:
-        """Every argument that this parser knows."""
-        return self._actions
-
     def write_help(self) -> None:
         """Write the help of every argument; it names parts, which are read from their files."""
         for action, text in self._unwritten.items():
@@ -88,15 +83,7 @@ class Parser(argparse.ArgumentParser):
     def option(
         self, flags: str, help: str, metavar: str | None = None, default: Any = None, **settings: Any
     ) -> None:
-        """Add an option of the command's own.
-
-        Args:
-            flags: its names, with commas.
-            help: its text, without the default.
-            metavar: of its value. Without one, and without choices, it has none: it is True when given.
-            default: of its value; named in the help unless it is empty.
-            settings: further ones of argparse.
-        """
+        """Add an option of the command's own; without `metavar` and choices it is True when given."""
         if choices := settings.get("choices"):
             metavar = "{" + ",".join(choices) + "}"
         if metavar is None:
@@ -114,17 +101,11 @@ class Parser(argparse.ArgumentParser):
 
     def config_options(
         self,
-        leave_out: Collection[str] = (),
-        only: Collection[str] = (),
-        defaults: Mapping[str, str] = MappingProxyType({}),
+        leave_out: Collection[str] = (),  # fields without an option
+        only: Collection[str] = (),  # the fields with an option; by default all others
+        defaults: Mapping[str, str] = MappingProxyType({}),  # in the help, where they are not the fields'
     ) -> None:
-        """Add an option for each field of `TrainConfig` but the model.
-
-        Args:
-            leave_out: fields without an option.
-            only: the fields with an option; by default all others.
-            defaults: the defaults in the help, where they differ from `TrainConfig`.
-        """
+        """Add an option for each field of `TrainConfig` but the model."""
         kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
         kept = [f for f in kept if f.name in only or not only]
         self.fields += [f.name for f in kept]
@@ -207,11 +188,7 @@ def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
 def split_dotted(
     arguments: Sequence[str], dotted: Sequence[str] = DOTTED
 ) -> tuple[list[str], dict[str, Options]]:
-    """Take options of parts, such as `--model.hidden 256,128`, out of the arguments.
-
-    Returns:
-        The other arguments, and those options by field: {"model_options": {"hidden": [256, 128]}}.
-    """
+    """Return the other arguments, and options of parts by field, such as {"model_options": {"lr": 1}}."""
     stems = {stem_of(field): field for field in dotted}
     rest: list[str] = []
     options: dict[str, Options] = {}
@@ -273,6 +250,32 @@ def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:
 def field_name(text: str) -> str:
     """The field that an option means: --batch-size is batch_size."""
     return text.strip().removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a command, parsed.
+
+    Attributes:
+        line: all of them, from its name on.
+        own: the options of the command.
+        given: the fields of a `TrainConfig` that were given.
+        dotted: the options of the parts that were given, by field.
+    """
+
+    line: list[str]
+    own: argparse.Namespace
+    given: dict[str, Any]
+    dotted: dict[str, Options]
+
+    @property
+    def other_data(self) -> bool:
+        """True if other data are named than those of a run."""
+        return "data" in self.given or bool(self.dotted)
+
+    def config(self, base: TrainConfig | None = None, **decided: Any) -> TrainConfig:
+        """The configuration, on top of `base`; the command has decided some fields."""
+        return config_from({**self.given, **decided}, self.dotted, base)
 
 
 def config_from(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, command_words, config_from, numbers_of, words_of
+from tutti.cli.options import Parser, Words, command_words, numbers_of, words_of
 from tutti.errors import BadOption
 from tutti.records.json_lines import to_json
 from tutti.registry import part
-from tutti.run.config import OF_LONG_RUNS, Options, flag
+from tutti.run.config import OF_LONG_RUNS, flag
 from tutti.studies.autotune.plan import BUDGET_S, plan
 
 
@@ -55,12 +53,13 @@ class PlanCommand(Command):
         parser.config_options(leave_out=left_out)
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
+        own, given = words.own, words.given
         for one, several in (("precision", own.precisions), ("batch_size", own.batch_sizes)):
             if one in given and several:
                 raise BadOption(f"both {flag(one)} and {flag(one)}s are given; give one of them")
         file = None if own.json is None else _writable(Path(own.json))
-        config = config_from(given, dotted)
+        config = words.config()
         found = plan(
             config,
             given,

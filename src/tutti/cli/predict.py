@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from
+from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption
 from tutti.records.ensemble import ENSEMBLE
 from tutti.registry import part
-from tutti.run.config import Options, TrainConfig
 from tutti.run.start import run as run_job
 from tutti.run.train_job import PARTS, SUFFIXES, PredictJob
 from tutti.run.trained_run import ELSEWHERE, UNUSED, find_run
-from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob, read_trusted
+from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob, config_of_members
 
 
 @part("predict")
@@ -46,24 +44,20 @@ class PredictCommand(Command):
         parser.config_options(only=kept, defaults={"data": "that of the run", "device": "cpu"})
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
+        own, other = words.own, words.other_data
         if own.out is None:
             raise BadOption("no file is named; give one with -o, such as -o predictions.csv")
-        other = "data" in given or bool(dotted)
         here: dict[str, Any] = {**ELSEWHERE, "device": "cpu", "predictions": not other}
+        kind: type[PredictJob] = PredictJob
         if (Path(own.place) / ENSEMBLE).is_file():
-            if own.weights is not None:
-                raise BadOption("--weights is for a single network; an ensemble has those of its members")
-            record = read_trusted(Path(own.place), own.trust)
-            trained = TrainConfig.from_json(record.members[0].config)
-            kind: type[PredictJob] = EnsemblePredictJob
+            kind, trained = EnsemblePredictJob, config_of_members(Path(own.place), own.trust, own.weights)
         else:
             # The data are named by the configuration, if not here.
             unused = UNUSED if other else UNUSED - {"data", "data_options"}
             trained = find_run(own.place, own.trust, own.weights, unused).config
-            kind = PredictJob
             if not other and own.part in ("train", "validation"):
                 here["split"] = trained.split
-        config = config_from({**here, **given}, dotted, trained)
+        config = words.config(trained.changed(here))
         run_job(kind(config, own.place, own.out, own.part, other, own.weights, own.trust, own.overwrite))
         return 0

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import GOAL, Parser
+from tutti.cli.options import GOAL, Parser, Words
 from tutti.records.farm_folder import FARM, FarmFolder
 from tutti.records.run_folder import folder_name
 from tutti.registry import part
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import Results, read_results
 from tutti.reports.text import show
-from tutti.run.config import Options
 
 FOLDER = Path("reports")
 """Default place of the page of several runs."""
@@ -51,15 +49,15 @@ class ReportCommand(Command):
             "PLACE",
         )
         parser.option("--goal", f"{GOAL}; shows the seconds until it was reached", "X", type=float)
-        parser.option("--force", "put runs of different data or models side by side all the same")
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
+        own = words.own
         folders = [Path(folder) for folder in own.folders]
         if len(folders) == 1 and (folders[0] / FARM).is_file():
             _report_farm(FarmFolder.open(folders[0]), own.out)
             return 0
-        results = read_results(folders, own.force)
+        results = read_results(folders)
         if own.goal is not None:
             results = replace(results, comparison=replace(results.comparison, goal=own.goal))
         for note in results.notes:

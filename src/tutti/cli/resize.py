@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import re
-from typing import Any
-
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser
-from tutti.errors import BadOption
+from tutti.cli.options import Parser, Words
 from tutti.registry import part
-from tutti.run.config import Options
 from tutti.run.resize import resize
 
 
@@ -36,19 +30,10 @@ class ResizeCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.add_argument("folder", metavar="RUN", help="its run folder")
-        parser.option("-n", "how many ranks are to train from here on", "N", type=_count, required=True)
+        parser.option("-n", "how many ranks are to train from here on", "N", type=int, required=True)
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        try:
-            said = resize(own.folder, own.n)
-        except BadOption as error:
-            raise BadOption(str(error).replace("--workers", "-n")) from error
-        print(f"{own.folder}: {said}")
+    def run(self, words: Words) -> int:
+        folder, workers = words.own.folder, words.own.n
+        print(f"{folder}: {resize(folder, workers)}")
         return 0
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch("-?[0-9]+", text):
-        raise BadOption(f"-n has to be a whole number, not '{text}'")
-    return int(text)

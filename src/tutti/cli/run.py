@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser
+from tutti.cli.options import Parser, Words
 from tutti.registry import part
-from tutti.run.config import Options, TrainConfig
 from tutti.run.script import run_program
 
 
@@ -36,6 +34,6 @@ class RunCommand(Command):
         words.required = False  # argparse would name it where PROGRAM is missing.
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        config = TrainConfig.from_json(given)
+    def run(self, words: Words) -> int:
+        own, config = words.own, words.config()
         return run_program(own.program, own.arguments, config.workers, config.threads, config.hosts)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import replace
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from
+from tutti.cli.options import Parser, Words
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
 from tutti.reports.advice import BRIEF, past_the_best, rare_class, where_the_time_went
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run as run_job
 from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
@@ -76,16 +74,16 @@ class TrainCommand(Command):
         parser.config_options()
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        began = time.time()
-        resume = None if own.resume is None else Resume.find(own.resume, given.get("out"))
+    def run(self, words: Words) -> int:
+        began, own = time.time(), words.own
+        resume = None if own.resume is None else Resume.find(own.resume, words.given.get("out"))
         if resume is not None:
-            config = _resumed(own, resume, given, dotted)
+            config = _resumed(words, resume)
             if resume.goes_on and outcome_again(resume, config) is not None:
                 return 0
-            given = {**given, "precision": config.precision}
+            words.given["precision"] = config.precision
         else:
-            config = config_of(own, given, dotted)
+            config = config_of(words)
         if own.dry_run:
             if own.plan is not None:
                 raise BadOption("--dry-run starts no rank, and --plan auto does; leave one of them out")
@@ -98,7 +96,7 @@ class TrainCommand(Command):
             # It would slow every other start.
             from tutti.studies.autotune.plan import planned
 
-            config = planned(config, given, own.budget)
+            config = planned(config, words.given, own.budget)
         outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began))
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED
@@ -112,23 +110,19 @@ class TrainCommand(Command):
         return 0
 
 
-def config_of(own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> TrainConfig:
+def config_of(words: Words) -> TrainConfig:
     """The configuration that the options make, on top of that of --config."""
-    base = None if own.config is None else TrainConfig.read(own.config, own.trust, replaced=given)
-    return config_from(given, dotted, base)
+    own = words.own
+    base = None if own.config is None else TrainConfig.read(own.config, own.trust, replaced=words.given)
+    return words.config(base)
 
 
-def _resumed(
-    own: argparse.Namespace, resume: Resume, given: dict[str, Any], dotted: dict[str, Options]
-) -> TrainConfig:
-    """The configuration of a run that goes on.
-
-    Raises:
-        BadOption: the run cannot go on with these options.
-    """
+def _resumed(words: Words, resume: Resume) -> TrainConfig:
+    """The configuration of a run that goes on; refuse options with which it cannot."""
+    own, given = words.own, words.given
     if own.config is not None:
         raise BadOption("--resume goes on with the configuration of the run; leave --config out")
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
-    now = replace(config_from(given, dotted, placed(before, given)), out=str(resume.folder))
+    now = replace(words.config(placed(before, given)), out=str(resume.folder))
     # Before its first checkpoint a run has learned nothing that other options would change.
     return going_on(before, now) if resume.goes_on else now

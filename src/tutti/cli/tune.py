@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
-from tutti.cli.options import Parser, command_words, config_from, words_of
+from tutti.cli.options import Parser, Words, command_words, words_of
 from tutti.errors import BadOption
 from tutti.load_object import require_packages
 from tutti.registry import part
-from tutti.run.config import Options, TrainConfig
+from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
 from tutti.studies.crossing import SHARED
@@ -72,21 +70,22 @@ class TuneCommand(Command):
         parser.dotted.append(SPACE)
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
         """Search, and print what is best. The exit code is 1 when no trial has come to its end."""
         with ranks_by_block():
-            return self._run(own, given, dotted)
+            return self._run(words)
 
-    def _run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def _run(self, words: Words) -> int:
+        own = words.own
         require_packages("'tutti tune' needs", ["optuna"], "tune")
         if own.resume and own.out is None:
             raise BadOption("--resume needs --out: the folder of the search to go on with")
-        space = dotted.pop(SPACE, {})
-        config = config_from(given, dotted)
+        space = words.dotted.pop(SPACE, {})
+        config = words.config()
         scores, metrics = scores_of(words_of(own.objective), config.metrics, "--objective")
         config = replace(config, metrics=metrics)
         check_here(Recipe(config))
-        array = array_job(own, given.get("servers", 0))
+        array = array_job(words, config.servers)
         of_host = own.blocks if array is None else None
         blocks = Blocks.of(own.block, of_host, own.threads, own.job_timeout, own.time_limit)
         blocks.prepare()

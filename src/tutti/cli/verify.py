@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser, config_from
+from tutti.cli.options import Parser, Words
 from tutti.errors import TuttiError
 from tutti.registry import part
-from tutti.run.config import OF_LONG_RUNS, Options
+from tutti.run.config import OF_LONG_RUNS
 from tutti.run.start import run as run_job
 from tutti.studies.verify.tolerance import DTYPES, VerifyJob
 
@@ -37,9 +34,10 @@ class VerifyCommand(Command):
         parser.config_options(leave_out=("epochs", "steps", *OF_LONG_RUNS, "precision", "log", "out"))
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
-        config = config_from({**given, "steps": own.steps, "precision": DTYPES[own.dtype]}, dotted)
-        verdict = run_job(VerifyJob(config, own.dtype))
+    def run(self, words: Words) -> int:
+        dtype = words.own.dtype
+        config = words.config(steps=words.own.steps, precision=DTYPES[dtype])
+        verdict = run_job(VerifyJob(config, dtype))
         if verdict is None:
             raise TuttiError(
                 "the verdict stands above, on the output of the first host; that host is another machine, "

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import Parser
+from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption
 from tutti.records.farm_folder import FARM
 from tutti.registry import part
-from tutti.run.config import Options
 from tutti.watching.farm import follow_farm
 from tutti.watching.follow import follow, show, wait_for
 from tutti.watching.health import SILENT_S
@@ -45,7 +42,8 @@ class WatchCommand(Command):
         parser.option("--silent-after", silent, "SECONDS", SILENT_S, type=float)
 
     @override
-    def run(self, own: argparse.Namespace, given: dict[str, Any], dotted: dict[str, Options]) -> int:
+    def run(self, words: Words) -> int:
+        own = words.own
         if own.silent_after < 2:
             raise BadOption(
                 f"--silent-after is {own.silent_after:g}; give at least 2: heartbeats come each second"

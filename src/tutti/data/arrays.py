@@ -72,8 +72,6 @@ def part_columns(
             )
         if not len(kept):
             raise BadData(f"every {part} sample has a missing value; --data.missing mean keeps them")
-    if missing == "error" and columns:
-        _refuse_missing(part, found[0].rows, looks[0][0], columns)
     for (what, _), column, (nan, infinite) in zip(inputs, found, looks, strict=True):
         if column.values is None:
             bad = infinite & np.isin(np.arange(len(y)), kept) if missing != "error" else nan | infinite
@@ -112,18 +110,6 @@ def _of_samples(column: Column[Rows], nan: NDArray[np.bool_]) -> NDArray[np.bool
         return nan
     spans, before = column.rows[:], np.concatenate([[0], nan.cumsum()])
     return np.asarray(before[spans.sum(axis=1)] > before[spans[:, 0]])
-
-
-def _refuse_missing(part: str, rows: Rows, missing: NDArray[np.bool_], columns: tuple[str, ...]) -> None:
-    """Refuse NaN in a table, with the row and the column."""
-    if missing.any():
-        first = int(missing.argmax())
-        column = int(np.isnan(rows[first : first + 1]).reshape(-1).argmax())
-        raise BadData(
-            f"the {part} table has no value in row {first + 1:,}, column '{columns[column]}'; values are "
-            f"missing in {int(missing.sum()):,} of {len(rows):,} rows: leave these rows out by "
-            "--data.missing drop, or let the mean of the column stand for them by --data.missing mean"
-        )
 
 
 def as_array(value: object, what: str) -> Array:
@@ -232,8 +218,16 @@ def _refuse_bad(
         first = int(bad.argmax())
         place = f"sample {first}"
         if columns:
-            column = int(np.isinf(as_floats(rows[first : first + 1])).argmax())
+            values = as_floats(rows[first : first + 1])
+            wrong = np.isinf(values) if missing != "error" else ~np.isfinite(values)
+            column = int(wrong.argmax())
             place = f"row {first + 1:,}, column '{columns[column]}'"
+            if np.isnan(values[0, column]):
+                raise BadData(
+                    f"the {what} lack values in {int(bad.sum()):,} of {len(bad):,} rows, first in {place}; "
+                    "leave these rows out by --data.missing drop, or let means stand for them by "
+                    "--data.missing mean"
+                )
         hint = ", or give --data.missing drop if NaN stands for a missing value" if missing == "error" else ""
         raise NotFinite(
             f"the {what} hold NaN or inf (or numbers too large for {stored_dtype(rows)}) in "

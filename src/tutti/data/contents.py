@@ -128,7 +128,11 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
     if sets and all(map(_has_items, sets)):
         by_part = dict(zip(("train", "test"), sets, strict=False))
         labels = {part: _dataset_labels(one) for part, one in by_part.items()}
-        refuse_other_names({part: names for part, names in labels.items() if names}, what)
+        if "test" in labels and labels["test"] not in ((), labels["train"]):
+            raise BadData(
+                f"the test part of {what} has other class names than the training part, so that its numbers "
+                "stand for other classes; number the classes alike, or give them as texts"
+            )
         return Contents(
             name, {part: read_items(one, part) for part, one in by_part.items()}, labels=labels["train"]
         )
@@ -181,13 +185,6 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
         parts = {part: (values[x], values[y]) for part, (x, y) in pairs.items()}
     names = _labels(next((values[key] for key in _NAMES if key in values), ()))
     columns = _texts(values.get(_COLUMNS, ()))
-    for part, (inputs, _) in parts.items():
-        shape = tuple(getattr(inputs, "shape", ()))
-        if columns and shape[1:] != (len(columns),):
-            raise BadData(
-                f"{what} has {len(columns):,} names in '{_COLUMNS}', but the {part} inputs have the shape "
-                f"{shape}; give a name for each column, or none"
-            )
     weights = {part: values[key] for (part, kind), key in slots.items() if kind == "weights" and labelled}
     table = parse_record(str(values[_TABLE]), Table) if _TABLE in values else None
     classes = _whole(values.get(_CLASSES))
@@ -258,18 +255,6 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
     if contents.table is not None:
         found[_TABLE] = np.array(to_json(contents.table))
     return found
-
-
-def refuse_other_names(labels: Mapping[str, tuple[Any, ...]], what: str) -> None:
-    """Refuse parts whose class numbers stand for other names than those of the first."""
-    first, *others = labels.items() or [("", ())]
-    for part, names in others:
-        if names != first[1]:
-            here, there = (", ".join(map(str, some[:10])) or "none" for some in (names, first[1]))
-            raise BadData(
-                f"the {part} part of {what} has the class names {here}, and the {first[0]} part {there}, so "
-                "that their numbers stand for other classes; number the classes alike, or give them as texts"
-            )
 
 
 def pair_up(

@@ -76,32 +76,27 @@ class _Statistics:
 
     def __init__(self, names: list[str], floats: bool = True) -> None:
         self._names, self._floats = names, floats
-        self._shift, self._sums, self._squares = np.zeros((3, len(names)))
-        self._least, self._most = np.full(len(names), np.inf), np.full(len(names), -np.inf)
-        self._missing, self._known = np.zeros((2, len(names)), np.int64)
+        self._chunks: list[Array] = []
 
     def add(self, chunk: Array) -> None:
         values = chunk.astype(np.float64).reshape(len(chunk), len(self._names), -1 if chunk.size else 0)
-        missing = np.isnan(values).sum(axis=(0, 2))
-        known = values.size // len(self._names) - missing
-        if not self._known.any():
-            # Squares around 0 lose all digits where the mean is large.
-            self._shift = np.nansum(values, axis=(0, 2)) / np.maximum(1, known)
-        self._missing, self._known = self._missing + missing, self._known + known
-        self._least = np.fmin(self._least, np.fmin.reduce(values, axis=(0, 2), initial=np.inf))
-        self._most = np.fmax(self._most, np.fmax.reduce(values, axis=(0, 2), initial=-np.inf))
-        values = values - self._shift[:, None]
-        self._sums += np.nansum(values, axis=(0, 2))
-        self._squares += np.nansum(values**2, axis=(0, 2))
+        there, over = ~np.isnan(values), (0, 2)
+        known = there.sum(over)
+        mean = values.sum(over, where=there) / np.maximum(1, known)
+        squares = ((values - mean[:, None]) ** 2).sum(over, where=there)
+        least = values.min(over, where=there, initial=np.inf)
+        most = values.max(over, where=there, initial=-np.inf)
+        self._chunks.append(np.stack([known, (~there).sum(over), mean, squares, least, most]))
 
     def described(self) -> Iterator[Values]:
-        means = self._sums / np.maximum(1, self._known)
-        variances = np.maximum(0, self._squares / np.maximum(1, self._known) - means**2)
-        variances[self._least == self._most] = 0
-        found = (means + self._shift, np.sqrt(variances), self._least, self._most)
-        for name, missing, *numbers in zip(self._names, self._missing.tolist(), *found, strict=True):
-            mean, deviation, least, most = map(float, numbers)
-            yield Values(name, mean, deviation, least, most, missing, self._floats)
+        counts, missing, means, squares, least, most = np.stack(self._chunks, axis=1)
+        total, lowest, highest = np.maximum(1, counts.sum(0)), least.min(0), most.max(0)
+        mean = (counts * means).sum(0) / total
+        variance = (squares + counts * (means - mean) ** 2).sum(0) / total
+        deviation = np.where(lowest == highest, 0, np.sqrt(variance))
+        found = np.stack([mean, deviation, lowest, highest], axis=1).tolist()
+        for name, (middle, spread, low, high), gaps in zip(self._names, found, missing.sum(0), strict=True):
+            yield Values(name, middle, spread, low, high, int(gaps), self._floats)
 
 
 def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:

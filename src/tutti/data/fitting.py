@@ -19,7 +19,6 @@ from tutti.data.rows import Array, Indices
 from tutti.errors import BadData
 from tutti.records.preparation import (
     DATE,
-    FLAG,
     NUMBER,
     TEXT,
     Preparation,
@@ -87,8 +86,8 @@ def fit(
             left_out[column.name] = CONSTANT
         elif column.kind == TEXT and not table.chosen and _is_key(known):
             left_out[column.name] = SIGNED if all(map(_SIGN.search, column.texts[:100])) else KEY
-        elif column.kind in (TEXT, FLAG):
-            columns.append(_of_codes(column, known, gaps, embeds))
+        elif column.kind == TEXT:
+            columns.append(_of_texts(column, known, gaps, embeds))
         elif not (table.chosen or gaps or column.kind != NUMBER) and (
             why := _why_no_amounts(column.name, known, samples)
         ):
@@ -138,10 +137,8 @@ def _of_numbers(column: TableColumn, known: Array, gaps: bool, by_mean: bool) ->
     return PreparedColumn(column.name, column.kind, fill, tuple(means), tuple(stds), gaps, form=column.form)
 
 
-def _of_codes(column: TableColumn, known: Array, gaps: bool, embeds: bool) -> PreparedColumn:
-    """Return how texts or flags are prepared."""
-    if column.kind == FLAG:
-        return PreparedColumn(column.name, FLAG, gaps=gaps)
+def _of_texts(column: TableColumn, known: Array, gaps: bool, embeds: bool) -> PreparedColumn:
+    """Return how texts are prepared."""
     counts = np.bincount(known.astype(np.int64))
     many = int((counts > 0).sum()) > ONE_HOT
     # A text of a single row has no category number of its own: so the number of all others is trained, too.

@@ -129,21 +129,13 @@ _ALONE: Final = ""
 def _together(values: list[object], what: str, part: str) -> object:
     """Return an input, or the target, of all items. A tensor's channels come first already."""
     arrays = [as_array(one, f"{what}s") for one in values]
-    first = arrays[0]
     if any(one.dtype.kind in "US" for one in arrays) and what != "target":
         raise BadData(
             f"the {what} of item 0 of the {part} part is a text, '{str(values[0])[:40]}'; make numbers of "
             "it, such as the tokens that a tokenizer gives"
         )
-    for index, one in enumerate(arrays):
-        # A list of nothing has no shape of its items.
-        if one.ndim != first.ndim or (one.size and one.shape[1:] != first.shape[1:]):
-            raise BadData(
-                f"the {what} of item {index} of the {part} part has the shape {one.shape}, but item 0 has "
-                f"{first.shape}; all items need one shape (resize or pad them)"
-            )
-    if len({len(one) for one in arrays if one.ndim}) > 1:
-        return sequences(arrays, f"{part} inputs")
+    if len({one.shape for one in arrays}) > 1:
+        return sequences(arrays, f"{part} {what}s")
     stacked: Array = np.stack(arrays)
     return torch.from_numpy(stacked) if isinstance(values[0], Tensor) and what != "target" else stacked
 

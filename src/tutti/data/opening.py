@@ -135,8 +135,8 @@ class SamplePool:
                 continue
             for read, column in zip(columns_of(inputs), columns_of(part.stored_inputs), strict=True):
                 _write(column.rows, read.rows)
-                if name == "train" and column.values is not None and read.values is not None:
-                    _write(column.values, read.values)  # those of all parts
+                if column.values is not None and read.values is not None:
+                    _write(column.values, read.values)
         if self.groups is not None:
             self.groups.numpy()[:] = np.unique(cast("Array", contents.groups), return_inverse=True)[1]
 
@@ -162,11 +162,27 @@ class SamplePool:
             before: the preparation of a table in training, which is applied in place of another.
             test: the share that is kept aside as the test part, before the validation part.
         """
+
+        def look() -> tuple[Indices, Indices, Indices, Scale | Preparation]:
+            part, table, filled = self.dataset.train, self.dataset.table, self.dataset.filled
+            if place is not None:
+                file, number = place
+                found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
+                train, aside, tested = found.train, found.test, np.arange(0)
+            else:
+                groups = None if self.groups is None else self.groups.numpy()
+                targets = part.stored_targets.numpy()
+                train, aside, tested = self.rows(targets, groups, test, validation, seed)
+            if table is None:
+                scales = [_scale_of(part, one, train, filled) for one in columns_of(part.stored_inputs)]
+                return train, aside, tested, scale_of_columns(part.stored_inputs, scales)
+            if before is not None:
+                return train, aside, tested, before
+            units = units_of(part.stored_targets.numpy()[train])
+            return train, aside, tested, replace(_fit(part, table, train, filled, embeds), units=units)
+
         train, aside, tested, fitted = agreed(
-            comm,
-            lambda: self._division(test, validation, seed, place, embeds, before),
-            "splits",
-            lambda found: [zlib.crc32(rows.data) for rows in found[:3]],
+            comm, look, "splits", lambda found: [zlib.crc32(rows.data) for rows in found[:3]]
         )
         whole = self.dataset
         scale = fitted if isinstance(fitted, Scale) else prepared(fitted, cast("Table", whole.table))
@@ -194,35 +210,6 @@ class SamplePool:
         if isinstance(whole.train, StreamedPart):
             return whole.train.divide(test, share, seed)
         return divide(targets, test, share, seed, whole.classes, groups)
-
-    def _division(
-        self,
-        test: float,
-        validation: float,
-        seed: int,
-        place: tuple[str, int] | None,
-        embeds: bool,
-        before: Preparation | None,
-    ) -> tuple[Indices, Indices, Indices, Scale | Preparation]:
-        """Return the rows of the training, validation and test part, and the scale or what makes it."""
-        part, filled = self.dataset.train, self.dataset.filled
-        if place is not None:
-            file, number = place
-            found = read_split(Path(file).expanduser(), number, len(part), self.dataset.fingerprint)
-            train, aside, tested = found.train, found.test, np.arange(0)
-        else:
-            groups = None if self.groups is None else self.groups.numpy()
-            targets = part.stored_targets.numpy()
-            train, aside, tested = self.rows(targets, groups, test, validation, seed)
-        if self.dataset.table is not None:
-            if before is not None:
-                return train, aside, tested, before
-            fitted = _fit(part, self.dataset.table, train, filled, embeds)
-            units = units_of(part.stored_targets.numpy()[train])
-            return train, aside, tested, replace(fitted, units=units)
-        columns = columns_of(part.stored_inputs)
-        scales = [_scale_of(part, column, train, filled) for column in columns]
-        return train, aside, tested, scale_of_columns(part.stored_inputs, scales)
 
 
 def open_data(

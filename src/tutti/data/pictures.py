@@ -23,7 +23,6 @@ from tutti.data.rows import Array
 from tutti.errors import BadData, BadOption, room_left
 from tutti.load_object import optional_package
 from tutti.records.files import cache_folder, unfinished_file
-from tutti.records.npz import refuse_larger_than_memory
 
 T = TypeVar("T")
 
@@ -140,7 +139,7 @@ def _shape(pictures: Pictures, size: tuple[int, int] | None) -> tuple[int, ...]:
     """Return the shape of all pictures together, by their headers.
 
     Raises:
-        BadData: one cannot be read, or has another size than the first, or memory does not hold all.
+        BadData: one cannot be read, or has another size than the first.
     """
 
     def look(number: int) -> tuple[int, int, bool]:
@@ -159,9 +158,7 @@ def _shape(pictures: Pictures, size: tuple[int, int] | None) -> tuple[int, ...]:
                 f"the picture {pictures.names[number]} of {pictures.source} has {one[0]} x {one[1]} pixels, "
                 f"{pictures.names[0]} {height} x {width}; bring all to one size by --data.size HEIGHT,WIDTH"
             )
-    shape = (len(looks), height, width, *((3,) if any(colour for *_, colour in looks) else ()))
-    refuse_larger_than_memory(pictures.source, int(np.prod(shape, dtype=object)))
-    return shape
+    return (len(looks), height, width, *((3,) if any(colour for *_, colour in looks) else ()))
 
 
 def _decode(pictures: Pictures, shape: tuple[int, ...], place: Path) -> None:

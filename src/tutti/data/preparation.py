@@ -8,27 +8,24 @@ model's     age  since  year │ age is missing │ city is Oslo  city is Rome  
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tutti.data.parts import Part, Scale
+from tutti.data.parts import Scale
 from tutti.data.rows import Indices
 from tutti.errors import BadData
 from tutti.records.preparation import (
     DATE,
     EMPTY,
-    FLAG,
     MONTHS,
     NUMBER,
-    TEXT,
     WEEKDAYS,
     Preparation,
     PreparedColumn,
@@ -37,7 +34,7 @@ from tutti.records.preparation import (
 )
 
 GAP: Final = -1
-"""Stands for a missing text or flag."""
+"""Stands for a missing text."""
 
 _CYCLE: Final = 146_097
 """Days of 400 years, after which the calendar repeats, weekdays included."""
@@ -111,47 +108,17 @@ def prepared(preparation: Preparation, table: Table) -> PreparedTable:
     Raises:
         BadData: the table lacks a column, or has another kind of values in it.
     """
-    _check(preparation.columns, table)
-    return PreparedTable(fitted=preparation, table=table)
-
-
-def matched(part: Part, table: Table, wanted: Table) -> Part:
-    """Return a part of a table with the columns, and the numbers of texts, that another table has.
-
-    Texts that are none of the other's get the number of its last one. Rows are copied if anything differs.
-    """
-    _check(wanted.columns, table)
-    part = replace(part, scale=Scale())
-    if [(one.name, one.texts) for one in table.columns] == [(one.name, one.texts) for one in wanted.columns]:
-        return part
-    at = {column.name: number for number, column in enumerate(table.columns)}
-    stored = cast("Tensor", part.stored_inputs)
-    if stored.is_meta:
-        raise BadData(
-            "the columns and texts of streamed tables must be those of training; give --data.stream false"
-        )
-    rows = stored.numpy()[:, [at[column.name] for column in wanted.columns]]
-    for number, column in enumerate(wanted.columns):
-        if column.kind == TEXT:
-            numbers = {text: code for code, text in enumerate(column.texts)}
-            here = table.columns[at[column.name]].texts
-            lookup = np.array([*(numbers.get(text, len(numbers) - 1) for text in here), np.nan])
-            rows[:, number] = lookup[np.nan_to_num(rows[:, number], nan=GAP).astype(np.int64)]
-    return replace(part, stored_inputs=torch.from_numpy(rows))
-
-
-def _check(wanted: Iterable[PreparedColumn | TableColumn], table: Table) -> None:
-    """Raise BadData if a table lacks a column, or has another kind of values in it."""
     there = {column.name: column.kind for column in table.columns}
-    for column in wanted:
+    for column in preparation.columns:
         kind = there.get(column.name)
         if kind is None:
             raise BadData(f"there is no column '{column.name}', on which the model was trained; add it")
-        if kind not in (column.kind, EMPTY) and (kind, column.kind) != (FLAG, NUMBER):
+        if kind not in (column.kind, EMPTY):
             raise BadData(
                 f"the column '{column.name}' holds values of the kind {kind}, and the model was trained on "
                 f"those of the kind {column.kind}; give these"
             )
+    return PreparedTable(fitted=preparation, table=table)
 
 
 class _Plan(NamedTuple):
@@ -227,8 +194,6 @@ def _whole(numbers: list[int]) -> Tensor:
 
 def _places(column: PreparedColumn, stored: TableColumn) -> Indices:
     """Return the flag, or the category number, of a gap and of each code of a column; -1: it has none."""
-    if column.kind == FLAG:
-        return np.array([1 if column.gaps else -1, -1, 0])
     first, count = int(column.embedded), len(column.categories)
     numbers = {text: number for number, text in enumerate(column.categories, first)}
     other = 0 if column.embedded else count if column.others else -1

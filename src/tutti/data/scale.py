@@ -10,14 +10,12 @@ from typing import Final, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tutti.data.arrays import samples_per_chunk
 from tutti.data.columns import Columns
 from tutti.data.parts import PIXEL_MAX, Part, Scale
 from tutti.data.rows import Array, Indices
-from tutti.errors import BadData
 from tutti.records.preparation import TargetUnits
 
 _UNEVEN: Final = 100
@@ -27,45 +25,23 @@ _LOOKED_AT: Final = 10_000
 """Samples that tell the deviations of columns."""
 
 
-def pixel_sums(inputs: Array) -> NDArray[np.int64]:
-    """Return the sums of the values and of the squares of each sample, of shape (samples, channels, 2).
-
-    Args:
-        inputs: 8-bit, of shape (samples, ...); of four dimensions, the second is the channel.
-    """
-    sums = np.empty((len(inputs), _channels(inputs), 2), np.int64)
-    # Pieces of about 2^16 values in double precision stay in the cache, and sums of whole numbers are exact.
-    step = max(1, (1 << 16) * len(inputs) // inputs.size)
-    for start in range(0, len(inputs), step):
-        some = inputs[start : start + step].astype(np.float64)
-        some = some.reshape(len(some), _channels(inputs), -1)
-        sums[start : start + step, :, 0] = some.sum(2)
-        sums[start : start + step, :, 1] = np.einsum("scv,scv->sc", some, some)
-    return sums
-
-
 def pixel_scale(read: Callable[[Indices], Array], rows: Indices) -> Scale:
     """Return the scale of 8-bit inputs.
 
     Args:
-        read: returns some samples, as for `pixel_sums`.
+        read: returns some samples, of shape (samples, ...); of four dimensions, the second is the channel.
         rows: the samples that decide it.
     """
-    step = samples_per_chunk(read(rows[:1]))
-    total, count = np.zeros((1, 2), np.int64), 0
+    # Pieces of about 2^16 values in double precision stay in the cache, and sums of whole numbers are exact.
+    first = read(rows[:1])
+    step = max(1, (1 << 16) // first.size)
+    channels = first.shape[1] if first.ndim == 4 else 1
+    total, count = np.zeros((channels, 2)), 0
     for start in range(0, len(rows), step):
-        chunk = np.ascontiguousarray(read(rows[start : start + step]))
-        total, count = total + pixel_sums(chunk).sum(0), count + chunk.size // _channels(chunk)
-    return scale_of(total, count)
-
-
-def scale_of(total: NDArray[np.int64] | NDArray[np.float64], count: int) -> Scale:
-    """Return the scale of inputs.
-
-    Args:
-        total: the sums of the values and of the squares of each channel, of shape (channels, 2).
-        count: the number of values of one channel.
-    """
+        some = read(rows[start : start + step]).astype(np.float64)
+        some = some.reshape(len(some), channels, -1)
+        total += np.stack([some.sum((0, 2)), np.einsum("scv,scv->c", some, some)], axis=1)
+        count += some.size // channels
     mean, squares = total.T / count
     variance = squares - mean**2
     # A channel that never varies has no deviation to divide by; it becomes 0.
@@ -93,24 +69,13 @@ def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
 def units_of(targets: Array) -> TargetUnits | None:
     """Return mean and deviation of the amounts of some samples; None of class numbers, and labels of 0 or 1.
 
-    Args:
-        targets: of shape (samples, ...).
-
-    Raises:
-        BadData: an amount is the same in all samples.
+    `targets` are of shape (samples, ...); the deviation of an amount that never varies is 1.
     """
     if targets.dtype.kind != "f" or np.isin(targets, (0, 1)).all():
         return None
     amounts = targets.reshape(len(targets), -1).astype(np.float64)
-    constant = (amounts == amounts[0]).all(0)
-    if constant.any():
-        at = int(constant.argmax())
-        which = f"number {at} of the target" if amounts.shape[1] > 1 else "the target"
-        raise BadData(
-            f"{which} is {amounts[0, at]:g} in all {len(amounts):,} training samples, so there is nothing to "
-            "learn; choose another by --data.target"
-        )
-    return TargetUnits(tuple(amounts.mean(0).tolist()), tuple(amounts.std(0).tolist()))
+    stds = np.where((amounts == amounts[0]).all(0), 1, amounts.std(0))
+    return TargetUnits(tuple(amounts.mean(0).tolist()), tuple(stds.tolist()))
 
 
 def uneven(part: Part) -> str | None:
@@ -131,7 +96,3 @@ def uneven(part: Part) -> str | None:
         "gets them as they are: scale them, as by scikit-learn's StandardScaler, or give a CSV or Parquet "
         "file or a frame, whose columns are scaled"
     )
-
-
-def _channels(inputs: Array) -> int:
-    return inputs.shape[1] if inputs.ndim == 4 else 1

@@ -1,13 +1,12 @@
-"""What is known of data before they are read, without torch: that they are there, and a table's columns."""
+"""What is known of data without torch: that they are there, and the columns of CSV files."""
 
 from __future__ import annotations
 
 import csv
 import difflib
 import io
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile, islice
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.data.remote import check_address, is_remote
-from tutti.data.tables import TABLE_OPTIONS, TARGET_WORDS, check_options, choose
+from tutti.data.tables import TABLE_OPTIONS, TARGET_WORDS, check_options, choose, listed
 from tutti.errors import BadData
-from tutti.load_object import require_packages
 from tutti.parts import DATA_SETS
 
 _PACKED: Final = ("", ".gz", ".zst")
@@ -33,14 +31,9 @@ _SEPARATORS: Final = ",;\t"
 _LOOKED_AT: Final = 1000
 """Lines of a CSV file that are looked at before it is read."""
 
-_PICTURES: Final = (".png", ".jpg", ".jpeg")
-
-_JSON_BYTES: Final = 1 << 20
-"""The most of a JSON file that is read for its keys; of a larger one later lines may have others."""
-
 
 def check_data(data: str, options: Mapping[str, Any], reads: bool = True) -> None:
-    """Refuse data that are not there, and columns that a table does not have.
+    """Refuse data that are not there, and columns that a CSV file does not have.
 
     Args:
         data: a built-in name, a path or an address.
@@ -50,75 +43,38 @@ def check_data(data: str, options: Mapping[str, Any], reads: bool = True) -> Non
     Raises:
         UnknownName: there is neither a file nor a built-in data set of this name.
         BadData: there is no such file, or no such column.
-        BadOption: the data take a package that is not installed.
+        BadOption: the scheme of an address is unknown.
     """
-    path = Path(data).expanduser()
+    path = check_there(data)
+    if path is None or not reads:
+        return
+    for part in sorted(path.glob("train*"))[:1] if path.is_dir() else [path]:
+        if part.is_file() and part.name.lower().endswith(CSV):
+            check_options(options, (*TABLE_OPTIONS, *_OF_FILES), f"the table '{part}'")
+            choose(csv_start(part, options).names, options, str(part))
+
+
+def check_there(data: str) -> Path | None:
+    """Return the path of data; None: they are built in, at an address, or named by a pattern.
+
+    Raises:
+        UnknownName: there is neither a file nor a built-in data set of this name.
+        BadData: there is no such file.
+        BadOption: the scheme of an address is unknown.
+    """
     if is_remote(data):
         check_address(data)
-    elif data in DATA_SETS:
-        return
-    elif not (data and path.exists()):
-        check_named(data, path)
-    elif path.is_dir():
-        if any(one.suffix.lower() in _PICTURES for one in islice(path.glob("*/*"), 100)):
-            require_packages("pictures need", ["PIL"], "data")
-        for part in sorted(path.glob("train*"))[:1]:
-            _check_table(part, options, reads)
-    else:
-        _check_table(path, options, reads)
-
-
-def check_named(data: str, path: Path) -> None:
-    """Refuse the name of nothing, unless it is a pattern."""
+        return None
+    if data in DATA_SETS:
+        return None
+    path = Path(data).expanduser()
+    if data and path.exists():
+        return path
     if path.name == data and not path.suffix:
         DATA_SETS.check(data)
     if not any(letter in data for letter in "*?["):
         raise BadData(f"there is no {path}; {nearest(path)}")
-
-
-def _check_table(path: Path, options: Mapping[str, Any], reads: bool) -> None:
-    if path.is_file():
-        with suppress(OSError), open(path, "rb") as file:
-            if file.read(4) == b"\x89HDF":
-                require_packages("HDF5 files need", ["h5py"], "data")
-        names = _columns(path, options)
-        if reads and names:
-            check_options(options, (*TABLE_OPTIONS, *_OF_FILES), f"the table '{path}'")
-            choose(names, options, str(path))
-
-
-def _columns(path: Path, options: Mapping[str, Any]) -> list[str]:
-    """Return the names of a table's columns; none, if it is no table, or is broken."""
-    name = path.name.lower()
-    if name.endswith(CSV):
-        return csv_start(path, options).names
-    try:
-        with _opened(path) as file:
-            start = file.read(6)
-        if start == b"ARROW1":
-            import pyarrow  # It takes a tenth of a second.
-
-            return list(pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).schema.names)
-        if start[:4] == b"PAR1":
-            from pyarrow import parquet
-
-            return list(parquet.read_schema(path).names)
-        return _json_keys(path) if name.endswith(JSON) else []
-    except (OSError, ValueError, TypeError, RecursionError):
-        return []  # Those who read it say why.
-
-
-def _json_keys(path: Path) -> list[str]:
-    with _opened(path) as file:
-        text = file.read(_JSON_BYTES + 1).strip()
-    if len(text) > _JSON_BYTES:
-        return []
-    rows = (
-        json.loads(text)
-        if text.startswith(b"[")
-        else map(json.loads, filter(str.strip, text.decode().splitlines()))
-    )
-    return list(dict.fromkeys(key for row in rows for key in dict(row)))
+    return None
 
 
 def _opened(path: Path) -> Any:
@@ -216,8 +172,3 @@ def nearest(path: Path) -> str:
     if near:
         return f"did you mean {folder / near[0]}?"
     return f"{folder.resolve()} has: {listed(names) or 'nothing'}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """List the first ten of some names."""
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -18,18 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
-from tutti.data.formats import format_of, one_by_one, options_of, read_path
+from tutti.data.formats import one_by_one, options_of, read_path
 from tutti.data.formats.arrow_tables import frames_of, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.formats.several import of_parts
-from tutti.data.remote import check_address, is_remote, local_copy
-from tutti.data.rows import Rows, joined
+from tutti.data.remote import local_copy
+from tutti.data.rows import Rows
+from tutti.data.schemas import check_there
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.tables import LIKE, OF_ALL, TABLE_OPTIONS, check_options
@@ -147,21 +146,17 @@ def _refuse_other_kinds(given: Structure, read: Mapping[str, tuple[Column[Rows],
 
 
 def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]]) -> dict[str, Stored[Rows]]:
-    """Return the inputs of each part; the values of sequences lie one after the other, over all parts."""
+    """Return the inputs of each part: one array, or columns that know the longest sequence of all parts."""
     if given.single:
         return {part: columns[0].rows for part, columns in read.items()}
-    found: dict[str, list[Column[Rows]]] = {part: [] for part in read}
-    for columns in zip(*read.values(), strict=True):
-        values = [column.values for column in columns if column.values is not None]
-        together = joined(values, stored_dtype(values[0])) if values else None
-        longest, start = max(column.longest for column in columns), 0
-        for part, column in zip(read, columns, strict=True):
-            rows = column.rows
-            if column.values is not None:
-                rows = rows[:] + np.array([start, 0])
-                start += len(column.values)
-            found[part].append(Column(rows, together, longest))
-    return {part: Columns(tuple(columns), given.names) for part, columns in found.items()}
+    longest = [max(column.longest for column in columns) for columns in zip(*read.values(), strict=True)]
+    return {
+        part: Columns(
+            tuple(replace(column, longest=most) for column, most in zip(columns, longest, strict=True)),
+            given.names,
+        )
+        for part, columns in read.items()
+    }
 
 
 def like_training(
@@ -210,7 +205,7 @@ def _contents(
         what = f"what '{spec}' returned"
         return contents_of(made, spec.rpartition(":")[2], what, labelled), classes, missing
     if isinstance(data, str):
-        check_named(data)
+        check_there(data)
     data = local_copy(data)
     if isinstance(data, str | Path) and data not in BUILT_IN:
         wanted, buffer_bytes, options = stream_options(options)
@@ -238,33 +233,14 @@ def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, 
         return False
     if missing not in ("auto", "error") or not all(isinstance(one, Mapped) for one in inputs):
         if wanted:
-            made = any(path.glob("*.npy"))
-            remedy = (
-                "leave it out" if made else f"write one by: tutti data convert {path} NEW, then --data NEW"
-            )
             raise BadOption(
-                "--data.stream true is for folders of NPY files with one input, and no sequences or missing "
-                f"values, which {path} is not; {remedy}"
+                f"--data.stream true is for folders of NPY files with one input, and no sequences or missing "
+                f"values, which {path} is not; leave it out, or write one by: tutti data convert {path} NEW"
             )
         return False
     free = free_bytes()
     needed = sum(one.size * stored_dtype(one).itemsize for one in inputs if isinstance(one, Mapped))
     return bool(wanted) or (free is not None and needed > MOST * free)
-
-
-def check_named(data: str) -> None:
-    """Refuse a name that is neither a built-in data set nor a file or a folder of a known kind.
-
-    Of an address only the scheme is looked at.
-    """
-    if is_remote(data):
-        check_address(data)
-        return
-    path = Path(data).expanduser()
-    if not (data and path.exists()) and path.name == data and not path.suffix:
-        BUILT_IN.check(data)
-    if data not in BUILT_IN:
-        format_of(path).files(path)
 
 
 def _missing(value: object) -> str:

@@ -82,7 +82,7 @@ def choose(
             found = "no column" if not targets else "several columns"
             raise BadData(
                 f"{what} has {found} with a name such as 'target' or 'label': say which column is to be "
-                f"predicted by --data.target NAME; its columns are {_listed(names)}"
+                f"predicted by --data.target NAME; its columns are {listed(names)}"
             )
     else:
         targets = _named(names, target, "--data.target", what)
@@ -132,22 +132,13 @@ def _named(names: Sequence[str], given: object, option: str, what: str) -> tuple
         else:
             near = difflib.get_close_matches(str(one), names, n=1, cutoff=0.5)
             meant = f"did you mean '{near[0]}'? " if near else ""
-            raise BadData(f"{what} has no column '{one}' ({option}); {meant}its columns are {_listed(names)}")
+            raise BadData(f"{what} has no column '{one}' ({option}); {meant}its columns are {listed(names)}")
     if not found or len({*found}) < len(found):
         raise BadOption(f"{option} names {'a column twice' if found else 'no column'}; give each once")
     return tuple(found)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(name[:40] for name in names[:_SHOWN]) + (
-        f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
-    )
-
-
-def is_number(text: str) -> bool:
-    """Return whether a text is a number, or stands for a missing one."""
-    try:
-        float(text)
-    except ValueError:
-        return text.strip().lower() in ABSENT
-    return True
+def listed(names: Sequence[str]) -> str:
+    """List the first of some names."""
+    more = f", ... ({len(names):,} in all)" if len(names) > _SHOWN else ""
+    return ", ".join(name[:40] for name in names[:_SHOWN]) + more

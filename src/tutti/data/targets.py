@@ -11,8 +11,6 @@ several for each sample     0 and 1, a single 1     classes: they are one-hot
 from __future__ import annotations
 
 import re
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,7 +20,7 @@ import numpy as np
 from tutti.data.arrays import chunks_of, float_dtype, refuse_not_finite, tell_if_rounded
 from tutti.data.contents import ReadData
 from tutti.data.rows import Array
-from tutti.data.schemas import listed
+from tutti.data.tables import listed
 from tutti.errors import BadData
 
 NO_LABEL: Final = -100
@@ -41,8 +39,6 @@ AS_GIVEN: Final = "as given"
 _MEANT: Final = {"auto": CLASSES, "cross_entropy": CLASSES, "nll": CLASSES, "mse": AMOUNTS, "l1": AMOUNTS}
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_WHOLE: Final = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0*)?")  # 007 is a code, and another than 7
-_DATE: Final = re.compile(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})([ T].*)?")
 
 
 def meant_by(loss: str) -> str:
@@ -132,39 +128,21 @@ def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadDat
         raise BadData(f"the targets are texts of shape {joined.shape}; give one for each sample")
     names = _different(joined)
     if classes is None:
-        _refuse_no_classes(contents, joined, names)
+        _refuse_constant(contents, names)
+        if len(names) > FEW and 2 * len(names) > len(joined):
+            raise BadData(
+                f"{_what(contents)} has {len(names):,} different texts in {len(joined):,} samples, such as "
+                f"'{names[0]}'; choose another target, give dates and amounts as numbers, or give "
+                f"--data.classes {len(names)} if these are names of classes"
+            )
     elif classes < len(names):
         asked = f"{classes} classes were" if classes else "amounts were"
         raise BadData(
             f"{_what(contents)} has {len(names)} different texts, such as '{names[0]}', but {asked} asked for"
         )
-    plain = {name: " ".join(name.lower().split()) for name in names.tolist()}
-    counts = Counter(plain.values())
-    if twice := [repr(name) for name, one in plain.items() if counts[one] > 1]:
-        told = f"{_what(contents)} has classes that differ only by case or spaces: {listed(twice)}"
-        print(told, file=sys.stderr)
     count = classes or len(names)
     return _kept(
         contents, np.searchsorted(names, joined), count, _texts_of(names) if count == len(names) else ()
-    )
-
-
-def _refuse_no_classes(contents: ReadData, joined: Array, names: Array) -> None:
-    """Refuse texts that are no names of classes."""
-    _refuse_constant(contents, names)
-    samples, count, found = len(joined), len(names), f"such as '{names[0]}'"
-    numbers = [name for name in names if _NUMBER.fullmatch(name)]
-    if all(map(_DATE.fullmatch, names)):
-        problem = f"has dates, {found}; give a number, such as the days since one of them"
-    elif 0 < len(numbers) < count:
-        other = next(name for name in names if not _NUMBER.fullmatch(name))
-        problem = f"mixes numbers and texts, such as '{numbers[0]}' and '{other}'; mend it"
-    elif count > FEW and 2 * count > samples:
-        problem = f"has {count:,} different texts in {samples:,} samples, {found}; choose another target"
-    else:
-        return
-    raise BadData(
-        f"{_what(contents)} {problem}, or give --data.classes {count} if these are names of classes"
     )
 
 
@@ -267,8 +245,10 @@ def _as_known(contents: ReadData, joined: Array, known: KnownClasses) -> ReadDat
     labels, names = contents.labels, known.names or tuple(map(str, range(known.count or 0)))
     if _are_flags(joined) and joined.shape[1] == known.count:
         joined, labels = joined.argmax(axis=1), contents.targets
+    if joined.dtype.kind == "b":
+        joined = joined.astype(np.int64)
     # Numbers are those of the classes where there are names for them here, or the model's are no numbers.
-    numbered = joined.dtype.kind != "U" and not any(map(_NUMBER.fullmatch, map(_plain, names)))
+    numbered = joined.dtype.kind != "U" and not any(map(_NUMBER.fullmatch, names))
     if labels or numbered:
         _refuse_other_numbers(contents, joined, len(labels or names))
     values = _different(joined)
@@ -280,24 +260,15 @@ def _as_known(contents: ReadData, joined: Array, known: KnownClasses) -> ReadDat
 
 
 def _places(contents: ReadData, here: Sequence[str], names: Sequence[str], known: KnownClasses) -> Array:
-    """Return the number of each label among the names of a model, which may be written differently."""
-    exact = {name: number for number, name in enumerate(names)}
-    alike = {_plain(name): number for number, name in enumerate(names)}
-    found = [exact.get(text, alike.get(_plain(text)) if len(alike) == len(names) else None) for text in here]
-    if None in found:
+    """Return the number of each label among the names of a model."""
+    numbers = {name: number for number, name in enumerate(names)}
+    new = next((text for text in here if text not in numbers), None)
+    if new is not None:
         raise BadData(
-            f"{contents.name} has the class '{here[found.index(None)]}', but the model was trained on "
+            f"{contents.name} has the class '{new}', but the model was trained on "
             f"{listed(names) if known.count else 'amounts'}; give data of the same classes"
         )
-    return np.array(found, np.int64)
-
-
-def _plain(text: str) -> str:
-    """Return a label in the form that all ways to write it have: true, True, 1.0 and 1 are the same."""
-    plain = text.strip().lower()
-    plain = {"true": "1", "false": "0"}.get(plain, plain)
-    whole = _WHOLE.fullmatch(plain)
-    return whole[1] if whole else plain
+    return np.array([numbers[text] for text in here], np.int64)
 
 
 def _digits(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from tutti.checkpoint.reading import Checkpoint, newest, open_checkpoint
-from tutti.comm.base import Communicator
 from tutti.errors import BadCheckpoint
 from tutti.exports import FORMS
 from tutti.exports.base import Exported
 from tutti.optim.state import by_name
 from tutti.records import checkpoints
 from tutti.records.run_folder import WEIGHTS
+from tutti.terminal import warn_on_stderr
 from tutti.training.weights import read_weights, set_weights
 
 
@@ -41,12 +40,11 @@ def read_from(place: Path) -> Exported:
     )
 
 
-def load_from(place: Path, module: nn.Module, comm: Communicator) -> None:
-    """Set the parameters and buffers of a module to those in a place, on every rank; rank 0 warns."""
+def load_from(place: Path, module: nn.Module, warn: bool) -> None:
+    """Set the parameters and buffers of a module to those in a place."""
     found = read_from(place)
-    if comm.rank == 0:
-        for note in found.notes:
-            print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
+    for note in found.notes if warn else ():
+        warn_on_stderr(note)
     set_weights(module, found.weights, place)
 
 

@@ -75,7 +75,7 @@ class Unclaimed:
             self._end(job, JobOutcome(state, 0.0, summary))
             return False
         if not found and self._has_failed(job, state):
-            why = (self._folder.error(job.name) or "").strip().rpartition("\n")[2]
+            why = (RunFolder(self._folder.job(job.name)).error() or "").strip().rpartition("\n")[2]
             self._end(job, JobOutcome(state, 0.0, None, why))
             return False
         if not found:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 
 from tutti.errors import BadOption
@@ -22,6 +21,7 @@ from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.launch.usage_sampler import Sampler
 from tutti.records.farm_folder import BLOCK, THREADS, FarmEvent, FarmFolder, JobState
 from tutti.records.launches import Launch
+from tutti.records.run_folder import RunFolder
 from tutti.terminal import warn_on_stderr
 
 
@@ -29,38 +29,23 @@ def work_on(
     folder: FarmFolder,
     source: JobSource,
     *,
-    block: int = 1,
-    blocks: int | None = None,
-    threads: int | None = None,
-    jobs: int | None = None,
-    servers: int = 0,
-    job_timeout_s: float | None = None,
-    time_limit_s: float | None = None,
-    listener: Listener | None = None,
+    block: int = 1,  # the ranks of each block
+    blocks: int | None = None,  # None: what the cores allow, but only those that help with `jobs`
+    threads: int | None = None,  # of each rank; None: those of earlier launches, or what the cores allow
+    jobs: int | None = None,  # the number that the source will give, if that is known
+    servers: int = 0,  # the ranks of each block that keep a parameter centre, and need no core
+    job_timeout_s: float | None = None,  # from then on a job counts as hanging, and fails; None: never
+    time_limit_s: float | None = None,  # the farm saves and stops then
+    listener: Listener | None = None,  # hears of every event
 ) -> FarmOutcome:
     """Work on the jobs of a farm with blocks of ranks on this host, until there are none left.
 
     Jobs that finished earlier are not trained again, stopped ones go on from their newest checkpoint, and
     failed ones are tried again. Other launches may work on the same farm: each job is trained by one of them.
 
-    Args:
-        folder: of the farm.
-        source: of the jobs.
-        block: the ranks of each block.
-        blocks: their number; None: what the cores allow, but only those that help with `jobs`.
-        threads: of each rank; None: those of earlier launches of the farm, or else what the cores allow.
-        jobs: the number that the source will give, if that is known.
-        servers: the number of ranks of each block that keep a parameter centre, and need no core.
-        job_timeout_s: seconds after which a job counts as hanging: it fails. None: never.
-        time_limit_s: seconds after which the farm saves and stops; None: never.
-        listener: hears of every event.
-
     Raises:
-        BadOption: this host has no room for such blocks, or those of earlier launches had other ranks or
-            threads.
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
         DiskFull: there is no room for what a job writes; jobs that had begun can go on later.
-        TuttiError: blocks do not come to work.
     """
     placement, count = _settle(folder, block, blocks, threads, jobs, servers)
     for warning in placement.warnings:
@@ -94,9 +79,6 @@ def _pool(
     stopping: StopRequests,
 ) -> HostPool:
     """Start the blocks, and sample what all of them use."""
-    if launch.shares_cores():
-        # Ranks that are bound would keep the others from working.
-        placement = replace(placement, cores=())
     server = stack.enter_context(fork_server())
     pool = HostPool(server, folder, placement, blocks, stopping)
     # One for all jobs, which share the cores.
@@ -136,7 +118,7 @@ def _note(folder: FarmFolder, launch: Launch, listener: Listener | None, what: H
     elif isinstance(what, JobEnded):
         outcome = what.outcome
         if outcome.state is JobState.FAILED:
-            folder.write_error(what.job.name, what.traceback or outcome.why)
+            RunFolder(folder.job(what.job.name)).write_error(what.traceback or outcome.why)
         how = outcome.state.value, outcome.seconds, outcome.why
         launch.note(FarmEvent(time.time(), "ended", what.job.name, what.block, *how, launch.name))
     if listener is not None:

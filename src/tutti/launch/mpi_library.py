@@ -8,7 +8,6 @@ No torch, no MPI.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import tempfile
@@ -27,10 +26,6 @@ CHOSEN: Final = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 
 class Stranger(UserError):
     """The MPI library is not that of the launcher: all ranks find it out, and none can inform the others."""
-
-
-_SONAME: Final = "libmpi.so.12"
-"""The name by which mpi4py's wheel knows the library of MPICH and its kin."""
 
 
 SEGMENT_BYTES: Final = 16 << 20
@@ -84,8 +79,8 @@ def library_beside(program: Path, mpich: bool) -> Path | None:
     prefix = program.parent.parent
     if prefix == Path(sys.prefix).resolve():
         return None
-    names = (_SONAME, "libmpich.so.12") if mpich else ("libmpi.so.40",)
-    files = (folder / name for name in names for folder in _folders(prefix))
+    name = "libmpi.so.12" if mpich else "libmpi.so.40"
+    files = (folder / name for folder in _folders(prefix))
     return next((file for file in files if file.is_file()), None)
 
 
@@ -95,22 +90,3 @@ def _folders(prefix: Path) -> Iterator[Path]:
         yield lib
         yield from sorted(lib.glob("*-linux-gnu*"))
         yield from (lib / "openmpi" / "lib", lib / "mpich" / "lib")
-
-
-def refuse_unloadable(environ: MutableMapping[str, str]) -> None:
-    """Refuse Debian's library of MPICH, which has not the name that mpi4py's wheel loads it by.
-
-    Raises:
-        Stranger: it is to be loaded, and no link has that name.
-    """
-    file = environ.get(CHOSEN[0], "")
-    if not Path(file).name.startswith("libmpich.so"):
-        return
-    try:
-        ctypes.CDLL(_SONAME)
-    except OSError:
-        raise Stranger(
-            f"this MPICH's library is {file}, which mpi4py's wheel knows as {_SONAME} only; give it that "
-            f"name: mkdir -p ~/mpich && ln -s {file} ~/mpich/{_SONAME} && export LD_LIBRARY_PATH=~/mpich"
-        ) from None
-    environ[CHOSEN[0]] = _SONAME

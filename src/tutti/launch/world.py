@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from tutti.errors import PeerLost, TuttiError, says_all
 from tutti.launch.launcher import LaunchContext, Launcher, ends_with_a_rank, started_by
-from tutti.launch.mpi_library import Stranger, refuse_unloadable
+from tutti.launch.mpi_library import Stranger
 from tutti.launch.orphans import follow_launcher, mpi_segments, refuse_ended_launcher
 from tutti.launch.runtime_settings import keep_memory
 from tutti.terminal import say_last
@@ -100,7 +100,6 @@ def refuse_stranger() -> None:
         return
     refuse_ended_launcher(os.environ)
     follow_launcher()
-    refuse_unloadable(os.environ)
     _, seen, _ = world_place()
     if seen == context.size:
         return

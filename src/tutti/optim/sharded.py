@@ -144,8 +144,6 @@ class ShardedOptimizer:
         )
         self._optimizer, self._replica = optimizer, replica
         self.joint = whole and own_grads and not is_parameterwise(optimizer)
-        if not self.joint:
-            check_hooks(optimizer)
         check_parameters(optimizer, replica)
         self.pieces = tuple(
             FlatPiece(optimizer, flat, vector, place, joint=self.joint)
@@ -261,16 +259,6 @@ def _slices(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[Pa
             stop = min(end, place.stop) if elementwise else stop
             found.setdefault(group, []).append(ParameterSlice(parameter, elements, slice(start, stop)))
     return found
-
-
-def check_hooks(optimizer: Optimizer) -> None:
-    """Refuse, by `BadOption`, step hooks, which would not be called."""
-    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    if any(getattr(optimizer, name, None) for name in hooks):
-        raise BadOption(
-            f"the optimizer {type(optimizer).__name__} has step hooks, which would not be called, as a step "
-            "for slices of the weights replaces it; do that work in the training loop instead"
-        )
 
 
 def check_parameters(optimizer: Optimizer, replica: Replica) -> None:

@@ -12,7 +12,6 @@ from zlib import crc32
 
 import torch
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from tutti.checkpoint.reading import Checkpoint, for_all, newest
 from tutti.checkpoint.saver import Saver
@@ -313,11 +312,6 @@ def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:
             raise BadOption(
                 f"'{name}' of tutti.checkpoints() was given to distribute(), and is in every checkpoint "
                 "anyway; leave it out"
-            )
-        if isinstance(thing, DataLoader):
-            raise BadOption(
-                f"'{name}' of tutti.checkpoints() is a loader, which tutti.shard() goes on with anyway: "
-                "leave it out"
             )
         if isinstance(thing, Optimizer):
             raise BadOption(f"'{name}' of tutti.checkpoints() is an optimizer; give it to distribute()")

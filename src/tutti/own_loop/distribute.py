@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from functools import wraps
-from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -244,13 +243,12 @@ def mean(value: Number, samples: int | None = None) -> Number:
         no rank has a sample.
 
     Raises:
-        BadOption: `value` is no single number, or `samples` no number of samples.
+        BadOption: `samples` is no number of samples.
     """
     loop = _current()
     count = loop.samples if samples is None else samples
     if not isinstance(count, int) or count < 0:
         raise BadOption(f"mean() is given {count!r} samples; give a whole number from 0")
-    _check_figure(value, "mean")
     sums = loop.add_up(Purpose.MEAN, plain(value) * count if count else 0.0, float(count))
     whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
     return like(value, (sums[0] / sums[1]).item(), torch.get_default_dtype() if whole else None)
@@ -265,23 +263,11 @@ def total(value: Number) -> Number:
 
     Returns:
         The same on all ranks, of the type of `value`; an integer for truth values.
-
-    Raises:
-        BadOption: `value` is no single number.
     """
-    _check_figure(value, "total")
     loop = _current()
     sums = loop.add_up(Purpose.TOTAL, plain(value) if loop.samples else 0.0)
     flag = isinstance(value, torch.Tensor) and value.dtype == torch.bool
     return like(value, sums[0].item(), torch.int64 if flag else None)
-
-
-def _check_figure(value: object, function: str) -> None:
-    single = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
-    if not single:
-        raise BadOption(
-            f"{function}() takes a number, or a tensor of one element, which this rank's figure is not"
-        )
 
 
 class shard:

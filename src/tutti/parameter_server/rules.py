@@ -21,7 +21,7 @@ from typing_extensions import override
 from tutti.errors import BadOption
 from tutti.optim.clipping import clip
 from tutti.optim.parameterwise import is_parameterwise
-from tutti.optim.sharded import PIECE, FlatPiece, check_hooks, check_parameters, check_usable, own_slices
+from tutti.optim.sharded import PIECE, FlatPiece, check_parameters, check_usable, own_slices
 from tutti.optim.sliced_optimizer import GroupOptimizer
 from tutti.optim.state import by_name
 from tutti.parameter_server.base import Allocate, Outcome, Push, Rule, Slot, Vectors, slots_of
@@ -151,7 +151,7 @@ class OptimizerRule(Rule):
         parameters: those of the model.
 
     Raises:
-        BadOption: the optimizer cannot be shared, or has no learning rate to be `damped`.
+        BadOption: the optimizer cannot be shared.
         BadModel: it moves a parameter that is not part of the model.
     """
 
@@ -166,10 +166,7 @@ class OptimizerRule(Rule):
     ) -> None:
         check_usable(type(optimizer))
         check_parameters(optimizer, replica)
-        check_hooks(optimizer)
         _check_shareable(optimizer)
-        if damped:
-            _check_rates(optimizer)
         self._optimizer, self._flats = optimizer, replica.flats
         self._messages, self._damped, self._compensation = messages, damped, compensation
         self.remembers, self.compares = keep, compensation is not None
@@ -335,16 +332,6 @@ def _check_shareable(optimizer: Optimizer) -> None:
             "workers of a parameter centre cannot share. Let each worker run it: '--strategy "
             "downpour --strategy.side worker'"
         )
-
-
-def _check_rates(optimizer: Optimizer) -> None:
-    for number, group in enumerate(optimizer.param_groups):
-        if "lr" not in group:
-            raise BadOption(
-                f"staleness 'inverse' scales the learning rate, but param group {number} of the optimizer "
-                f"{type(optimizer).__name__} has no 'lr'; use '--strategy.staleness none', or an optimizer "
-                "that has one"
-            )
 
 
 ROUNDING: Final = 1e-9

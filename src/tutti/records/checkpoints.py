@@ -51,7 +51,7 @@ _BEFORE: Final = ".before"
 _UNFINISHED: Final = ".unfinished"
 _NAME: Final = re.compile(rf"step-(\d{{8,}})({re.escape(_BEFORE)})?")
 _CHUNK: Final = 1 << 20
-_REMEDY: Final = "; resume from another one"  # A report of skipped checkpoints leaves it out.
+REMEDY: Final = "; resume from another one"  # A report of skipped checkpoints leaves it out.
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,6 @@ class Manifest(Record):
     format: int = FORMAT
 
 
-@dataclass(frozen=True)
-class FoundCheckpoint:
-    """The checkpoint to go on from.
-
-    Attributes:
-        path: of its folder.
-        manifest: all files are as it says.
-    """
-
-    path: Path
-    manifest: Manifest
-
-
 def step_folder(folder: Path, step: int) -> Path:
     """Return the path of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
@@ -121,17 +108,6 @@ def present(folder: Path) -> list[Path]:
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
     found = sorted((int(match[1]), match[2] is None, path) for match, path in named if match)
     return [path for _, _, path in found]
-
-
-def newest(folder: Path) -> tuple[FoundCheckpoint | None, list[str]]:
-    """Find the good checkpoint of the latest step; returns it, and what is wrong with each later one."""
-    passed_over: list[str] = []
-    for path in reversed(present(folder)):
-        try:
-            return FoundCheckpoint(path, verify(path)), passed_over
-        except BadCheckpoint as error:
-            passed_over.append(str(error).removesuffix(_REMEDY))
-    return None, passed_over
 
 
 def verify(path: Path) -> Manifest:
@@ -170,17 +146,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def write_file(path: Path, memory: int, offset: int, size: int) -> FileEntry:
-    """Write a stretch of another file to a new file, and flush it to the disk.
-
-    Args:
-        path: of the new file.
-        memory: the descriptor of the other one.
-        offset: where the stretch begins in it.
-        size: of the stretch, in bytes.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a stretch of another file to a new file, and flush it to the disk."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(min(size, _CHUNK)))
     with open(path, "wb", buffering=0) as file:
         for at in range(0, size, _CHUNK):
@@ -212,16 +178,9 @@ def commit(unfinished: Path, manifest: Manifest) -> None:
 
 
 def tidy(folder: Path, step: int, keep: int) -> None:
-    """Move `latest` to a new checkpoint, and remove the ones beyond `keep` that can be removed.
+    """Move `latest` to the checkpoint of a step; remove all but the last `keep` and the best one.
 
-    Args:
-        folder: of the checkpoints.
-        step: of the new one.
-        keep: how many of the last checkpoints are kept, and the best one. Those of later steps are removed:
-            the run has gone on from an earlier one, so they are of a course that was given up.
-
-    Raises:
-        OSError: something is left.
+    Those of later steps are of a course that was given up: the run has gone on from an earlier one.
     """
     latest, link = folder / LATEST, folder / f".{LATEST}{_UNFINISHED}"
     link.unlink(missing_ok=True)  # [4]
@@ -310,7 +269,7 @@ def _sealed(values: Json) -> bytes:
 
 
 def _bad(path: Path, why: str) -> BadCheckpoint:
-    return BadCheckpoint(f"checkpoint {path} cannot be used: {why}{_REMEDY}")
+    return BadCheckpoint(f"checkpoint {path} cannot be used: {why}{REMEDY}")
 
 
 def flush_folder(path: Path) -> None:

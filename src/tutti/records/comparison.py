@@ -3,7 +3,7 @@
 FOLDER/comparison.json            the combinations and how often each is repeated: `Comparison`
 FOLDER/solo-1-thread/0/           the run folder of a combination's first repeat
 FOLDER/sync-2-workers/0/
-FOLDER/sync-2-workers/1.error     the error of a repeat that failed
+FOLDER/sync-2-workers/1/          of one that failed: with `error.txt`
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tutti.errors import BadOption, BadRunFolder
+from tutti.errors import BadOption
 from tutti.records.files import refusing
 from tutti.records.json_lines import Record, read_record, to_json
 from tutti.records.run_folder import RunFolder
@@ -136,24 +136,3 @@ class ComparisonFolder:
         path = self.run(combination, repeat).path
         with refusing(path), suppress(FileNotFoundError):
             shutil.rmtree(path)
-        self._error(combination, repeat).unlink(missing_ok=True)
-
-    def write_error(self, combination: Combination, repeat: int, error: str) -> None:
-        """Write the error of a repeat that failed, beside its run folder."""
-        path = self._error(combination, repeat)
-        with refusing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{error}\n", encoding="utf-8")
-
-    def error(self, combination: Combination, repeat: int) -> str | None:
-        """Read the error of a repeat; None if it has not failed."""
-        path = self._error(combination, repeat)
-        try:
-            return path.read_bytes().decode(errors="replace").strip()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise BadRunFolder(f"cannot read {path}: {error.strerror}; compare again") from error
-
-    def _error(self, combination: Combination, repeat: int) -> Path:
-        return self.path / combination.folder / f"{repeat}.error"

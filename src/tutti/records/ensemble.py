@@ -19,9 +19,6 @@ from tutti.records.run_folder import WEIGHTS, TrainedOn
 
 ENSEMBLE: Final = "ensemble.json"
 
-VERSION: Final = 1
-"""The version of the file that this program writes."""
-
 
 @dataclass(frozen=True)
 class EnsembleMember(Record):
@@ -41,18 +38,12 @@ class EnsembleRecord(Record):
         method: by which the weights were found.
         weights: of the values of each candidate, the mean of its members' values; 1 in all.
         members: in the order of their parameters in the file.
-        version: of the file.
     """
 
     kind: str
     method: str
     weights: dict[str, float]
     members: tuple[EnsembleMember, ...]
-    version: int = VERSION
-
-    def __post_init__(self) -> None:
-        if self.version != VERSION:
-            raise ValueError(f"it is of version {self.version}, and this tutti reads version {VERSION}")
 
 
 def read_ensemble(folder: Path) -> EnsembleRecord:

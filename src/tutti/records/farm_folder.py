@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadOption, BadRunFolder
-from tutti.records.files import make_file, refusing, replace_file, unfinished_file
+from tutti.records.files import make_file, refusing, unfinished_file
 from tutti.records.folder_lock import is_locked
 from tutti.records.json_lines import (
     Json,
@@ -37,16 +37,13 @@ from tutti.records.json_lines import (
     to_json,
 )
 from tutti.records.launches import EVENTS, JOBS, USAGE, Launch, all_launches
-from tutti.records.run_folder import ERROR, RunFolder
+from tutti.records.run_folder import ERROR, RunFolder, refuse_used
 
 FARM: Final = "farm.json"
 SPLITS: Final = "splits.npz"
 DATA: Final = "data.npz"
 BLOCK: Final = "block"
 THREADS: Final = "threads"
-
-VERSION: Final = 1
-"""The version of the files of a farm that this program writes."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@.-]*")
 
@@ -71,7 +68,6 @@ class FarmPlan(Record):
     kind: str
     question: Json
     jobs: dict[str, Json] = field(default_factory=dict)
-    version: int = VERSION
 
 
 @dataclass(frozen=True)
@@ -123,14 +119,16 @@ class FarmFolder:
         """
         plan, folder = FarmPlan(kind, question, dict(jobs or {})), cls(Path(path))
         if not (resume and (folder.path / FARM).is_file()):
-            folder._refuse_used(resume)
+            # Another launch may be about to make the same one.
+            begun = folder.path.glob(f"{unfinished_file(Path(FARM)).name}*")
+            refuse_used(folder.path, [one.name for one in begun])
             with refusing(folder.path):
                 folder.path.mkdir(parents=True, exist_ok=True)
-                # Last: without it there is no farm. Another launch may make the same one just now.
+                # Last: without it there is no farm.
                 if make_file(folder.path / FARM, to_json(plan, indent=2).encode() + b"\n"):
                     return folder
             if not resume:
-                folder._refuse_used(resume)
+                refuse_used(folder.path)
         folder._refuse_other(plan)
         return folder
 
@@ -143,12 +141,6 @@ class FarmFolder:
             raise BadRunFolder(
                 f"{folder.path} {what}, so it is no folder of a farm; give one that 'tutti cv' or "
                 "'tutti tune' wrote"
-            )
-        version = folder.plan.version
-        if version != VERSION:
-            raise BadRunFolder(
-                f"{folder.path / FARM} is of version {version}, and this tutti reads version {VERSION}; use "
-                "the tutti that wrote it"
             )
         return folder
 
@@ -212,22 +204,6 @@ class FarmFolder:
             return JobState.FAILED
         return JobState.STOPPED if folder.resumable else JobState.WAITING
 
-    def error(self, name: str) -> str | None:
-        """Return the traceback of a job that has failed; None: it has not."""
-        try:
-            return (self.job(name) / ERROR).read_bytes().decode(errors="replace")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise BadRunFolder(f"cannot read {error.filename}: {error.strerror}") from error
-
-    def write_error(self, name: str, traceback: str) -> None:
-        """Write why a job has failed."""
-        folder = self.job(name)
-        with refusing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / ERROR, traceback.rstrip("\n").encode(errors="replace") + b"\n", flush=False)
-
     def clear_error(self, name: str) -> None:
         """Forget why a job has failed, which is tried again."""
         with refusing(self.job(name)), suppress(FileNotFoundError, NotADirectoryError):
@@ -243,19 +219,6 @@ class FarmFolder:
 
     def _of_launches(self, file: str) -> list[Path]:
         return [folder / file for folder in all_launches(self.path)]
-
-    def _refuse_used(self, resume: bool) -> None:
-        """Refuse a folder with something in it that is not of a farm in the making."""
-        with refusing(self.path):
-            there = [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
-        begun = unfinished_file(Path(FARM)).name
-        if FARM in there and not resume:
-            raise BadRunFolder(
-                f"the folder {self.path} has a farm in it: --resume goes on with that; or name another one "
-                "with --out"
-            )
-        if FARM not in there and any(not name.startswith(begun) for name in there):
-            raise BadRunFolder(f"the folder {self.path} is not empty; name another one with --out")
 
     def _refuse_other(self, plan: FarmPlan) -> None:
         differ = differences(FarmFolder.open(self.path).plan, plan)

@@ -99,12 +99,8 @@ def refusing(path: Path) -> Iterator[None]:
         elif error.errno == errno.EFBIG:
             kind = DiskFull
             remedy = "raise the limit on the size of files (ulimit -f)"
-        elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            remedy = "its file system has no locks; name a folder on another one with --out"
-        elif error.errno in (errno.ENOTDIR, errno.EEXIST):
-            remedy = "a file is where a folder is needed; name another folder with --out"
         else:
-            remedy = "name a folder that you may write with --out"
+            remedy = "name another folder, which you may write, with --out"
         raise kind(f"cannot write {path}: {error.strerror}; {remedy}") from error
 
 

@@ -40,19 +40,7 @@ class FolderLock:
     """The lock on a folder, which one job has at a time; taken here, and released as a context manager.
 
     The kernel releases it when the process ends, however it does. On NFS that is the server's, so that it
-    holds between hosts.
-
-    Args:
-        folder: the folder, which exists.
-        patience_s: how long to wait for processes of the same job that were killed to be gone.
-        name: of the file that is locked.
-
-    Attributes:
-        problem: why the file system has no locks; None: it has.
-
-    Raises:
-        FolderInUse: another job has it.
-        BadRunFolder: the file of the lock cannot be written.
+    holds between hosts. Attribute `problem`: why the file system has no locks; None: it has.
     """
 
     def __init__(self, folder: Path, patience_s: float = 0.0, name: str = LOCK) -> None:

@@ -1,7 +1,6 @@
 """The launches that work on a farm, and the jobs that each of them has. Needs neither torch nor MPI.
 
-    launches/ID/launch.json    who it is: `LaunchRecord`
-    launches/ID/.lock          locked as long as it lives
+    launches/ID/.lock          locked as long as it lives: `tutti.records.folder_lock`
     launches/ID/events.jsonl   its own, so that no two hosts append to one file
     launches/ID/usage.jsonl    likewise
     jobs/NAME/.claim           locked by the launch that has the job
@@ -17,35 +16,24 @@ import re
 import secrets
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tutti.errors import BadRunFolder
-from tutti.records.files import refusing, replace_file
-from tutti.records.folder_lock import FolderInUse, FolderLock, is_locked
-from tutti.records.json_lines import Record, append_line, read_record, to_json
+from tutti.records.files import refusing
+from tutti.records.folder_lock import LOCK, FolderInUse, FolderLock
+from tutti.records.json_lines import Record, append_line
 
 LAUNCHES: Final = "launches"
 JOBS: Final = "jobs"
 CLAIM: Final = ".claim"
-LAUNCH: Final = "launch.json"
 EVENTS: Final = "events.jsonl"
 USAGE: Final = "usage.jsonl"
 
 
-@dataclass(frozen=True)
-class LaunchRecord(Record):
-    """The process of a launch, and the logical CPUs that it may use."""
-
-    process: int
-    host: str
-    cores: tuple[int, ...] = ()
-
-
 def all_launches(farm: Path) -> list[Path]:
     """Return the folders of all launches that have begun, sorted."""
-    return sorted(path.parent for path in (farm / LAUNCHES).glob(f"*/{LAUNCH}"))
+    return sorted(path.parent for path in (farm / LAUNCHES).glob(f"*/{LOCK}"))
 
 
 class Launch:
@@ -56,14 +44,12 @@ class Launch:
         self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host}-{os.getpid()}-{secrets.token_hex(2)}"
         self._farm, self._folder = farm, farm / LAUNCHES / self.name
         self.events, self.usage = self._folder / EVENTS, self._folder / USAGE
-        self._record = LaunchRecord(os.getpid(), socket.gethostname(), tuple(sorted(os.sched_getaffinity(0))))
         self._claims: dict[str, FolderLock] = {}
         with refusing(self._folder):
             self._folder.mkdir(parents=True)
             self._lock = FolderLock(self._folder)
-            replace_file(self._folder / LAUNCH, to_json(self._record).encode() + b"\n", flush=False)
             # By the clock of the file system, as errors of jobs have their times.
-            self._began = os.stat(self._folder / LAUNCH).st_mtime_ns
+            self._began = os.stat(self._folder / LOCK).st_mtime_ns
 
     def __enter__(self) -> Launch:
         return self
@@ -96,16 +82,6 @@ class Launch:
     def release(self, job: str) -> None:
         """Leave a job to others."""
         self._claims.pop(job).release()
-
-    def shares_cores(self) -> bool:
-        """Return whether another launch works on the farm with cores of this one."""
-        mine = self._record
-        others = [
-            read_record(folder / LAUNCH, LaunchRecord)
-            for folder in all_launches(self._farm)
-            if folder != self._folder and is_locked(folder)
-        ]
-        return any(one.host == mine.host and {*one.cores} & {*mine.cores} for one in others)
 
     def is_news(self, error: Path) -> bool:
         """Return whether the file that says why a job has failed was written since this launch began."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import lzma
-import os
 import struct
 import zipfile
 import zlib
@@ -51,11 +50,6 @@ def read_npz(path: Path, keys: Collection[str] | None = None) -> dict[str, Array
         with open_data_file(path) as raw, NpzFile(raw) as file:
             return {name: file[name] for name in file.files if keys is None or name in keys}
     except DAMAGED as error:
-        if "allow_pickle" in str(error):
-            raise BadData(
-                f"{path} holds Python objects, which are not loaded because unpickling runs code; save "
-                "numbers: array.astype('float32') or array.astype('int64')"
-            ) from error
         raise damaged(path, error) from error
 
 
@@ -71,18 +65,13 @@ def open_data_file(path: Path) -> BinaryIO:
         ) from error
 
 
-def refuse_larger_than_memory(path: Path, nbytes: int) -> None:
-    """Refuse data that this machine's memory does not hold."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if nbytes > memory:
-        raise BadData(
-            f"{path} holds {nbytes:,} bytes of data, and this machine has {memory:,} bytes of memory; give a "
-            "part of it, or a factory of a data set that reads samples when they are needed"
-        )
-
-
 def damaged(path: Path, error: Exception) -> BadData:
-    """Return the error for a file that is truncated or damaged, in one line."""
+    """Return the error for a file that is truncated or damaged, or has pickles, in one line."""
+    if "pickle" in str(error) or "Python objects" in str(error):
+        return BadData(
+            f"{path} holds Python objects, which are not loaded because unpickling runs code; save numbers: "
+            "array.astype('float32') or array.astype('int64')"
+        )
     size = path.stat().st_size
     reason = printable(" ".join(str(error)[:200].split()))
     return BadData(f"{path} is truncated or damaged ({size:,} bytes): {reason}; copy it again")

@@ -35,11 +35,7 @@ class Predictions:
 
     @classmethod
     def read(cls, path: Path) -> Predictions:
-        """Read a file.
-
-        Raises:
-            BadData: it cannot be read, or its arrays do not belong together.
-        """
+        """Read a file."""
         arrays = read_npz(path, _KEYS)
         missing = [name for name in _KEYS if name not in arrays]
         if missing:

@@ -14,11 +14,10 @@ from typing import Final, NamedTuple
 from tutti.records.json_lines import Record
 
 NUMBER: Final = "number"
-FLAG: Final = "flag"
 TEXT: Final = "text"
 DATE: Final = "date"
 EMPTY: Final = "empty"
-"""The kinds of columns: numbers; true and false; texts; dates and times; and those without any value."""
+"""The kinds of columns: numbers (or true and false); texts; dates and times; without any value."""
 
 OTHER: Final = "\0"
 """Stands for all texts of a column that have no number of their own."""
@@ -52,7 +51,7 @@ class TableColumn(Record):
 
     Attributes:
         name: of the column.
-        kind: `NUMBER`, `FLAG`, `TEXT`, `DATE` or `EMPTY`.
+        kind: `NUMBER`, `TEXT`, `DATE` or `EMPTY`.
         texts: those that are stored as 0, 1, 2, ..., sorted.
         form: of dates that are written as texts, for `strptime`; empty: another type, or ISO 8601.
     """
@@ -112,7 +111,7 @@ class PreparedColumn(Record):
         if self.embedded:
             return TableInputs(0, 0, (1 + len(self.categories) + self.gaps,))
         flags = len(self.categories) + self.others + self.gaps
-        flags += MONTHS + WEEKDAYS if self.kind == DATE else self.kind == FLAG
+        flags += MONTHS + WEEKDAYS if self.kind == DATE else 0
         return TableInputs(len(self.mean), flags)
 
 

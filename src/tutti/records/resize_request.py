@@ -9,8 +9,6 @@ it all the same, and the next request replaces it once it has an answer.
 
 from __future__ import annotations
 
-import secrets
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,35 +20,25 @@ from tutti.records.json_lines import Record, parse_record, to_json
 
 REQUEST: Final = "resize.json"
 
-_READ_S: Final = 2.0
-"""The longest time until an answer is read by a `tutti resize` that still waits for it."""
-
 
 @dataclass(frozen=True)
 class ResizeRequest(Record):
-    """The content of the file: the number of workers, a token of this request, and the run's answer."""
+    """The content of the file: the number of workers, and the run's answer."""
 
     workers: int
-    token: str
-    answer: str | None = None
+    answer: str = ""
     agreed: bool = False
-    warnings: tuple[str, ...] = ()
 
 
-def request_workers(folder: Path, workers: int) -> ResizeRequest | None:
-    """Write a request into the folder of a run; None: there is one that has no answer yet."""
-    path = folder / REQUEST
-    request = ResizeRequest(workers, secrets.token_hex(8))
+def request_workers(folder: Path, workers: int) -> bool:
+    """Write a request into the folder of a run; False: there is one that has no answer yet."""
+    path, before = folder / REQUEST, read_request(folder)
+    if before is not None and before.answer:
+        remove_request(folder)
     try:
-        if (before := read_request(folder)) is not None:
-            if before.answer is None or time.time() - path.stat().st_mtime < _READ_S:
-                return None
-            path.unlink()
-        return request if make_file(path, to_json(request).encode()) else None
+        return make_file(path, to_json(ResizeRequest(workers)).encode())
     except OSError as error:
-        if full := with_remedy(error):
-            raise full from error
-        raise BadRunFolder(
+        raise with_remedy(error) or BadRunFolder(
             f"cannot write {path}, by which a run is asked: {error.strerror}; ask as the user who has "
             "started the run"
         ) from error
@@ -64,22 +52,17 @@ def read_request(folder: Path) -> ResizeRequest | None:
         return None
 
 
-def answer_request(
-    folder: Path, request: ResizeRequest, text: str, *, agreed: bool, warnings: tuple[str, ...] = ()
-) -> None:
+def answer_request(folder: Path, request: ResizeRequest, text: str, *, agreed: bool) -> None:
     """Answer a request, unless it was taken back."""
     if read_request(folder) == request:
-        answered = replace(request, answer=text, agreed=agreed, warnings=warnings)
         try:
+            answered = replace(request, answer=text, agreed=agreed)
             replace_file(folder / REQUEST, to_json(answered).encode())
         except OSError:
-            remove_request(folder, request)
-            raise
+            remove_request(folder)
 
 
-def remove_request(folder: Path, request: ResizeRequest) -> None:
+def remove_request(folder: Path) -> None:
     """Remove a request, answered or not."""
-    found = read_request(folder)
-    if found is not None and found.token == request.token:
-        with suppress(OSError):
-            (folder / REQUEST).unlink()
+    with suppress(OSError):
+        (folder / REQUEST).unlink()

@@ -116,11 +116,6 @@ class RankRecord(Record):
     own_s: float = 0.0
 
     @property
-    def compute_s(self) -> float:
-        """Seconds of forward and backward together."""
-        return self.stages.get("forward", 0.0) + self.stages.get("backward", 0.0)
-
-    @property
     def wait_s(self) -> float:
         """Seconds of waiting for other ranks."""
         return self.stages.get("wait", 0.0)

@@ -19,7 +19,7 @@
     predictions.npz       its outputs for the validation part, with --predictions: `Predictions`
     pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
     log.txt               what the run has printed, where it is a job of a farm
-    error.txt             why it has failed, likewise
+    error.txt             why it has failed, where it is a job of a farm or of a comparison
     .lock                 locked while a job writes the folder: `tutti.records.folder_lock`
     .claim                locked while a launch of a farm has the job
 
@@ -35,7 +35,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,7 +43,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tutti.errors import BadRunFolder, DiskFull
+from tutti.errors import BadRunFolder
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import present
 from tutti.records.files import refusing, replace_file
@@ -179,19 +179,9 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: str | Path | None, model: str, data: str, needed_bytes: int = 0) -> RunFolder:
-        """Make the folder of a new run.
-
-        Args:
-            path: its path; None: `runs/DATE-MODEL-DATA`, numbered if it exists. An empty folder is used.
-            model: name of the model.
-            data: name of the data.
-            needed_bytes: the size of its largest file, about.
-
-        Raises:
-            BadRunFolder: it cannot be written, has something in it, or the disk has no room.
-        """
-        check_writable(path, needed_bytes)
+    def create(cls, path: str | Path | None, model: str, data: str) -> RunFolder:
+        """Make the folder of a new run, or use an empty one; by default `runs/DATE-MODEL-DATA`."""
+        check_writable(path)
         chosen = Path(path) if path is not None else RUNS / folder_name(model, data)
         with refusing(chosen):
             if path is None:
@@ -207,7 +197,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: str | Path, finished: bool = True) -> RunFolder:
+    def open(cls, path: str | Path) -> RunFolder:
         """Open the folder of a run."""
         folder = cls(Path(path))
         refuse_no_folder(folder.path)
@@ -216,8 +206,6 @@ class RunFolder:
                 f"{folder.path} has no {CONFIG}, so it is no folder of a run; give one that 'tutti train' "
                 "wrote"
             )
-        if finished and not folder.has(WEIGHTS):
-            raise BadRunFolder(f"{folder.unfinished}, so it has no final weights yet; {folder.next_step}")
         return folder
 
     def begin_again(self) -> None:
@@ -311,6 +299,23 @@ class RunFolder:
         """Write the outputs of the final weights, as a file of `tutti.records.predictions.Predictions`."""
         self._write(PREDICTIONS, content)
 
+    def error(self) -> str | None:
+        """Return why the run has failed, such as its traceback; None: it has not, or is no job."""
+        path = self.path / ERROR
+        try:
+            return path.read_bytes().decode(errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BadRunFolder(f"cannot read {path}: {error.strerror}") from error
+
+    def write_error(self, text: str) -> None:
+        """Write why the run has failed."""
+        with refusing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            content = text.rstrip("\n").encode(errors="replace") + b"\n"
+            replace_file(self.path / ERROR, content, flush=False)
+
     @property
     def weights(self) -> Path:
         """The file of the trained weights."""
@@ -357,6 +362,12 @@ class RunFolder:
         return path
 
 
+def run_of(place: Path) -> tuple[Path, bool]:
+    """Return the folder of the run that a place belongs to, and whether it is one of its checkpoints."""
+    inside = place.absolute().parent.name == CHECKPOINTS and not (place / CONFIG).is_file()
+    return (place.absolute().parent.parent, True) if inside else (place, False)
+
+
 def refuse_no_folder(path: Path) -> None:
     """Raise BadRunFolder if there is no folder `path`."""
     if not path.is_dir():
@@ -364,32 +375,28 @@ def refuse_no_folder(path: Path) -> None:
         raise BadRunFolder(f"run folder {path} {what}; give the folder that 'tutti train' writes")
 
 
-def check_writable(path: str | Path | None, needed_bytes: int = 0) -> None:
+def refuse_used(folder: Path, before: Collection[str] = ()) -> None:
+    """Refuse to begin in a folder with anything in it, but for files that may be there before."""
+    with refusing(folder):
+        if folder.is_dir() and any(place.name not in before for place in folder.iterdir()):
+            raise BadRunFolder(
+                f"the folder {folder} is not empty; name another one with --out, go on with what is in it by "
+                "--resume, or delete it"
+            )
+
+
+def check_writable(path: str | Path | None) -> None:
     """Refuse a run folder that cannot be written, before the run. Nothing is left behind."""
     folder = Path(path) if path is not None else RUNS
     with refusing(folder):
         if path is not None and folder.is_dir():
             refuse_locked(folder)
-        if (
-            path is not None
-            and folder.is_dir()
-            and any(place.name not in BEFORE for place in folder.iterdir())
-        ):
-            more = ", resume the run in it," if (folder / CONFIG).is_file() else ","
-            raise BadRunFolder(
-                f"run folder {folder} is not empty; name another one with --out{more} or delete it"
-            )
+            refuse_used(folder, BEFORE)
         existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         # Permission bits say nothing to root or on a read-only disk; only writing shows it.
         with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(b"\0")
             probe.flush()
-        free = shutil.disk_usage(existing).free
-    if free < needed_bytes:
-        raise DiskFull(
-            f"the disk of run folder {folder} has {free:,} bytes free, and the run will write about "
-            f"{needed_bytes:,}; free some space, or name another place with --out"
-        )
 
 
 def folder_name(model: str, data: str) -> str:

@@ -19,17 +19,11 @@ SHORTEST_S: Final = 1e-6
 
 @dataclass
 class Trace:
-    """The spans of one rank. Times are in seconds by its clock.
-
-    Attributes:
-        limit: the most spans that are kept.
-        spans: name, begin and end.
-        left_out: spans that came after the limit.
-    """
+    """The spans of one rank. Times are in seconds by its clock."""
 
     limit: int = LIMIT
-    spans: list[tuple[str, float, float]] = field(default_factory=list)
-    left_out: int = 0
+    spans: list[tuple[str, float, float]] = field(default_factory=list)  # name, begin and end
+    left_out: int = 0  # spans that came after the limit
 
     def add(self, name: str, began: float, ended: float) -> None:
         """Record a span, unless it is too short to be seen."""
@@ -43,36 +37,22 @@ class Trace:
 
 @dataclass(frozen=True)
 class ClockReading:
-    """A measured offset of a rank's clock from rank 0's.
+    """A measured offset of a rank's clock from rank 0's."""
 
-    Attributes:
-        at: the time of the measurement, by the rank's own clock.
-        ahead_s: the seconds that its clock was ahead.
-        residual_s: the largest error of `ahead_s`, in seconds.
-    """
-
-    at: float
+    at: float  # by the rank's own clock
     ahead_s: float
-    residual_s: float
+    residual_s: float  # the largest error of `ahead_s`
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A rank's part of the time-line.
-
-    Attributes:
-        name: of the lane.
-        host: the number of its host.
-        host_name: the name of its host.
-        trace: its spans.
-        readings: of its clock, at the begin and at the end; none where the host has rank 0's clock.
-    """
+    """A rank's part of the time-line."""
 
     name: str
-    host: int
+    host: int  # its number
     host_name: str
     trace: Trace
-    readings: tuple[ClockReading, ...] = ()
+    readings: tuple[ClockReading, ...] = ()  # at the begin and the end; none where rank 0's clock is used
 
     def nanoseconds(self, at: float) -> int:
         """Convert a time of this rank's clock to rank 0's."""

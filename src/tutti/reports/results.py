@@ -65,11 +65,11 @@ class Results:
         return best_alone + ([max(several, key=lambda row: better(row) or 0.0)] if several else [])
 
 
-def read_results(paths: Sequence[Path], force: bool = False) -> Results:
+def read_results(paths: Sequence[Path]) -> Results:
     """Read the results in the one folder of a comparison, or in run folders."""
     compared = [path for path in paths if ComparisonFolder(path).begun]
     if not compared:
-        return read_runs(paths, force)
+        return read_runs(paths)
     if len(paths) > 1:
         raise BadRunFolder(f"{compared[0]} is a whole comparison; give it alone, or run folders")
     return read_comparison(compared[0])
@@ -85,10 +85,10 @@ def read_comparison(folder: Path) -> Results:
     for one in comparison.combinations:
         runs[one.folder] = []
         for repeat in range(comparison.repeats):
-            error = compared.error(one, repeat)
-            if error is not None:
-                errors.setdefault(one.folder, error)
             run = compared.run(one, repeat)
+            error = run.error()
+            if error is not None:
+                errors.setdefault(one.folder, error.strip())
             if run.finished:
                 try:
                     runs[one.folder].append(Run.read(run.path))
@@ -98,15 +98,13 @@ def read_comparison(folder: Path) -> Results:
     return Results(comparison, runs, errors, [printable(note) for note in notes])
 
 
-def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
+def read_runs(paths: Sequence[Path]) -> Results:
     """Read runs that were made one by one, finished or not, as a comparison with one run of each."""
     paths = [*dict.fromkeys(paths)]
     found = [Run.read(path) for path in paths]
     for run in found:
         if not run.config:
             raise BadRunFolder(f"{run.path} has no {CONFIG}; give the folder that 'tutti train' wrote")
-        if not force:
-            _refuse_stranger(found[0], run)
     names = [printable(path.resolve().name) for path in paths]
     if len(set(names)) < len(names):
         names = [printable(str(path)) for path in paths]
@@ -115,6 +113,8 @@ def read_runs(paths: Sequence[Path], force: bool = False) -> Results:
         ", ".join(dict.fromkeys(str(run.config.get(key)) for run in found)) for key in ("model", "data")
     )
     notes = [note for run in found for note in run.damage]
+    differ = [key for key in SAME if any(run.config.get(key) != found[0].config.get(key) for run in found)]
+    notes += [f"the runs differ in {key}: their tasks are not the same" for key in differ]
     notes += [
         f"{run.path} has not come to its end: shown as far as it is, up to epoch {run.history[-1].epoch}; "
         f"{RunFolder(run.path).next_step}"
@@ -145,13 +145,3 @@ def _combination(name: str, run: Run) -> Combination:
             f"{run.path / CONFIG} is not what 'tutti train' wrote ({type(error).__name__}: {error}); "
             "train again"
         ) from error
-
-
-def _refuse_stranger(first: Run, run: Run) -> None:
-    key = next((key for key in SAME if first.config.get(key) != run.config.get(key)), None)
-    if key is not None:
-        here, there = (one.config.get(key) or "none" for one in (run, first))
-        raise BadRunFolder(
-            f"the {key.replace('_', ' ')} of {run.path}: {here}, of {first.path}: {there}; times and "
-            f"accuracies of different tasks cannot be compared; give runs of the same, or --force"
-        )

@@ -131,7 +131,7 @@ class TrainOptions(TypedDict, total=False):
     threads: int | None
     epochs: int | None
     steps: int | None
-    weights: str | None
+    weights: str | Path | None
     monitor: str | None
     patience: int | None
     goal: float | None
@@ -160,7 +160,7 @@ class TrainOptions(TypedDict, total=False):
     hang_timeout: str
     skip_nonfinite: int
     log: str
-    out: str | None
+    out: str | Path | None
 
 
 @as_arguments()

@@ -35,10 +35,9 @@ from tutti.errors import BadOption, UnknownName, refuse_other
 from tutti.launch.runtime_settings import give_back_memory
 from tutti.load_object import call_with_options, names_object
 from tutti.model_parallel.base import Portion, Workload, count_of
-from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.preparation import table_of
 from tutti.records.run import Evaluation
-from tutti.records.run_folder import WEIGHTS, RunFolder, SeenInput, TrainedOn
+from tutti.records.run_folder import WEIGHTS, RunFolder, SeenInput, TrainedOn, run_of
 from tutti.records.splits import seed_of_data
 from tutti.replica import Replica
 from tutti.run import summary_lines
@@ -101,22 +100,12 @@ def reseed(seed: int, rank: int) -> None:
 def open_config_data(
     recipe: Recipe,
     comm: Communicator,
-    pool: SamplePool | None = None,
-    known: KnownClasses | None = None,
-    options: Options | None = None,
-    trained: TrainedOn | None = None,
+    pool: SamplePool | None = None,  # the samples, if they are in memory already
+    known: KnownClasses | None = None,  # the classes of a model that uses the data
+    options: Options | None = None,  # in place of the configuration's
+    trained: TrainedOn | None = None,  # whose preparation is applied; None: of the run's first weights
 ) -> DataSet:
-    """Open the data set of the configuration (collective); only one rank of each host reads it.
-
-    Args:
-        recipe: names the data.
-        comm: all ranks.
-        pool: the samples, if they are in memory already.
-        known: the classes of a model that uses the data.
-        options: by which the data are read in place of the configuration's.
-        trained: the data of a model, whose preparation of a table is applied in place of another; None: of
-            that whose weights the run begins with.
-    """
+    """Open the data set of the configuration (collective); only one rank of each host reads it."""
     config = recipe.config
     if trained is None and (config.weights is not None or _resumed(recipe) is not None):
         data = comm.broadcast_object(weights_data(recipe) if comm.rank == 0 else None)
@@ -165,12 +154,8 @@ def options_of_weights(recipe: Recipe, trained: TrainedOn | None) -> Options | N
 
 def weights_data(recipe: Recipe) -> TrainedOn | None:
     """Return what the weights were trained on that a run begins with; None: their place does not say."""
-    place = _resumed(recipe) or Path(recipe.config.weights or "").absolute()
-    if place.name == WEIGHTS:
-        place = place.parent
-    elif place.parent.name == CHECKPOINTS:
-        place = place.parent.parent
-    return RunFolder(place).find(TrainedOn)
+    place = _resumed(recipe) or Path(recipe.config.weights or "")
+    return RunFolder(place.parent if place.name == WEIGHTS else run_of(place)[0]).find(TrainedOn)
 
 
 def data_seed(config: TrainConfig) -> int:
@@ -331,12 +316,6 @@ class Task:
     module: nn.Module
     parameters: int  # trainable numbers
     objective: Objective
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the weights, of the whole model where this rank holds a portion of it."""
-        own = sum(one.numel() * one.itemsize for one in [*self.module.parameters(), *self.module.buffers()])
-        return max(own, self.parameters * torch.float32.itemsize)
 
     def described(self) -> str:
         """Describe model, data and what is to be learned, in a line each."""

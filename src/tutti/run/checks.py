@@ -39,20 +39,9 @@ _WORKERS: Final = {
 
 
 def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = False) -> Strategy:
-    """Look up the names of a recipe, and refuse what no data could mend.
+    """Look up the names of a recipe, refuse what no data could mend, and return its strategy.
 
-    Args:
-        recipe: what is to be trained.
-        ranks: how many there are, servers included.
-        hosts: on how many hosts.
-        compared: single steps are compared with those of one process.
-
-    Returns:
-        The strategy, which fits the ranks and the other options.
-
-    Raises:
-        UnknownName: there is no part, or no option of a part, of this name.
-        BadOption: an option cannot be used, or not by these ranks.
+    Servers count among the ranks. If `compared`, single steps are compared with those of one process.
     """
     config = recipe.config
     check_names(recipe)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,6 @@ from tutti.parts import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
-    VALIDATIONS,
 )
 from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
@@ -92,27 +92,18 @@ PARTS: Final[Mapping[str, Registry[Any]]] = {
 """The parts that are built in, and those of torch, by the field that may name one."""
 
 
-def _options_of_models() -> str:
+def _options_of(parts: Registry[Any]) -> str:
+    """Name the options of parts; those with the same ones together."""
     alike: dict[str, list[str]] = {}
-    for name in MODELS:
-        alike.setdefault(", ".join(MODELS.options(name)), []).append(name)
-    return "; ".join(f"of {', '.join(models)}: {names}" for names, models in alike.items() if names)
+    for name in parts:
+        alike.setdefault(", ".join(parts.options(name)), []).append(name)
+    return "; ".join(f"of {', '.join(names)}: {options}" for options, names in alike.items() if options)
 
 
 def _options_of_ways() -> str:
     options = {way: " and ".join(options_of(way)) for way in WAYS}
     of_ways = "; ".join(f"of {way}: {names}" for way, names in options.items() if names)
     return f"{of_ways}. Schedules are {', '.join(pipeline.SCHEDULES)}"
-
-
-def _options_of_losses() -> str:
-    options = {name: ", ".join(LOSSES.options(name)) for name in LOSSES}
-    of_losses = "; ".join(f"of {name} {names}" for name, names in options.items() if names)
-    return f"options of the loss: {of_losses}; or arguments of a function or class"
-
-
-def _numbers_of_augment() -> str:
-    return ", ".join(f"{name}: {', '.join(AUGMENTATIONS.options(name))}" for name in AUGMENTATIONS)
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ class TrainConfig:
         "cnn", "built-in model, package.module:factory, file.py:factory, or a file with a whole model"
     )
     model_options: Options = option(
-        {}, lambda: f"options of the model: {_options_of_models()}; or the arguments of a factory"
+        {}, lambda: f"options of the model: {_options_of(MODELS)}; or the arguments of a factory"
     )
     weights: str | None = option(
         None, "weights to begin with: a run folder, a checkpoint, or a file that 'tutti export' reads"
@@ -143,7 +134,9 @@ class TrainConfig:
         f"random changes of the training samples, comma-separated: {', '.join(AUGMENTATIONS)}, "
         "file.py:function or package.module:function",
     )
-    augment_options: Options = option({}, lambda: f"the number that belongs to one: {_numbers_of_augment()}")
+    augment_options: Options = option(
+        {}, lambda: f"the number that belongs to one: {_options_of(AUGMENTATIONS)}"
+    )
     validation: float = option(0.1, "share of the training samples kept for validation, below 1", least=0)
     test: float = option(
         0.0, "share of the samples kept for a test at the end, before the validation part is taken", least=0
@@ -156,11 +149,8 @@ class TrainConfig:
     )
     validate: str = option(
         "pause",
-        lambda: (
-            "when to validate; "
-            + "; ".join(f"{name}: {VALIDATIONS.summary(name).rstrip('.')}" for name in VALIDATIONS)
-        ),
-        tuple(VALIDATIONS),
+        "when to validate; pause: all ranks stop and evaluate; background: a process beside each rank does",
+        ("pause", "background"),
     )
     strategy: str = option(
         "auto",
@@ -242,7 +232,10 @@ class TrainConfig:
     loss: str = option(
         "auto", f"{', '.join(LOSSES)}, file.py:function or package.module:function; auto follows the targets"
     )
-    loss_options: Options = option({}, _options_of_losses)
+    loss_options: Options = option(
+        {},
+        lambda: f"options of the loss: {_options_of(LOSSES)}; or arguments of a function or class",
+    )
     class_weights: str | None = option(
         None,
         "weights of the classes in the loss: balanced, by their counts in the training part, or w0,w1,...",
@@ -305,7 +298,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check_field(f, getattr(self, f.name))
+            value = getattr(self, f.name)
+            if isinstance(value, PathLike):
+                value = str(value)
+                object.__setattr__(self, f.name, value)
+            _check_field(f, value)
         for message in _refused(self):
             raise BadOption(message)
 
@@ -427,15 +424,12 @@ _TOGETHER: Final = (
     ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),
     ("parallel", "layout=batch_last", "that is for ranks with whole models"),
     ("parallel", "precision=fp16", "that scales the loss by the gradient of the whole model; use bf16"),
-    ("precision=fp16", "cuda_graph=on", "the scale of the loss changes; use --precision bf16"),
     ("precision=fp16", "skip_nonfinite", "the scale of the loss leaves out steps itself"),
     ("device=cuda", "skip_nonfinite", "each look at a gradient would wait for the GPU"),
     ("device=cuda", "validate=background", "that evaluates on the CPU; use --validate pause"),
     ("device=cuda", "layout=batch_last", "its kernels are for the CPU"),
     ("precision=fp16", "layout=batch_last", "its kernels compute in fp32 or fp64"),
     ("precision=bf16", "layout=batch_last", "its kernels compute in fp32 or fp64"),
-    ("augment", "cuda_graph=on", "no graph records what changes each batch"),
-    ("balance=queue", "cuda_graph=on", "no graph records where a batch comes from"),
     ("device=cpu", "cuda_graph=on", "a graph is for samples that lie on a GPU; use --device cuda"),
 )
 """Options that do not go together, and why; NAME=VALUE is one value of an option."""
@@ -484,8 +478,6 @@ def _refused(config: TrainConfig) -> Iterator[str]:
     for name in ("validation", "test"):
         if getattr(config, name) >= 1:
             yield f"--{name} is {getattr(config, name)}; give a share of at least 0 and below 1, such as 0.1"
-    if config.goal is not None and not math.isfinite(config.goal):
-        yield f"--goal is {config.goal}; give a finite number"
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:

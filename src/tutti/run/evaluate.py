@@ -25,11 +25,7 @@ from tutti.run.train_job import PARTS, EvaluateJob
 
 
 def work(comm: Communicator, payload: bytes) -> Evaluation:
-    """Evaluate; every rank calls this (entry point of the ranks).
-
-    Returns:
-        The evaluation, equal on all ranks.
-    """
+    """Evaluate, with the same result on all ranks (entry point of the ranks)."""
     job = load_job(payload, EvaluateJob)
     with seeded(job.config.seed):
         folder = RunFolder(Path(job.folder))
@@ -40,7 +36,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
         name = "train" if whole else job.part or "test"
         part_named(dataset, name)
         task = prepare_task(job, dataset, trained)
-        load_from(Path(job.weights), task.module, comm)
+        load_from(Path(job.weights), task.module, comm.rank == 0)
         result = task.evaluate(part_named(task.dataset, name), comm)
     assert result is not None
     if comm.rank == 0:
@@ -53,20 +49,11 @@ def open_seen(
     recipe: Recipe,
     comm: Communicator,
     trained: TrainedOn,
-    other: bool = True,
-    table: Table | None = None,
-    target: object = None,
+    other: bool = True,  # the data may be others than it was trained on
+    table: Table | None = None,  # what the model takes; None: what its preparation says
+    target: object = None,  # the option "target" of the training
 ) -> DataSet:
-    """Open the data of a configuration as a model sees them (collective).
-
-    Args:
-        recipe: names the data.
-        comm: all ranks.
-        trained: what the model was trained on.
-        other: the data may be others.
-        table: what the model takes, if that is a table; None: what its preparation says.
-        target: the option "target" of the training.
-    """
+    """Open the data of a configuration as a model sees them (collective)."""
     config, options = recipe.config, None
     if table is None and trained.preparation is not None:
         table = table_of([trained.preparation])
@@ -100,11 +87,7 @@ def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataS
 
 
 def scale_seen(trained: TrainedOn, table: Table | None = None) -> Scale:
-    """Return the scale of the inputs that a model was trained on; `table` has the columns of other data.
-
-    Raises:
-        BadData: the model was trained on a table, and the other data are none, or lack a column.
-    """
+    """Return the scale of the inputs that a model was trained on; `table` has the columns of other data."""
     if trained.preparation is not None:
         if table is None:
             raise no_table(trained)
@@ -135,9 +118,6 @@ def aligned(name: str, part: Part, columns: Sequence[str], trained: TrainedOn) -
     """Return a part of other data, called `name`, with its several inputs in the order of training.
 
     `columns` are the names of the columns of a table; empty: it has none, or the user has chosen them.
-
-    Raises:
-        BadData: inputs are missing, or are of another shape or another kind of numbers.
     """
     there = trained.columns
     if columns and there and not there[0].isdecimal() and tuple(columns) != tuple(there):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
 from tutti.data.schemas import check_data
-from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.load_object import find_file, names_object, require_packages
 from tutti.models import names_file
 from tutti.parts import AUGMENTATIONS, CONSTANT, METRICS, SCHEDULES, find_schedule
 from tutti.records.texts import TOP, better_by_name
-from tutti.run.config import OBJECT, PARTS, TrainConfig
+from tutti.run.config import PARTS, TrainConfig
 from tutti.run.jobs import Recipe
 from tutti.training.loggers import logger_names
 from tutti.training.stopping import LOSS, Ending, Monitor
@@ -105,26 +101,13 @@ def words_of(text: str) -> list[str]:
 
 
 def check_files(config: TrainConfig) -> None:
-    """Refuse files and packages that the configuration names, and that are not on this machine."""
+    """Refuse files that the configuration names, and that are not on this machine."""
     for field in CODE:
         for name in words_of(str(getattr(config, field))):
             where = name.rpartition(":")[0]
             if where.endswith(".py"):
                 find_file(where, name, field)
-            elif names_object(name) and not name.startswith(OBJECT):
-                _find_package(where.partition(".")[0], name, field)
     if names_file(config.model):
         find_file(config.model, config.model, "model")
         if config.model.endswith(".keras"):
             require_packages("files of Keras need", ["keras"], "keras")
-
-
-def _find_package(package: str, spec: str, field: str) -> None:
-    """Refuse a package that is neither installed nor in the working directory."""
-    place = Path.cwd()
-    known = package in sys.modules or find_spec(package) is not None
-    if package and not known and not any(place.glob(f"{package}*")):
-        raise BadOption(
-            f"the {field} '{spec}' is in no package: there is no '{package}' here, nor in {place}; install "
-            "it, or check the name"
-        )

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tutti import optim
 from tutti.errors import BadOption
+from tutti.lazy_compiler import defer_compiler
 from tutti.optim.named import optimizer_class
 from tutti.optim.optimizers.muon import Muon
 from tutti.optim.sharded import announce
@@ -22,6 +23,8 @@ OF_SCHEDULES: Final = frozenset(
     {"lr", "initial_lr", "max_lr", "min_lr", "betas", "momentum", "base_momentum", "max_momentum"}
 )
 """Options of param groups that a learning-rate schedule sets."""
+
+defer_compiler()
 
 
 def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:
@@ -86,11 +89,7 @@ def load_optimizer(
     length: Schedule,
     foreign: bool = False,
 ) -> int:
-    """Give an optimizer, whose schedule is made already, the state of a checkpoint.
-
-    Returns:
-        How often the schedule was stepped here.
-    """
+    """Give an optimizer the state of a checkpoint; return how often its schedule was stepped here."""
     training = saved.part("training")
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]

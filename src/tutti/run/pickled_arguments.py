@@ -50,11 +50,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, Pickled]]:
     """Turn what the caller gave in Python into what a configuration can hold.
 
-    A strategy of ours goes by its name and hyper-parameters, a class by its name where that finds it: then
-    the configuration alone repeats the run, and the ranks check the options of the class.
-
-    Returns:
-        Values for a `TrainConfig`, and the objects that names alone do not bring to the ranks, pickled.
+    Returns values for a `TrainConfig`, and the objects that names alone do not bring to the ranks, pickled.
+    A strategy of ours goes by its name and hyper-parameters, a class by its name where that finds it.
     """
     values: dict[str, Any] = {}
     objects: dict[str, Pickled] = {}

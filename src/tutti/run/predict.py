@@ -144,13 +144,7 @@ class PredictionFile(AbstractContextManager["PredictionFile"]):
         self._writer: Any = None
 
     def append(self, rows: Array, values: Array, dtype: type) -> None:
-        """Add some samples, by their numbers.
-
-        Args:
-            rows: numbers of shape (samples,).
-            values: float64, of shape (samples, ...).
-            dtype: np.float32 or np.float64: the precision that the values have.
-        """
+        """Add some samples, by their numbers; `dtype` is the precision that the values have."""
         if self._path.suffix == ".npy":
             self._append_array(np.ascontiguousarray(values, dtype))
             return

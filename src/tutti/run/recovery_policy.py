@@ -23,6 +23,7 @@ from tutti.launch.placement import Placement, fill
 from tutti.launch.stop_request import StopRequests
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request
 from tutti.run.config import SHRINK
+from tutti.run.summary_lines import plural
 from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr, warn_on_stderr
 
@@ -39,14 +40,6 @@ class _Resize:
     job: TrainJob  # of the new ranks
     placement: Placement  # theirs
     copies: int  # taken before; the next one ends the phase
-
-    def answer(self, text: str, *, agreed: bool) -> None:
-        """Answer the request."""
-        try:
-            warnings = self.placement.warnings if agreed else ()
-            answer_request(self.folder, self.request, text, agreed=agreed, warnings=warnings)
-        except OSError as error:
-            warn_on_stderr(f"the answer to 'tutti resize' cannot be written: {error.strerror}")
 
 
 class RecoveryPolicy:
@@ -76,7 +69,7 @@ class RecoveryPolicy:
         except UserError as error:
             raise end.adding(str(error)) from error
         else:
-            what = placement.describe() if placement.hosts else ranks_text(placement.workers, "new rank")
+            what = placement.describe() if placement.hosts else plural(placement.workers, "new rank")
             say_on_stderr(f"{end}; going on with {what}")
 
     def is_due(self) -> bool:
@@ -91,10 +84,10 @@ class RecoveryPolicy:
         assert resize is not None, "they were asked for"
         old = self.placement.workers
         self._cancel_resize()
-        self._change_to(resize.job, resize.placement, f"a resize to {ranks_text(resize.request.workers)}")
-        text = f"going on with {ranks_text(resize.placement.workers)} instead of {old}"
+        self._change_to(resize.job, resize.placement, f"a resize to {plural(resize.request.workers, 'rank')}")
+        text = f"going on with {plural(resize.placement.workers, 'rank')} instead of {old}"
         say_on_stderr(f"{text}, as was asked")
-        resize.answer(text, agreed=True)
+        answer_request(resize.folder, resize.request, text, agreed=True)
 
     def _count(self, lost: PeerLost) -> None:
         """Count a loss."""
@@ -130,7 +123,7 @@ class RecoveryPolicy:
             room = sum(host.ranks for host in before.places)
             if workers > room:
                 raise BadOption(
-                    f"the hosts have places for {ranks_text(room, 'worker')}, not for {workers}; ask for "
+                    f"the hosts have places for {plural(room, 'worker')}, not for {workers}; ask for "
                     "fewer, or stop the run, and go on with it by --resume and more --hosts"
                 )
             placement = replace(before, workers=workers, hosts=fill(before.places, workers))
@@ -154,14 +147,13 @@ class RecoveryPolicy:
         return answering(hosts, patience_s, over)
 
     def _change_to(self, job: TrainJob, placement: Placement, why: str) -> None:
-        self.job, self.placement = job.again(), placement
-        self._memory.place.note_takeover(why)
+        self.job, self.placement = job.again(why), placement
 
     def _look(self) -> bool:
         resize, place = self._resize, self._memory.place
         folder = place.folder
         request = None if folder is None or self._stopping.page.requested else read_request(folder)
-        if folder is None or request is None or request.answer is not None:
+        if folder is None or request is None or request.answer:
             self._cancel_resize()
         elif resize is None or resize.request != request:
             self._begin(folder, request)
@@ -172,34 +164,25 @@ class RecoveryPolicy:
     def _begin(self, folder: Path, request: ResizeRequest) -> None:
         """Ask for a copy for a request, or refuse it."""
         self._cancel_resize()
-        resize = _Resize(folder, request, self.job, self.placement, self._memory.place.copies_taken)
+        ranks = plural(request.workers, "rank")
         if request.workers == self.placement.workers:
-            resize.answer(f"it has {ranks_text(request.workers)} already", agreed=True)
+            answer_request(folder, request, f"it has {ranks} already", agreed=True)
             return
         try:
             job, placement = self._of(request.workers)
         except UserError as error:
-            self._refuse(resize, str(error))
+            warn_on_stderr(f"{ranks} were asked for, in vain: {error}")
+            answer_request(folder, request, str(error), agreed=False)
             return
         for text in placement.warnings:
             warn_on_stderr(text)
-        self._resize = replace(resize, job=job, placement=placement)
+        self._resize = _Resize(folder, request, job, placement, self._memory.place.copies_taken)
         self._memory.want_copy(True)
-
-    def _refuse(self, resize: _Resize, text: str) -> None:
-        self._cancel_resize()
-        warn_on_stderr(f"{ranks_text(resize.request.workers)} were asked for, in vain: {text}")
-        resize.answer(text, agreed=False)
 
     def _cancel_resize(self) -> None:
         if self._resize is not None:
             self._resize = None
             self._memory.want_copy(False)
-
-
-def ranks_text(count: int, kind: str = "rank") -> str:
-    """Name a number of ranks."""
-    return f"{count} {kind}{'' if count == 1 else 's'}"
 
 
 SLOW_S: Final = 60.0
@@ -213,9 +196,6 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
     """Place the ranks that go on.
 
     Hosts that were lost, or do not answer at once, are waited for only if the others have too few places.
-
-    Raises:
-        PeerLost: no hosts are left that have places for them.
     """
     first, *others = (*placement.places, *placement.away)
     lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set()

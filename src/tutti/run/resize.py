@@ -13,15 +13,11 @@ from tutti.records.heartbeat import FINISHED
 from tutti.records.resize_request import REQUEST, read_request, remove_request, request_workers
 from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
 from tutti.run.config import STOP, TrainConfig
-from tutti.terminal import warn_on_stderr
 
 _LOOK_S: Final = 0.05
 
-_ABSENT_S: Final = 30.0
-"""Time without a sign of its ranks after which a run is not asked: lost ranks are replaced sooner."""
-
-_GONE_S: Final = 600.0
-"""The same for a run that was asked: mpirun may take its time to start other ranks."""
+_ABSENT_S: Final = 120.0
+"""Time without a sign of its ranks after which a run has ended: mpirun takes its time to start others."""
 
 
 def resize(run: str | Path, workers: int) -> str:
@@ -59,33 +55,30 @@ def resize(run: str | Path, workers: int) -> str:
             "could go on. Stop it, by Ctrl-C or SIGTERM, and go on by: tutti train --resume "
             f"{shlex.quote(str(path))} -n {workers} --on-failure respawn"
         )
-    request = request_workers(path, workers)
-    if request is None:
+    if not request_workers(path, workers):
         raise BadRunFolder(
             f"{path} is being asked for another number of workers already; wait for the answer to that, or "
             f"remove {path / REQUEST} if no 'tutti resize' is running"
         )
     try:
         found = read_request(path)
-        while found is not None and found.token == request.token and found.answer is None:
-            _refuse_ended(folder, workers, _GONE_S)
+        while found is not None and not found.answer:
+            _refuse_ended(folder, workers)
             time.sleep(_LOOK_S)
             found = read_request(path)
     finally:
-        remove_request(path, request)
-    if found is None or found.answer is None:
+        remove_request(path)
+    if found is None:
         refuse_no_folder(path)
         raise BadRunFolder(
             f"{path / REQUEST} was removed before there was an answer in it; see what the run has printed"
         )
     if not found.agreed:
         raise BadOption(found.answer)
-    for text in found.warnings:
-        warn_on_stderr(text)
     return found.answer
 
 
-def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) -> None:
+def _refuse_ended(folder: RunFolder, workers: int) -> None:
     """Refuse a run that does not train."""
     refuse_no_folder(folder.path)
     again = f"tutti train --resume {shlex.quote(str(folder.path))}"
@@ -93,10 +86,7 @@ def _refuse_ended(folder: RunFolder, workers: int, absent_s: float = _ABSENT_S) 
         raise BadRunFolder(f"{folder.path} has finished, so its ranks are gone; start another run")
     if is_locked(folder.path):
         return
-    try:
-        beats = folder.heartbeats().records
-    except FileNotFoundError:  # The folder is being removed or renamed.
-        return
-    lives = any(one.time > time.time() - absent_s for one in beats)
+    beats = folder.heartbeats().records
+    lives = any(one.time > time.time() - _ABSENT_S for one in beats)
     if not lives or any(one.rank == 0 and one.state == FINISHED for one in beats):
         raise BadRunFolder(f"{folder.path} does not train now; it goes on by: {again} -n {workers}")

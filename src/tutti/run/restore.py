@@ -31,11 +31,7 @@ from tutti.training.run_parts import Schedule
 
 
 def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
-    """Find the checkpoint to go on from (collective); rank 0 says which ones are damaged.
-
-    Returns:
-        The checkpoint; None: the run begins.
-    """
+    """Find the checkpoint to go on from (collective); rank 0 says which ones are damaged."""
     found: Checkpoint | None = None
     if comm.rank == 0:
         found = _newest(resume) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)

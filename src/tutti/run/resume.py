@@ -15,7 +15,7 @@ from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import SLURM
 from tutti.records import checkpoints
 from tutti.records.folder_lock import refuse_locked
-from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder
+from tutti.records.run_folder import CONFIG, RunFolder, refuse_no_folder, run_of
 from tutti.run.config import OBJECT, TrainConfig, flag
 from tutti.run.trust import code_named
 
@@ -58,28 +58,17 @@ class Resume:
 
     @classmethod
     def find(cls, where: str, out: str | None) -> Resume | None:
-        """Find the run that `--resume` names, in `--out` if that is `AUTO`; None: there is none yet.
-
-        Raises:
-            BadOption: `--out` is missing, or names another folder.
-            BadRunFolder: there is no such run, or it has no checkpoint.
-        """
+        """Find the run that `--resume` names, in `--out` if that is `AUTO`; None: there is none yet."""
         if where == AUTO:
             if out is None:
                 raise BadOption("--resume auto goes on with the run in --out; name that folder too")
             return cls(Path(out), auto=True) if (Path(out) / CONFIG).is_file() else None
         path = Path(where)
         refuse_no_folder(path)
-        inside = path.absolute().parent.name == checkpoints.FOLDER and not (path / CONFIG).is_file()
-        checkpoint = path.resolve() if inside else None
-        folder = path.absolute().parent.parent if inside else path
+        folder, inside = run_of(path)
         if out is not None and Path(out).resolve() != folder.resolve():
             raise BadOption(f"--out is {out}, but a resumed run goes on in {folder}; leave --out out")
-        if not (folder / CONFIG).is_file():
-            raise BadRunFolder(
-                f"{folder} has no {CONFIG}, so it is no folder of a run; give one that 'tutti train' wrote"
-            )
-        found = cls(folder, checkpoint)
+        found = cls(RunFolder.open(folder).path, path.resolve() if inside else None)
         if not found.goes_on:
             # A run that has only begun is to be waited for, not to be trained again.
             refuse_locked(folder)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, cast
@@ -38,24 +37,17 @@ ASKED: Final = "it was asked to"
 """Why a run stops on a signal."""
 
 
+@dataclass
 class Saving:
     """The checkpoints of one run, as one of its ranks sees them (collective over the workers)."""
 
-    def __init__(
-        self,
-        comm: Communicator,
-        parts: Assembly,
-        disk: Saver | None,
-        memory: MemorySaver | None,
-        wishes: Wishes,
-    ) -> None:
-        self._comm, self._parts, self._disk, self._memory, self._wishes = comm, parts, disk, memory, wishes
-        self.lost = False  # the state with which the run was to stop could not be written
-        self.step: int | None = None  # the updates that were made when the state was last saved
-
-    def agenda(self) -> Agenda:
-        """Return the times at which this run is saved, or stops."""
-        return Agenda(self._comm, self._wishes)
+    _comm: Communicator
+    _parts: Assembly
+    _disk: Saver | None
+    _memory: MemorySaver | None
+    agenda: Agenda  # the times at which this run is saved, or stops
+    lost: bool = False  # the state with which the run was to stop could not be written
+    step: int | None = None  # the updates that were made when the state was last saved
 
     @cached_property
     def _facts(self) -> Json:
@@ -111,7 +103,7 @@ def saving(
             every = Every.parse(config.checkpoint, "--checkpoint")
             wishes = replace(wishes, every=every, end=config.checkpoint != AUTO or resumed, stop=stop)
         copier = None if memory is None else stack.enter_context(closing(MemorySaver(comm, memory)))
-        yield Saving(comm, parts, disk, copier, wishes)
+        yield Saving(comm, parts, disk, copier, Agenda(comm, wishes))
 
 
 def is_over(deadline: float | None) -> bool:
@@ -143,21 +135,9 @@ def observed(
 
 def _seen(comm: Communicator, folder: RunFolder | None) -> RunFolder | None:
     """The run folder as this rank sees it, if it does (collective)."""
-    seen = None if folder is None else RunFolder(folder.path.absolute())
-    given = comm.broadcast_object(None if seen is None else (str(seen.path), _mark(seen.path)))
-    if seen is not None:
-        return seen
-    name, mark = cast("tuple[str, tuple[int, ...]]", given)
-    with suppress(OSError):
-        # Another host may have a folder of the same name, left by an earlier run.
-        return RunFolder(Path(name)) if _mark(Path(name)) == mark else None
-    return None
-
-
-def _mark(folder: Path) -> tuple[int, ...]:
-    """Return a mark that tells this folder's configuration from any other file of that name, on any host."""
-    found = os.stat(folder / CONFIG)
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    given = comm.broadcast_object(None if folder is None else str(folder.path.absolute()))
+    seen = RunFolder(Path(cast("str", given)))
+    return seen if seen.has(CONFIG) else None
 
 
 class Recording:

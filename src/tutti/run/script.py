@@ -26,20 +26,12 @@ if TYPE_CHECKING:
 
 
 def run_program(
-    program: str,
-    arguments: list[str],
-    workers: str,
-    threads: int | None,
-    hosts: str | None,
+    program: str, arguments: list[str], workers: str, threads: int | None, hosts: str | None
 ) -> int:
     """Run a Python file on every rank of this machine, or of several hosts.
 
     Returns:
         The exit code: 0, or the program's own if it has saved its state and stopped as it was asked to.
-
-    Raises:
-        BadOption: there is no such file.
-        TuttiError: a rank failed.
     """
     path = Path(program)
     if not path.is_file():

@@ -70,7 +70,7 @@ class SharedData:
             raise lying
         pool = self._pool(lying)
         if lying.divided:
-            return cast("DataSet", _Unpickler(lying.divided, pool).load())
+            return cast("DataSet", _PoolUnpickler(lying.divided, pool).load())
         dataset = open_config_data(recipe, comm, pool)
         if self._one_run and comm.node.rank == 0:
             with self._arena.lock(ROOT):
@@ -126,11 +126,11 @@ class SharedData:
 
 def _pickled(dataset: DataSet, pool: SamplePool) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, pool).dump(dataset)
+    _PoolPickler(file, pool).dump(dataset)
     return file.getvalue()
 
 
-class _Pickler(pickle.Pickler):
+class _PoolPickler(pickle.Pickler):
     """Writes numbers in place of the tensors of a pool."""
 
     def __init__(self, file: io.BytesIO, pool: SamplePool) -> None:
@@ -142,8 +142,8 @@ class _Pickler(pickle.Pickler):
         return self._numbers.get(id(obj))
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads what `_Pickler` has written for a pool like this one."""
+class _PoolUnpickler(pickle.Unpickler):
+    """Reads what `_PoolPickler` has written for a pool like this one."""
 
     def __init__(self, content: bytes, pool: SamplePool) -> None:
         super().__init__(io.BytesIO(content))

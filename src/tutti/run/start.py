@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
-from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
-from tutti.errors import BadCheckpoint, BadRunFolder, TuttiError
+from tutti.checkpoint.memory_files import StateMemory
+from tutti.errors import TuttiError
 from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopRequests
 from tutti.launch.supervisor import Recovery, Replaced
-from tutti.records import checkpoints
 from tutti.run.config import STOP
 from tutti.run.jobs import Job
 from tutti.run.names import check_here
 from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob
-from tutti.terminal import say_on_stderr, warn_on_stderr
+from tutti.terminal import say_on_stderr
 
 
 def run(job: Job) -> object:
@@ -51,16 +50,11 @@ def announce(line: str) -> None:
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state.
-
-    Returns:
-        What its entry returned on rank 0; None once a signal has ended everything.
-    """
+    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state."""
     result: object = None
     with (
         SignalWatch() as signals,
         closing(StateMemory()) as memory,
-        _last_copy_kept(memory.place, job.config.keep),
     ):
         stopping = StopRequests(signals)
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
@@ -83,17 +77,3 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
             announce = None
     stopping.act()
     return result
-
-
-@contextmanager
-def _last_copy_kept(place: MemoryPlace, keep: int) -> Iterator[None]:
-    """Write the last copy of the state as a checkpoint of the run, if the run fails in this block."""
-    try:
-        yield
-    except TuttiError:
-        try:
-            if place.folder is not None:
-                place.write_last_copy(place.folder / checkpoints.FOLDER, keep)
-        except (OSError, BadRunFolder, BadCheckpoint) as error:
-            warn_on_stderr(f"no checkpoint was made of the last copy of the state, which is lost: {error}")
-        raise

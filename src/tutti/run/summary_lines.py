@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tutti.records.pipeline import PipelineRecord
-from tutti.records.preparation import DATE, FLAG, NUMBER, TEXT, Preparation
+from tutti.records.preparation import DATE, NUMBER, TEXT, Preparation
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
 from tutti.records.texts import Shape, described, figures, metric_text, printable, ranks_text
 from tutti.run.config import TrainConfig
@@ -44,7 +44,7 @@ def task(kind: str, loss: str, metrics: Sequence[str]) -> str:
 def table(preparation: Preparation) -> str:
     """Describe how a table is prepared, in a line."""
     kinds = []
-    for kind in (NUMBER, FLAG, TEXT, DATE):
+    for kind in (NUMBER, TEXT, DATE):
         some = [column for column in preparation.columns if column.kind == kind]
         flags, embedded = sum(one.inputs.flags for one in some), sum(one.embedded for one in some)
         how = [f"one-hot: {plural(flags, 'column')}"] if flags and kind == TEXT else []
@@ -133,7 +133,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def exchanges(history: Sequence[EpochRecord]) -> list[str]:
-    """Describe the staleness of what workers exchanged, and what was left out."""
+    """Describe the staleness of what workers exchanged, and what was dropped."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
     stale = sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
     if max(stale, default=0) > 0:
@@ -141,12 +141,6 @@ def exchanges(history: Sequence[EpochRecord]) -> list[str]:
     dropped = sum(rank.dropped for rank in ranks)
     if dropped:
         lines.append(f"dropped: {dropped:,} gradients that came too late")
-    left_out: Counter[int] = Counter()
-    for record in history:
-        left_out.update({k: rank.left_out for k, rank in enumerate(record.ranks)})
-    if any(left_out.values()):
-        of_ranks = ", ".join(f"{count:,} of rank {rank}" for rank, count in left_out.items() if count)
-        lines.append(f"left out: gradients that were not finite, {of_ranks}")
     return lines
 
 

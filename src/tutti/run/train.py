@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import torch
-import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
 from typing_extensions import override
 
@@ -21,7 +20,7 @@ from tutti.comm.blocking import BlockingCommunicator
 from tutti.data import DataSet
 from tutti.data.scale import uneven
 from tutti.data.streaming import StreamedPart
-from tutti.errors import BadOption, StateLost
+from tutti.errors import StateLost
 from tutti.exports.sources import load_from
 from tutti.launch.hangs import EPOCH_OVER, PHASES, print_stacks_when_asked
 from tutti.launch.launcher import started_by
@@ -49,7 +48,7 @@ from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
 from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
-from tutti.run.saving import Recording, Saving, is_over, observed, saving
+from tutti.run.saving import Recording, Saving, observed, saving
 from tutti.run.shared_data import SharedData
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.state import in_own_memory
@@ -125,16 +124,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
 
 
 def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
-    """Train, or serve those who train (collective).
-
-    Args:
-        comm: all ranks of the job, servers included.
-        job: the run.
-        context: what it shares with others.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Train, or serve those who train (collective over all ranks of the job, servers included)."""
     config = job.config
     if job.write and job.resume is None and comm.rank == 0 and context.alone:
         check_writable(config.out)
@@ -151,7 +141,7 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
                 free_given_data(job, comm)
             task = prepare_task(job, dataset)
             if config.weights is not None and checkpoint is None:
-                load_from(Path(config.weights), task.module, comm)
+                load_from(Path(config.weights), task.module, comm.rank == 0)
 
             def fit() -> RunOutcome:
                 ends = None if context.ends is None else partial(context.ends, team)
@@ -175,10 +165,6 @@ def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
 
 def _start_of(job: TrainJob, comm: Communicator, parts: Assembly, checkpoint: Checkpoint | None) -> RunStart:
     """Describe how the run begins, or goes on (collective)."""
-    if comm.broadcast_object(is_over(job.deadline)):  # before an earlier run's folder is changed
-        raise BadOption(
-            f"--time-limit is '{job.config.time_limit}', which is over before the first step; give more"
-        )
     start = RunStart(
         now(),
         World(comm.size, comm.hosts, torch.get_num_threads()),
@@ -332,10 +318,7 @@ class FittedRun:
         earlier = [] if self.parts.saved is None else history_of(self.parts.saved)
         if self.job.resume is not None:
             book.go_on(earlier)
-        if earlier and self.context.ends is not None:
-            # The run may have been told to end with this epoch, and then killed.
-            self.context.follower.epoch(earlier[-1])
-        return self.parts.trainer(hooks, None if saver is None else saver.agenda())
+        return self.parts.trainer(hooks, None if saver is None else saver.agenda)
 
     def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
         """Return the outcome of a run that goes on later."""
@@ -392,7 +375,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
     if job.resume is not None:
         folder = RunFolder(job.resume.folder)
     elif context.alone:
-        folder = RunFolder.create(job.config.out, task.name, task.dataset.name, task.nbytes)
+        folder = RunFolder.create(job.config.out, task.name, task.dataset.name)
     else:
         folder = RunFolder.take(cast("str", job.config.out))
     if job.memory is not None:

@@ -35,11 +35,7 @@ class TrainJob(Job):
     began: float = field(default_factory=time.time)  # in seconds since the epoch
     notebook: bool = False  # a cell shows what the ranks print
     memory: MemoryPlace | None = None  # where the state is copied to, for ranks that come after a loss
-
-    @property
-    def takeover(self) -> str:
-        """Why these ranks come after others of the run; empty on hosts that do not see the memory."""
-        return "" if self.memory is None else self.memory.takeover or ""
+    takeover: str = ""  # why these ranks come after others of the run
 
     @property
     def hang_timeout_s(self) -> float | None:
@@ -53,12 +49,12 @@ class TrainJob(Job):
         text = self.config.time_limit
         return None if text is None else self.began + seconds_of(text, "--time-limit")
 
-    def again(self) -> TrainJob:
+    def again(self, why: str) -> TrainJob:
         """Return the job of ranks that come after others of the same run: they go on in its folder."""
-        folder = None if self.memory is None else self.memory.folder
-        if self.resume is not None or folder is None:
-            return self
-        return replace(self, resume=Resume(folder, auto=True, again=True))
+        folder, resume = None if self.memory is None else self.memory.folder, self.resume
+        if resume is None and folder is not None:
+            resume = Resume(folder, auto=True, again=True)
+        return replace(self, resume=resume, takeover=why)
 
     @override
     def check(self, placement: Placement) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,12 +23,11 @@ from tutti.data.arrays import keeping_doubles, part_columns, stored_dtype
 from tutti.data.columns import Columns, Inputs, each_of, mapped
 from tutti.data.formats.arrow_tables import is_frame, read_frame
 from tutti.data.parts import PIXEL_MAX, Part, Scale
-from tutti.data.preparation import matched
 from tutti.data.rows import Rows
 from tutti.data.structure import taken_apart
 from tutti.data.tables import LIKE
 from tutti.errors import BadData, BadOption
-from tutti.exports.sources import read_from
+from tutti.exports.sources import load_from
 from tutti.records.output_kinds import Kind, kind_of
 from tutti.records.preparation import DATE, TEXT, Table, table_of
 from tutti.records.run_folder import TrainedOn
@@ -43,7 +41,6 @@ from tutti.training.losses.units import Units
 from tutti.training.precision import FP32, Arithmetic
 from tutti.training.prediction import PASS
 from tutti.training.preflight import told_of_sequences
-from tutti.training.weights import set_weights
 
 Array = NDArray[Any]
 
@@ -80,12 +77,21 @@ class Predictor(nn.Module, ABC):
         return part
 
     def seen(self, name: str, part: Part, columns: Sequence[str], table: Table | None) -> Part:
-        """Return a part of other data as its samples are given to the module; see `aligned` and `matched`."""
+        """Return a part of other data as its samples are given to the module; see `aligned`.
+
+        From then on it takes the rows of such a `table`.
+        """
         if self.table is None:
-            return self.given(replace(aligned(name, part, columns, self.data), scale=Scale()))
-        if table is None:
+            part = self.given(aligned(name, part, columns, self.data))
+        elif table is None:
             raise no_table(self.data)
-        return matched(part, table, self.table)
+        elif table.columns != self.table.columns:
+            self.take_rows_of(table)
+        return replace(part, scale=Scale())
+
+    def take_rows_of(self, table: Table) -> None:
+        """Take the rows of a table whose columns have another order, or texts other numbers."""
+        self.table = table
 
     def outputs(self, inputs: object) -> Array:
         """Compute the outputs for some inputs, such as logits, some at a time.
@@ -278,6 +284,11 @@ class TrainedModel(Predictor):
         return told_of_sequences(part, self.model)
 
     @override
+    def take_rows_of(self, table: Table) -> None:
+        super().take_rows_of(table)
+        self._scale = scale_seen(self.data, table)
+
+    @override
     def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:
         """Return the outputs of the network; several inputs are given as it takes them."""
         given: Inputs = named or (stored if len(stored) > 1 else stored[0])
@@ -332,10 +343,7 @@ def load_trained(
 ) -> TrainedModel:
     """Load the model of a run."""
     trained = TrainedModel(run.config, run.data, device, model)
-    content = read_from(run.weights)
-    for note in content.notes if warn else ():
-        print(f"tutti: warning: {note}", file=sys.stderr, flush=True)
-    set_weights(trained.model, content.weights, run.weights)
+    load_from(run.weights, trained.model, warn)
     return trained.eval()
 
 

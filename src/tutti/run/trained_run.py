@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tutti.errors import BadRunFolder
-from tutti.records import checkpoints
 from tutti.records.farm_folder import FARM
-from tutti.records.run_folder import CONFIG, RECORDS, WEIGHTS, RunFolder, TrainedOn
+from tutti.records.run_folder import CONFIG, WEIGHTS, RunFolder, TrainedOn, run_of
 from tutti.run.config import TrainConfig
 
 ELSEWHERE: Final[dict[str, Any]] = {
@@ -51,16 +50,11 @@ def find_run(
     path = Path(place)
     if (path / FARM).is_file() and not (path / CONFIG).is_file():
         raise BadRunFolder(f"{path} is a farm, of many runs; give the folder of one of them, in {path}/jobs")
-    inside = path.absolute().parent.name == checkpoints.FOLDER and not (path / CONFIG).is_file()
-    folder = RunFolder.open(path.absolute().parent.parent if inside else path, finished=False)
+    of_run, inside = run_of(path)
+    folder = RunFolder.open(of_run)
     if weights is None and inside:
         weights = str(path)
     if weights is None and not folder.has(WEIGHTS) and not folder.resumable:
         raise BadRunFolder(f"{folder.unfinished}, so it has no weights yet; {folder.next_step}")
     config = TrainConfig.read(folder.path, trust, replaced)
-    if not folder.has(RECORDS[TrainedOn]):
-        raise BadRunFolder(
-            f"{folder.path} has no {RECORDS[TrainedOn]}, which says how its model sees data; train it again"
-        )
-    data = folder.read(TrainedOn)
-    return TrainedRun(folder.path, config, data, Path(weights or folder.path))
+    return TrainedRun(folder.path, config, folder.read(TrainedOn), Path(weights or folder.path))

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
-import torch
-
 from tutti.records.trace import Trace
-from tutti.state import Values
 
 LATEST: Final = 10_000
 """The number of ages that are kept: enough for a 99th percentile, little memory in a long run."""
@@ -64,18 +61,6 @@ class Traffic:
         taken, fresh = Traffic(**vars(self)), Traffic()
         vars(self).update(vars(fresh))
         return taken
-
-    def values(self) -> Values:
-        """Return the counts, to be loaded another time."""
-        ages_s = torch.tensor(list(self.ages_s), dtype=torch.float64)
-        staleness = {str(updates): count for updates, count in self.staleness.items()}
-        return {**vars(self), "staleness": staleness, "ages_s": ages_s}
-
-    def load(self, values: Values) -> None:
-        """Count on from the counts that `values` has returned."""
-        vars(self).update(values)
-        self.staleness = Counter({int(updates): count for updates, count in values["staleness"].items()})
-        self.ages_s = deque(values["ages_s"].tolist(), maxlen=LATEST)
 
     def figures(self) -> dict[str, Any]:
         """Return the counts for a record; ages as mean, 99th percentile and maximum."""

@@ -220,7 +220,7 @@ def compare(
         except RunStopped:
             raise
         except TuttiError as error:
-            compared.write_error(one, repeat, str(error))
+            compared.run(one, repeat).write_error(str(error))
             said(f"  failed: {in_one_line(str(error))}")
         else:
             said(f"  {summary_lines.speed(found)}")

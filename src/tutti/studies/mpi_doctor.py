@@ -22,7 +22,6 @@ from typing import Final
 
 from tutti.launch.allocation import find_allocation
 from tutti.launch.launcher import LaunchContext, mpi_place
-from tutti.launch.mpi_library import refuse_unloadable
 from tutti.launch.orphans import follow_launcher, refuse_ended_launcher
 from tutti.launch.world import leave_world_of_one
 from tutti.studies.doctor import PATIENCE_S, Finding, listed, mpi_library
@@ -101,7 +100,6 @@ def main() -> None:
     assert place is not None
     refuse_ended_launcher(os.environ)
     follow_launcher()
-    refuse_unloadable(os.environ)
     _, size, _ = world_place()
     mine = look(place, size, library(), library_file())
     seen = from_all(asdict(mine))

@@ -8,7 +8,6 @@ import torch
 
 from tutti.comm.base import Communicator, cut
 from tutti.data.batches import LEAST, Batches, by_speed
-from tutti.state import Saved, State
 
 FIRST: Final = 8
 """Updates before the ranks compare their speeds for the first time."""
@@ -24,19 +23,17 @@ class SpeedBalance:
     """The split of an update with which all ranks compute for the same time.
 
     Every few dozen updates the ranks exchange their samples per second, and all cut the batches in the same
-    new way. Gradients stay weighted by their samples, so the update's gradient is still the mean.
+    new way. Gradients stay weighted by their samples, so the update's gradient is still the mean. A run that
+    is resumed measures again.
 
         rank 0        ■■■■■■■■■■■■■│■■■■■■■■■■■■■│  speeds 3 : 1  │■■■■■■■■■■■■■■■■■■■■■│
         rank 1 slow   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■│■■■■■■■■■■■■■■■■■■■■■│
     """
 
-    def __init__(
-        self, batches: Batches, comm: Communicator, *, first: int = FIRST, every: int = EVERY
-    ) -> None:
-        self._batches, self._comm, self._every = batches, comm, every
+    def __init__(self, batches: Batches, comm: Communicator) -> None:
+        self._batches, self._comm = batches, comm
         self._parts = [part.stop - part.start for part in cut(batches.batch_size, comm.size)]
-        self._speeds: list[float] = []
-        self._samples, self._seconds, self._left = 0, 0.0, first
+        self._samples, self._seconds, self._left = 0, 0.0, FIRST
 
     def note(self, samples: int, seconds: float) -> None:
         """Count the samples that this rank has computed for an update, and their seconds (collective)."""
@@ -45,23 +42,7 @@ class SpeedBalance:
         self._left -= 1
         if self._left == 0:
             self._compare()
-            self._samples, self._seconds, self._left = 0, 0.0, self._every
-
-    def state(self) -> State:
-        """Return the split, and the work since the last comparison."""
-        return State(
-            shared={"parts": self._parts, "speeds": self._speeds, "left": self._left},
-            own={"samples": self._samples, "seconds": self._seconds},
-        )
-
-    def load_state(self, saved: Saved) -> None:
-        """Go on from the split of the same ranks; others begin to measure again."""
-        if saved.own and len(saved.shared["parts"]) == self._comm.size:
-            self._samples, self._seconds = saved.own["samples"], saved.own["seconds"]
-            self._parts, self._left = saved.shared["parts"], saved.shared["left"]
-            if saved.shared["speeds"]:
-                self._speeds = saved.shared["speeds"]
-                self._batches.split_by(self._speeds)
+            self._samples, self._seconds, self._left = 0, 0.0, EVERY
 
     def _compare(self) -> None:
         speeds = torch.zeros(self._comm.size, dtype=torch.float64)
@@ -73,7 +54,7 @@ class SpeedBalance:
             return
         parts = by_speed(self._batches.batch_size, found, LEAST)
         if _slowest_s(parts, found) <= WORTHWHILE * _slowest_s(self._parts, found):
-            self._parts, self._speeds = parts, found
+            self._parts = parts
             self._batches.split_by(found)
 
 

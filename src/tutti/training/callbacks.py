@@ -133,11 +133,6 @@ class Callbacks:
         asked = self._comm.all_gather_objects(self._course._reason)
         return next((str(reason) for reason in asked if reason is not None), None)
 
-    def ask(self, reason: str | None) -> None:
-        """Repeat the request to end, in a run that is resumed within the same epoch."""
-        if reason is not None:
-            self._course.stop(reason)
-
     def state(self) -> Values:
         """Return the states of the callbacks that have one."""
         return {name: state_of(one, name) for name, one in self._lasting()}

@@ -149,21 +149,14 @@ class Tally:
             if self._pending >= PENDING_NUMBERS:
                 self._count()
 
-    def here(self, glance: bool = False) -> Evaluation:
-        """Return the figures of this rank so far, at a glance without metrics that gather.
+    def here(self) -> Evaluation:
+        """Return the figures of this rank so far, without metrics that gather.
 
         The tally stays as it is: the order of its sums, and so their rounding, must not depend on this call.
         """
         mine = copy(self)
-        if glance:
-            mine._gathers = False
-            mine._rows = []
-        found = mine.sums()
-        return self._evaluation(found, [] if glance else self._of_all(found.rows))
-
-    def sums_here(self) -> Sums:
-        """Return the `sums` so far; the tally stays as it is."""
-        return copy(self).sums()
+        mine._gathers, mine._rows = False, []
+        return self._evaluation(mine.sums(), [])
 
     def total(self, comm: Communicator) -> Evaluation:
         """Return the sums over all ranks (collective); equal on all of them."""
@@ -175,13 +168,9 @@ class Tally:
         comm.all_reduce(found.sums)
         if not self._gathers:
             return self._evaluation(found, [])
-        rows = self.gather(found.rows, comm)
+        rows = gather_rows(found.rows, comm)
         values = comm.broadcast_object(self._of_all(rows) if comm.rank == 0 else None)
         return self._evaluation(found, cast("list[float]", values))
-
-    def gather(self, rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:
-        """Return the rows of all ranks on rank 0, in the order of the ranks (collective)."""
-        return gather_rows(rows, comm) if self._gathers else ()
 
     def sums(self) -> Sums:
         """Return the sums of this rank."""
@@ -196,10 +185,10 @@ class Tally:
 
     def total_state(self, comm: Communicator) -> Values:
         """Return the `state` of one tally for all ranks (collective); on rank 0 it has the rows."""
-        found = self.sums_here()
+        found = copy(self).sums()
         comm.all_reduce(found.counts)
         comm.all_reduce(found.sums)
-        rows = list(self.gather(found.rows, comm))
+        rows = list(gather_rows(found.rows, comm)) if self._gathers else []
         return {"counts": found.counts, "sums": found.sums, "rows": rows, "kept": []}
 
     def load_state(self, values: Values) -> None:

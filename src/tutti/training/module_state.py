@@ -17,8 +17,6 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.object_state import as_values, from_values
 from tutti.state import Values
-from tutti.training.callbacks import Callbacks
-from tutti.training.evaluation import load_buffers, named_buffers
 
 
 class ModuleState:
@@ -55,37 +53,6 @@ class ModuleState:
         for name, one in self._module.named_modules():
             if _gives_extra_state(one):
                 yield name, one
-
-
-class RememberedState:
-    """What model, loss and callbacks keep besides weights and the model's buffers."""
-
-    def __init__(self, module: nn.Module, loss: object, callbacks: Callbacks | None) -> None:
-        # A loss that is a function has no state.
-        self._loss = loss if isinstance(loss, nn.Module) else nn.Module()
-        self._states = ModuleState(module), ModuleState(self._loss)
-        self._callbacks = callbacks
-
-    def share(self, comm: Communicator) -> None:
-        """Give all ranks rank 0's extra states (collective)."""
-        for state in self._states:
-            state.share_extra(comm)
-
-    def state(self) -> Values:
-        """Return the extra states, the loss's buffers, and the states of callbacks."""
-        return {
-            "extra": [state.extra() for state in self._states],
-            "buffers": named_buffers(self._loss),
-            "callbacks": {} if self._callbacks is None else self._callbacks.state(),
-        }
-
-    def load_state(self, values: Values) -> None:
-        """Go on from an earlier state."""
-        for state, extra in zip(self._states, values["extra"], strict=True):
-            state.load_extra(extra)
-        load_buffers(self._loss, values["buffers"])
-        if self._callbacks is not None:
-            self._callbacks.load_state(values["callbacks"])
 
 
 def _gives_extra_state(module: nn.Module) -> bool:

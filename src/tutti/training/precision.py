@@ -58,8 +58,7 @@ class Arithmetic:
             kernels(REAL_TYPES[self.precision])
         module.to(device=self.device)
         if self.precision == "fp64":
-            # `module.double()` would make complex numbers real.
-            module._apply(_doubled)  # type: ignore[no-untyped-call]
+            module.double()
         if is_of_keras(module):
             of_keras.prepare(module, double=self.precision == "fp64")
         if self.layout == "channels_last":
@@ -163,13 +162,6 @@ def _with_contiguous_gradient(_module: nn.Module, _inputs: object, outputs: Tens
     """
     if outputs.requires_grad:
         outputs.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
-
-
-def _doubled(tensor: Tensor) -> Tensor:
-    """Return a floating-point or complex tensor in double precision, any other as it is."""
-    if tensor.is_complex():
-        return tensor.to(torch.complex128)
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def is_of_keras(model: object) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 from tutti.comm.base import Communicator
 from tutti.records.run import STAGES, RankRecord
 from tutti.records.trace import Trace
-from tutti.state import Values
 from tutti.strategies.measurements import Stopwatch, Traffic
 
 EXCHANGE: Final = "exchange"
@@ -62,14 +61,6 @@ class StageTimer:
         seconds[EXCHANGE] = 0.0
         updating.seconds = 0.0
 
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds so far by stage, exchanges among them."""
-        return dict(self._seconds)
-
-    def load(self, seconds: Mapping[str, float]) -> None:
-        """Count on from these seconds."""
-        self._seconds.update(seconds)
-
     def take(self) -> dict[str, float]:
         """Return the seconds by stage, and count from zero again."""
         taken = {stage: self._seconds[stage] for stage in STAGES}
@@ -103,16 +94,6 @@ class RankWork:
         found = comm.all_gather_objects((mine, self._own_s.tobytes()))
         self.steps, self._own_s = 0, array("f")
         return compared(cast("list[tuple[RankRecord, bytes]]", found))
-
-    def state(self) -> Values:
-        """Return the work since the last record."""
-        return {"steps": self.steps, "stages": self.stages.seconds(), "traffic": self._traffic.values()}
-
-    def load_state(self, values: Values) -> None:
-        """Count on from an earlier state of this rank."""
-        self.steps = values["steps"]
-        self.stages.load(values["stages"])
-        self._traffic.load(values["traffic"])
 
 
 def compared(ranks: Sequence[tuple[RankRecord, bytes]]) -> list[RankRecord]:

@@ -30,7 +30,7 @@ from tutti.training.evaluation import (
 )
 from tutti.training.finite import refuse_broken_weights
 from tutti.training.learning_rate import LearningRate
-from tutti.training.module_state import RememberedState, load_random_state, random_state
+from tutti.training.module_state import ModuleState, load_random_state, random_state
 from tutti.training.preflight import check_fit, check_smallest_batch
 from tutti.training.progress import Moment
 from tutti.training.run_course import OpenEpoch, TrainingState
@@ -38,7 +38,8 @@ from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, RankWork
 from tutti.training.update_gradient import UpdateGradient
-from tutti.training.validation import VALIDATIONS, Validation, ValidationPlan, ValidationTask
+from tutti.training.validation import Validation, ValidationPlan, ValidationTask
+from tutti.training.validation.background import Background
 from tutti.training.weight_average import WeightAverage
 from tutti.training.weights import names_in_state
 
@@ -78,8 +79,7 @@ class Trainer:
         self._work.stages.trace = self.worker.updating.trace = self._hooks.trace
         self._gradient = UpdateGradient(workers, objective, schedule, self._work.stages)
         self._learning_rate = LearningRate(workers.optimizer, schedule.scheduler, schedule.stepped)
-        callbacks, function = self._hooks.callbacks, objective.loss.function
-        self._remembered = RememberedState(self.replica.module, function, callbacks)
+        self._modules = ModuleState(self.replica.module)
         self._plan, self._validation = validation, cast("Validation | None", None)
         monitor = self._ending.monitor if self._ending.restores_best else None
         self._best = BestWeights(self.replica, self._comm, monitor)
@@ -113,11 +113,14 @@ class Trainer:
         check_smallest_batch(module, batches, self._workers.statistics is not None, objective.arithmetic)
         if self._plan is not None:
             task = ValidationTask(self.replica, self._plan.part, self._comm, objective)
-            self._validation = VALIDATIONS.named(self._plan.how)(task)
+            self._validation = Background(task) if self._plan.how == "background" else Validation(task)
         if saved is not None:
             self._load_state(saved)
         elif hooks.save is not None:
-            self._remembered.state()  # refuses a value that cannot be stored, before the first step
+            # Refuse a value that cannot be stored before the first step.
+            self._modules.extra()
+            if callbacks is not None:
+                callbacks.state()
         if self._agenda is not None:
             self._agenda.start(course.made, course.begun)
         hooks.progress.begin(RunLength(self._updates, batches.updates, course.counted), course.made)
@@ -255,7 +258,7 @@ class Trainer:
             self.worker.settle()
         refuse_broken_weights(self.replica, self._comm.rank, self.course.made)
         average_buffers(self.replica, self._comm)
-        self._remembered.share(self._comm)
+        self._modules.share_extra(self._comm)
         self._gradient.skipped.keep_buffers()
 
     def _train(self, open_epoch: OpenEpoch, last: int) -> None:
@@ -299,7 +302,7 @@ class Trainer:
                 now = stages.start()
             if now >= report:
                 rate = _rate(batches.samples(course.step - first), now - began)
-                progress.moment(Moment(epoch + 1, course.made, tally.here(glance=True), rate))
+                progress.moment(Moment(epoch + 1, course.made, tally.here(), rate))
                 report = stages.start() + progress.every_s
             if agenda is not None and agenda.calls(course.made) and (agenda.free or course.step < last):
                 self._pause(agenda, open_epoch)
@@ -324,8 +327,6 @@ class Trainer:
             return
         self.worker.settle()
         state = self._state(open_epoch, [place for place, _ in self._places(open_epoch, ended=True)])
-        # A longer run goes on after this epoch.
-        state.shared["training"]["asked"] = None
         self._hooks.progress.doing(SAVING)
         self._hooks.save(self.course.made, state, Decision(save=True, end=True))
         self.worker.resume()
@@ -372,12 +373,11 @@ class Trainer:
         }
         if self._validation is not None:
             parts["validation"] = self._validation.state()
-        if schedule.balance is not None:
-            parts["balance"] = schedule.balance.state()
         names = {parameter: name for name, parameter in module.named_parameters()}
         # The same number of ranks goes on with each rank's own, another number with rank 0's.
         both = {
-            "remembered": self._remembered.state(),
+            "extra": self._modules.extra(),
+            "callbacks": {} if callbacks is None else callbacks.state(),
             "schedule": self._learning_rate.state(),
             "scale": None if gradient.scale is None else gradient.scale.state(),
         }
@@ -392,7 +392,6 @@ class Trainer:
             "groups": names_in_groups(self._workers.optimizer, names),
             "names": names_in_state(module),
             "buffers": mean_buffers(module, self._comm),
-            "asked": None if callbacks is None else callbacks.why_end(),
         }
         own = {
             **both,
@@ -400,7 +399,7 @@ class Trainer:
             "random": random_state(),
             "tally": open_epoch.tally.state(),
             "left_out": gradient.skipped.left_out,
-            "work": self._work.state(),
+            "steps": self._work.steps,
         }
         pieces = [*self._weights(), *worker.joint.pieces]
         pieces += [*parts["best"].joint.pieces, *parts["average"].joint.pieces]
@@ -431,7 +430,7 @@ class Trainer:
         self.course.load_state(at, step, same_ranks=own is not None)
         tally = Tally(gradient.objective, matrix=False)
         if own is not None:
-            self._work.load_state(own["work"])
+            self._work.steps = own["steps"]
             gradient.skipped.left_out = own["left_out"]
             load_random_state(own["random"])
             tally.load_state(own["tally"])
@@ -441,7 +440,9 @@ class Trainer:
         mine: Values = own or at
         load_buffers(self.replica.module, mine["buffers"])
         gradient.skipped.keep_buffers()
-        self._remembered.load_state(mine["remembered"])
+        self._modules.load_extra(mine["extra"])
+        if self._hooks.callbacks is not None:
+            self._hooks.callbacks.load_state(mine["callbacks"])
         if gradient.scale is not None and mine["scale"] is not None:
             gradient.scale.load_state(mine["scale"])
         self._learning_rate.load_state(mine["schedule"], step, self._schedule.has_length_of(at))
@@ -449,13 +450,9 @@ class Trainer:
             self.worker.load_state(saved.part("worker"))
         if self._validation is not None:
             self._validation.load_state(saved.part("validation"))
-        if self._schedule.balance is not None:
-            self._schedule.balance.load_state(saved.part("balance"))
         self._best.load_state(saved.part("best"))
         self._average.load_state(saved.part("average"))
         self._judge()
-        if self._hooks.callbacks is not None:
-            self._hooks.callbacks.ask(at["asked"])
         self._comm.barrier()
 
     def _waited(self) -> Mapping[str, float]:

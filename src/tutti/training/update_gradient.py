@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
@@ -133,7 +134,11 @@ class UpdateGradient:
         share = self._shares.get(factor)
         if share is None:
             share = self._shares[factor] = found.loss.new_tensor(factor)
-        torch.autograd.backward(found.loss, share)
+        # `torch.autograd.backward` imports sympy to compare the two shapes: a third of a second before the
+        # first step, and microseconds in each.
+        _engine_run_backward(
+            (found.loss,), (share,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
         return Computed(arithmetic.number(found.reported), found.outputs.detach(), targets, found.weight)
 
     def _absent(self, statistics: BatchStatistics) -> Computed:

@@ -5,8 +5,8 @@ Source: Krizhevsky (2009), "Learning multiple layers of features from tiny image
 
 from __future__ import annotations
 
+from tutti.data.builtin import given_folder
 from tutti.data.contents import Contents
-from tutti.data.downloads import given_folder
 from tutti.data.formats import read_path
 from tutti.errors import BadData
 from tutti.records.files import cache_folder

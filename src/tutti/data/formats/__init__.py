@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -21,9 +20,9 @@ from tutti.data.arrays import as_array
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
 from tutti.data.rows import Rows, StoredRows, joined
-from tutti.data.schemas import listed, nearest
+from tutti.data.schemas import nearest
 from tutti.data.structure import sequence_column
-from tutti.data.tables import LIKE, check_options
+from tutti.data.tables import LIKE, check_options, listed
 from tutti.errors import BadData, BadOption
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
@@ -126,13 +125,7 @@ def read_files(
     first, *others = every = one_by_one(paths, read_path, options, labelled)
     if not others:
         return first
-    wanted = _traits(paths[0], first)
-    for path, one in zip(paths[1:], others, strict=True):
-        for here, there in zip_longest(_traits(path, one), wanted, fillvalue="nothing more"):
-            if here != there:
-                raise BadData(
-                    f"{path} has {here}, but {paths[0]} has {there}; all files of a data set need the same"
-                )
+    refuse_other_traits(dict(zip(map(str, paths), every, strict=True)))
     parts: dict[str, tuple[object, object]] = {}
     for part in first.parts:
         inputs, targets = zip(*(one.parts[part] for one in every), strict=True)
@@ -162,23 +155,32 @@ def one_by_one(
     return [replace(one, table=table) for one in found]
 
 
-def _traits(path: Path, contents: Contents[object]) -> list[str]:
+def refuse_other_traits(found: Mapping[str, Contents[object]]) -> None:
+    """Refuse files or parts of a data set, by their names, that differ from the first."""
+    (first, wanted), *others = [(name, _traits(one)) for name, one in found.items()]
+    for name, here in others:
+        for trait in wanted | here:
+            if here.get(trait) != wanted.get(trait):
+                raise BadData(
+                    f"{name} has other {trait} than {first}, {here.get(trait) or 'none'} and not "
+                    f"{wanted.get(trait) or 'none'}; all need the same"
+                )
+
+
+def _traits(contents: Contents[object]) -> dict[str, str]:
     """Return what all files of a data set have alike, in words."""
-    found = []
+    found = {"columns": listed(contents.columns), "class names": listed([*map(str, contents.labels)])}
     for part, (inputs, targets) in contents.parts.items():
-        goals = None if targets is None else _rows(targets)
         for name, one in inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]:
             rows = _rows(one.values if isinstance(one, Column) else one)
-            count = len(one.rows if isinstance(one, Column) else rows)
-            if goals is not None and count != len(goals):
-                raise BadData(f"{path} has {count:,} inputs but {len(goals):,} targets; give one for each")
-            found.append(f"the {part} inputs {name} of shape {rows.shape[1:]} and type {rows.dtype}")
-        if goals is not None:
+            found[f"{part} inputs {name}".strip()] = f"shape {rows.shape[1:]}, type {rows.dtype}"
+        if targets is not None:
+            goals = _rows(targets)
             kind = "texts" if goals.dtype.kind in "US" else "numbers"
-            found.append(f"{part} targets of shape {goals.shape[1:]}, which are {kind}")
-    each = contents.columns, [*map(str, contents.labels)], tuple(contents.weights)
-    columns, names, weighted = (listed(some) or "none" for some in each)
-    return [f"the columns {columns}", f"the class names {names}", f"weights of parts {weighted}", *found]
+            found[f"{part} targets"] = f"shape {goals.shape[1:]}, {kind}"
+        if part in contents.weights:
+            found[f"{part} weights"] = "some"
+    return found
 
 
 def _together(inputs: Sequence[Any]) -> object:

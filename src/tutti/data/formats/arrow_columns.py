@@ -1,7 +1,6 @@
 """Columns of Arrow as a table to be prepared: one float for each row and column, NaN where there is no value.
 
-numbers           as they are
-true and false    1 and 0
+numbers           as they are; true and false are 1 and 0
 texts             their numbers in a dictionary of these data
 dates, times      days since 1970, in fractions
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,7 +24,8 @@ from tutti.data.arrays import as_floats, float_dtype, tell_if_rounded
 from tutti.data.rows import Array
 from tutti.data.tables import CHOICES, LIKE, PREPARE
 from tutti.errors import BadData, BadOption
-from tutti.records.preparation import DATE, EMPTY, FLAG, NUMBER, OTHER, TEXT, Table, TableColumn
+from tutti.records.preparation import DATE, EMPTY, NUMBER, OTHER, TEXT, Table, TableColumn
+from tutti.records.texts import printable
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,6 +40,7 @@ _FORMS: Final = ("", *(day + time for day, time in product(_DAYS, ("", " %H:%M",
 _WHOLE: Final = r"^[+-]?\d+$"
 _CODE: Final = r"^0\d+$"
 _NUMBER: Final = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_AMOUNT: Final = r"^[+-]?[$€£¥]\s?[\d,.]+$|^[+-]?[\d,.]+\s?%$"
 
 _SIGNED: Final = (
     *(rf"^([-.]+|[+-]?[{sign}]\s?[+-]?(\d{{1,3}}(,\d{{3}})+|\d+)(\.\d*)?)$" for sign in "$€£¥"),
@@ -93,7 +93,7 @@ def stored_table(
             return _texts(path, values, wanted or TableColumn(name, EMPTY), most)
         if kind == DATE:
             return TableColumn(name, DATE, form=wanted.form if wanted else ""), _days(values)
-        return TableColumn(name, str(kind)), _numbers(values)
+        return TableColumn(name, str(kind)), plain_numbers(values)
 
     every = dict(zip(names, _in_threads(stored, names), strict=True))
     left_out = {name: f"{one:,} texts" for name, one in every.items() if isinstance(one, int)}
@@ -157,8 +157,10 @@ def kind_of(kind: Any) -> str | None:
     from pyarrow import types
 
     tests = {
-        FLAG: (types.is_boolean,),
-        NUMBER: (types.is_integer, types.is_floating, types.is_decimal, types.is_time, types.is_duration),
+        NUMBER: (
+            *(types.is_integer, types.is_floating, types.is_boolean),
+            *(types.is_decimal, types.is_time, types.is_duration),
+        ),
         TEXT: (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary),
         DATE: (types.is_date, types.is_timestamp),
         EMPTY: (types.is_null,),
@@ -166,7 +168,7 @@ def kind_of(kind: Any) -> str | None:
     return next((name for name, some in tests.items() if any(test(kind) for test in some)), None)
 
 
-def _numbers(values: Any) -> Any:
+def plain_numbers(values: Any) -> Any:
     """Return a column as one of plain numbers; times are seconds."""
     import pyarrow
 
@@ -191,18 +193,12 @@ def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
     """Return a column in the kind of another table's."""
     import pyarrow
 
-    def fits(row: int) -> bool:
-        with suppress(pyarrow.ArrowException):
-            return _cast(values.slice(0, row + 1), wanted) is not None
-        return False
-
     try:
         return _cast(values, wanted)
     except pyarrow.ArrowException as error:
-        row = bisect_left(range(len(values)), True, key=lambda row: not fits(row))
         raise BadData(
-            f"{path} has '{str(values[row])[:80]}' in row {row + 1:,} of the column '{wanted.name}', and "
-            f"those of the training are of the kind {wanted.kind}; mend it"
+            f"{path} has other values in the column '{wanted.name}' than the training, where they are of the "
+            f"kind {wanted.kind}: {printable(str(error)[:200])}; mend it"
         ) from error
 
 
@@ -213,25 +209,14 @@ def _cast(values: Any, wanted: TableColumn) -> Any:
     found = kind_of(values.type)
     if found == wanted.kind:
         return values
-    kinds = {NUMBER: pyarrow.float64(), FLAG: pyarrow.bool_(), DATE: pyarrow.timestamp("us")}
     if (found, wanted.kind) == (TEXT, DATE):
         return _parsed(pyarrow.compute.utf8_trim_whitespace(values), wanted.form)
     if (found, wanted.kind) == (TEXT, NUMBER):
         values = _without_signs(pyarrow.compute.utf8_trim_whitespace(values))
     if (found, wanted.kind) == (NUMBER, DATE):
         raise pyarrow.ArrowInvalid("numbers may be days or seconds")
-    if (found, wanted.kind) == (NUMBER, FLAG):
-        flags = {0.0: False, 1.0: True}
-        told = [
-            None if one is None or one != one else flags.get(float(one), "") for one in values.to_pylist()
-        ]
-        return pyarrow.chunked_array([pyarrow.array(told, pyarrow.bool_())])
-    texts = values.cast(kinds.get(wanted.kind, pyarrow.string()))
-    if (found, wanted.kind) == (FLAG, TEXT):
-        for spelled in (pyarrow.compute.utf8_capitalize, pyarrow.compute.utf8_upper):
-            if spelled(pyarrow.scalar("true")).as_py() in wanted.texts:
-                return spelled(texts)
-    return texts
+    kinds = {NUMBER: pyarrow.float64(), DATE: pyarrow.timestamp("us")}
+    return values.cast(kinds.get(wanted.kind, pyarrow.string()))
 
 
 def _parsed(texts: Any, form: str) -> Any:
@@ -334,23 +319,18 @@ def _amounts(texts: Any) -> Any | None:
 
 
 def _refuse_mistakes(path: Path, name: str, texts: Any, codes: Array) -> None:
-    """Refuse a few other texts among numbers or dates, unless whole numbers are names, as 1, 2 and 3a."""
+    """Refuse a few other texts among numbers or dates, unless numbers are names, as 1, 2 and 3a or 007."""
     from pyarrow import compute
 
     def which(pattern: str) -> Array:
         return _plain(compute.match_substring_regex(texts, pattern))
 
     counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    for what, fits in (
-        ("numbers", which(_NUMBER)),
-        ("amounts", which(r"^[+-]?[$€£¥]\s?[\d,.]+$|^[+-]?[\d,.]+\s?%$")),
-        ("dates", _are_dates(texts)),
-    ):
-        others, cells = ~fits, counts[~fits].sum()
+    for what, fits in (("numbers", which(_NUMBER) | which(_AMOUNT)), ("dates", _are_dates(texts))):
+        others = ~fits
         names = which(_WHOLE)[fits].all() and fits.sum() <= min(30, counts[fits].sum() / 2)
-        slips = cells <= 5 and cells < 0.01 * counts.sum() and not which(r"\d")[others].any()
-        few = 0 < others.sum() <= 5 and cells <= 0.1 * counts.sum()
-        if few and not (names and not slips) and not which(_CODE).any():
+        few = 0 < others.sum() <= 5 and counts[others].sum() <= 0.1 * counts.sum()
+        if few and not names and not which(_CODE).any():
             row = int(np.isin(codes, np.flatnonzero(others)).argmax())
             second = "; delete it if it is a second line of names" if row == 0 else ""
             raise BadData(

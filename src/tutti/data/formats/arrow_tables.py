@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from tutti.data.arrays import as_floats
 from tutti.data.columns import Column
 from tutti.data.contents import PARTS, Contents
-from tutti.data.formats.arrow_columns import as_array, is_prepared, kind_of, stored_table
+from tutti.data.formats.arrow_columns import as_array, is_prepared, kind_of, plain_numbers, stored_table
 from tutti.data.pictures import Pictures, decoded, stamp
 from tutti.data.rows import Array, Indices, Rows, chosen
 from tutti.data.structure import sequence_column
-from tutti.data.tables import ChosenColumns, choose, is_number
+from tutti.data.tables import ChosenColumns, choose
 from tutti.errors import BadData, BadOption
 from tutti.records.npz import damaged
-from tutti.records.preparation import Table
+from tutti.records.preparation import EMPTY, NUMBER, Table
 from tutti.records.texts import printable
 
-_MOST_NAMED: Final = 12
-"""The most columns that an error lists for the user to paste."""
+_NUMBERS: Final = (NUMBER, EMPTY)
+"""The kinds of columns that hold numbers, if anything."""
 
 
 def arrow_package() -> Any:
@@ -182,7 +182,10 @@ def read_table(
         values, stored = _inputs(path, table, rows, choice.inputs, options)
     found = table if len(rows) == table.num_rows else table.take(rows)
     targets = _targets(path, found, choice.targets) if labelled else None
-    groups, weights = _of_samples(path, found, choice)
+    groups, weights = (
+        None if name is None else _target(path, found.column(name), name)
+        for name in (choice.group, choice.weight)
+    )
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
     return Contents(
         stem,
@@ -192,7 +195,7 @@ def read_table(
         groups=groups,
         table=stored if is_prepared(options) else None,
         targets=choice.targets,
-        weights=weights,
+        weights={} if weights is None else {"train": weights},
     )
 
 
@@ -203,29 +206,21 @@ def _inputs(
 
     What columns are is decided by all rows, and so are mistakes in them.
     """
-    kinds = {name: table.schema.field(name).type for name in names}
-    plain = all(map(kind_of, kinds.values()))
-    for name in [] if plain and is_prepared(options) else names:
-        _refuse_other_kinds(path, table.column(name), name, kinds)
+    kinds = {name: kind_of(table.schema.field(name).type) for name in names}
+    plain = None not in kinds.values()
+    numbers = [name for name, kind in kinds.items() if kind in _NUMBERS or _is_list(table.column(name).type)]
+    if len(numbers) < len(names) and not (plain and is_prepared(options)):
+        other = next(name for name in names if name not in numbers)
+        raise BadData(
+            f"{path} has values of type {table.column(other).type} in the column '{other}', where numbers "
+            f"are due; choose the columns of numbers by --data.columns {','.join(numbers) or 'A,B'}"
+        )
     if plain:
         matrix, stored = stored_table(path, table, names, options)
         return matrix if len(rows) == len(matrix) else matrix[rows], stored
     table = table if len(rows) == table.num_rows else table.take(rows)
     each = {name: _values(path, table.column(name), name) for name in names}
     return each if len(each) > 1 else each[names[0]], None
-
-
-def _of_samples(path: Path, table: Any, choice: ChosenColumns) -> tuple[Array | None, dict[str, Array]]:
-    """Return the groups and the weights of the samples, from columns that are no inputs."""
-    groups, weights = (
-        None if name is None else _target(path, table.column(name), name)
-        for name in (choice.group, choice.weight)
-    )
-    if groups is not None and groups.ndim > 1:
-        raise BadData(
-            f"{path} has lists in '{choice.group}'; give each sample a number or a text as its group"
-        )
-    return groups, {} if weights is None else {"train": weights}
 
 
 def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: str) -> Indices:
@@ -284,50 +279,25 @@ def _target(path: Path, values: Any, name: str) -> Array:
     types, kind = arrow_package().types, values.type
     if types.is_dictionary(kind):
         return _target(path, values.cast(kind.value_type), name)
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_temporal(kind):
+    if kind_of(kind) in _NUMBERS:
+        return as_array(plain_numbers(values))
+    if kind_of(kind) is not None:
         return np.array(values.cast(arrow_package().string()).to_pylist(), dtype=str)
-    if types.is_decimal(kind):
-        values, kind = values.cast(arrow_package().float64()), arrow_package().float64()
     found = _lists(path, values, name) if _is_list(kind) else None
     if isinstance(found, np.ndarray):
         return found
-    if not _is_number(kind):
-        raise BadData(
-            f"{path} has values of type {kind}, or lists of several lengths, in '{name}'; give numbers, "
-            "texts or lists of numbers of one length"
-        )
-    return np.asarray(values.to_numpy())
+    raise BadData(
+        f"{path} has values of type {kind}, or lists of several lengths, in '{name}'; give numbers, texts or "
+        "lists of numbers of one length"
+    )
 
 
 def _values(path: Path, values: Any, name: str) -> object:
     """Return one of several inputs: lists, or one number for each sample."""
     if _is_list(values.type):
         return _lists(path, values, name)
-    if values.null_count or arrow_package().types.is_floating(values.type):
-        return _floats(values)
-    return np.asarray(values.to_numpy()).astype(np.int64)
-
-
-def _floats(values: Any) -> Array:
-    numbers = values.cast(arrow_package().float64(), safe=False)
-    return as_floats(np.asarray(numbers.to_numpy()))
-
-
-def _refuse_other_kinds(path: Path, values: Any, name: str, kinds: Mapping[str, Any]) -> None:
-    """Refuse an input that is neither numbers nor lists; the error has the first such value."""
-    if _is_number(values.type) or _is_list(values.type):
-        return
-    wrong = (
-        f"row {row:,}, column '{name}' has '{str(value)[:80]}'"
-        for row, value in enumerate(values, 1)
-        if value.is_valid and not is_number(str(value))
-    )
-    numbers = [one for one, kind in kinds.items() if _is_number(kind) or _is_list(kind)]
-    few = ",".join(numbers) if 0 < len(numbers) <= _MOST_NAMED else "A,B,..."
-    raise BadData(
-        f"{path} has values of type {values.type} where a number is due: {next(wrong, repr(name))}; mend it, "
-        f"or choose the columns of numbers by --data.columns {few}"
-    )
+    numbers = as_array(plain_numbers(values))
+    return as_floats(numbers) if numbers.dtype.kind == "f" else numbers.astype(np.int64)
 
 
 def _lists(path: Path, values: Any, name: str) -> Array | Column[Rows]:
@@ -341,7 +311,7 @@ def _lists(path: Path, values: Any, name: str) -> Array | Column[Rows]:
         found = arrow.compute.list_value_length(values).to_numpy(zero_copy_only=False)
         counts.append(np.asarray(found, np.int64))
         values = values.flatten()
-    if not _is_number(values.type):
+    if kind_of(values.type) not in _NUMBERS:
         raise BadData(f"{path} has lists of {values.type} in the column '{name}'; give lists of numbers")
     lengths, *inner = counts
     if any(len({*some.tolist()}) > 1 for some in inner):
@@ -350,18 +320,10 @@ def _lists(path: Path, values: Any, name: str) -> Array | Column[Rows]:
             "may have several lengths"
         )
     shape = [int(some[0]) if len(some) else 0 for some in inner]
-    values = values.cast(arrow.float64()) if values.null_count else values
-    numbers: Array = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(lengths.sum(), *shape)
+    numbers = as_array(arrow.chunked_array([plain_numbers(values)])).reshape(lengths.sum(), *shape)
     if len({*lengths.tolist()}) > 1:
         return sequence_column(numbers, lengths)
     return numbers.reshape(len(lengths), -1 if len(numbers) else 0, *shape)
-
-
-def _is_number(kind: Any) -> bool:
-    types = arrow_package().types
-    return any(
-        is_it(kind) for is_it in (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
-    )
 
 
 def _is_list(kind: Any) -> bool:

@@ -13,11 +13,11 @@ from typing_extensions import override
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format
 from tutti.data.rows import Array, StoredRows
-from tutti.data.schemas import listed
 from tutti.data.structure import sequence_column
+from tutti.data.tables import listed
 from tutti.errors import BadData
 from tutti.load_object import optional_package
-from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
+from tutti.records.npz import damaged, open_data_file
 from tutti.registry import part
 
 
@@ -115,7 +115,6 @@ def _rows(path: Path, file: _File, wanted: object) -> Any:
     if name not in _names(file):
         raise BadData(f"{path} has no data set '{wanted}'; it has {_data_sets(file)}")
     stored = file[name]
-    refuse_larger_than_memory(path, int(np.prod(stored.shape, dtype=object)) * stored.dtype.itemsize)
     if h5py.check_string_dtype(stored.dtype) is not None:
         return np.asarray(stored.asstr()[...], dtype=str)
     if h5py.check_vlen_dtype(stored.dtype) is not None:

@@ -20,9 +20,9 @@ from typing_extensions import override
 from tutti.data.contents import PARTS, Contents, pair_up
 from tutti.data.formats import Format
 from tutti.data.rows import Array
-from tutti.data.schemas import listed
+from tutti.data.tables import listed
 from tutti.errors import BadData
-from tutti.records.npz import damaged, open_data_file, refuse_larger_than_memory
+from tutti.records.npz import damaged, open_data_file
 from tutti.registry import part
 
 _IDX_NAME = re.compile(
@@ -89,13 +89,12 @@ def read_idx(path: Path) -> Array:
                 shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
                 dtype = np.dtype(_IDX_TYPES[kind])
                 nbytes = math.prod(shape) * dtype.itemsize
-                refuse_larger_than_memory(path, nbytes)
                 content = file.read(nbytes + 1)
                 if len(content) != nbytes:
                     more = " or more" if len(content) > nbytes else ""
                     raise ValueError(
                         f"its header asks for {nbytes:,} bytes, and it has {len(content):,}{more}"
                     )
-    except (EOFError, zlib.error, OSError, ValueError, struct.error) as error:
+    except (EOFError, zlib.error, OSError, ValueError, MemoryError, struct.error) as error:
         raise damaged(path, error) from error
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

@@ -13,7 +13,7 @@ from typing_extensions import override
 from tutti.data.contents import PARTS, Contents
 from tutti.data.formats import Format
 from tutti.data.pictures import ENDINGS, Pictures, decoded, stamp
-from tutti.data.schemas import listed
+from tutti.data.tables import listed
 from tutti.errors import BadData
 from tutti.records.texts import printable
 from tutti.registry import part

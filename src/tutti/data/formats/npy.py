@@ -16,7 +16,7 @@ from typing_extensions import override
 from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format, in_order
 from tutti.data.rows import Array, Indices, Rows, StoredRows
-from tutti.data.schemas import listed
+from tutti.data.tables import listed
 from tutti.errors import BadData
 from tutti.records.npz import DAMAGED, damaged, open_data_file
 from tutti.registry import part
@@ -174,14 +174,6 @@ def read_npy(path: Path) -> Array:
     with open_data_file(path):
         pass
     try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except DAMAGED as error:
-        if "Python objects" in str(error) or "pickle" in str(error):
-            raise BadData(
-                f"{path} holds Python objects, which are not loaded because unpickling runs code; save it as "
-                "numbers: array.astype('float32') or array.astype('int64')"
-            ) from error
         raise damaged(path, error) from error
-    if not isinstance(array, np.ndarray):
-        raise BadData(f"{path} is no NPY file but an archive; call it .npz")
-    return np.asarray(array)

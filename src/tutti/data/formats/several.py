@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from tutti.data.contents import PARTS, Contents, refuse_other_names
-from tutti.data.formats import Format, in_order, one_by_one, read_files
+from tutti.data.contents import PARTS, Contents
+from tutti.data.formats import Format, in_order, one_by_one, read_files, refuse_other_traits
 from tutti.data.schemas import nearest
 from tutti.errors import BadData
 from tutti.records.npz import open_data_file
@@ -90,19 +90,13 @@ class PartFiles(Format):
 
 def of_parts(title: str, found: Mapping[str, Contents[object]], what: str) -> Contents[object]:
     """Return what was read for each part, the training part first, as one data set; `what` for messages."""
-    train = found["train"]
     for name, one in found.items():
         if set(one.parts) != {"train"}:
             raise BadData(f"the file of the {name} part in {what} has several parts itself; name that file")
-        if one.columns != train.columns:
-            raise BadData(
-                f"the {name} part in {what} has other columns than the training part; give both the "
-                "same, or choose columns of both by --data.columns A,B,..."
-            )
-    refuse_other_names({name: one.labels for name, one in found.items()}, what)
+    refuse_other_traits({f"the {name} part of {what}": one for name, one in found.items()})
     parts = {name: one.parts["train"] for name, one in found.items()}
     weights = {name: one.weights["train"] for name, one in found.items() if one.weights}
-    return replace(train, name=title, parts=parts, weights=weights)
+    return replace(found["train"], name=title, parts=parts, weights=weights)
 
 
 def _by_part(folder: Path) -> dict[str, list[Path]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import fx, nn
@@ -36,10 +36,10 @@ def read_program(path: Path, shape: object) -> nn.Module:
 
     Args:
         path: of the file.
-        shape: of one input; or of each of several.
+        shape: of one input, for which the program is tried before training.
 
     Raises:
-        BadModel: the file holds no program, or one for another shape or number of samples.
+        BadModel: the file holds no program, or one for a fixed number of samples.
     """
     try:
         program = torch.export.load(path)
@@ -48,7 +48,7 @@ def read_program(path: Path, shape: object) -> nn.Module:
             f"the model '{path}' cannot be read: {type(error).__name__}: {error}; write it by "
             "torch.export.save(program, path)"
         ) from error
-    _check_shapes(path, program, shape)
+    _refuse_fixed_batches(path, program)
     module = program.module()
     _check_nothing(module)
     follow_mode(module)
@@ -68,33 +68,14 @@ def follow_mode(module: Any) -> None:
     module.recompile()
 
 
-def _check_shapes(path: Path, program: ExportedProgram, shape: object) -> None:
-    """Refuse a program for a fixed number of samples, or for inputs of another shape."""
-    wanted: list[object] = [shape]
-    if isinstance(shape, dict):
-        wanted = list(shape.values())
-    elif isinstance(shape, tuple) and shape and isinstance(shape[0], tuple):
-        wanted = list(shape)
-    names = [one.arg.name for one in program.graph_signature.input_specs if one.kind is InputKind.USER_INPUT]
+def _refuse_fixed_batches(path: Path, program: ExportedProgram) -> None:
+    names = {one.arg.name for one in program.graph_signature.input_specs if one.kind is InputKind.USER_INPUT}
     for node in program.graph.find_nodes(op="placeholder"):
-        if node.name not in names:
-            continue
-        taken = tuple(node.meta["val"].shape)
-        one = wanted[min(names.index(node.name), len(wanted) - 1)]
-        if isinstance(taken[0], int):
+        if node.name in names and isinstance(node.meta["val"].shape[0], int):
             raise BadModel(
-                f"the model '{path}' takes batches of exactly {taken[0]} samples, as it was exported so, and "
-                "training makes batches of several sizes; export it with dynamic_shapes={"
+                f"the model '{path}' takes batches of exactly {node.meta['val'].shape[0]} samples, as it was "
+                "exported so, and training makes batches of several sizes; export it with dynamic_shapes={"
                 f"'{node.name}': {{0: torch.export.Dim('samples')}}}}"
-            )
-        fits = isinstance(one, tuple) and len(one) == len(taken) - 1
-        if not fits or any(
-            isinstance(size, int) and size != own
-            for size, own in zip(taken[1:], cast("Any", one), strict=True)
-        ):
-            raise BadModel(
-                f"the model '{path}' takes inputs '{node.name}' of shape {taken[1:]}, but the data's have "
-                f"shape {one}; export it for these, or bring the data to that shape"
             )
 
 

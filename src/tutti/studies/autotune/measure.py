@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
-import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import nn
 
 from tutti.comm.base import Communicator
@@ -221,7 +220,7 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
     with seeded(job.config.seed), _borrowed_cores():
         task = prepare_task(job, open_config_data(job, comm))
         if job.config.weights is not None:
-            load_from(Path(job.config.weights), task.module, comm)
+            load_from(Path(job.config.weights), task.module, comm.rank == 0)
         reseed(job.config.seed, 1 + comm.rank)
         rehearsal = Rehearsal(job, comm, task)
         if comm.rank:

@@ -80,7 +80,7 @@ class CrossValidated:
                 finished = state is JobState.FINISHED
                 runs[name].append(RunFolder(folder.job(job)).read(Summary) if finished else None)
                 if state is JobState.FAILED:
-                    failed[job] = (folder.error(job) or "").strip().rpartition("\n")[2]
+                    failed[job] = (RunFolder(folder.job(job)).error() or "").strip().rpartition("\n")[2]
                 elif not finished:
                     left += 1
         known = [one.validation for found in runs.values() for one in found if one and one.validation]

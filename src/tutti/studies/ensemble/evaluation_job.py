@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from tutti.errors import BadOption
 from tutti.records.ensemble import ENSEMBLE, EnsembleRecord, read_ensemble
+from tutti.run.config import TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.train_job import PredictJob
 from tutti.run.trust import check as check_trust
@@ -29,6 +31,13 @@ class EnsemblePredictJob(PredictJob):
     """The predictions of an ensemble."""
 
     entry: ClassVar[str] = "tutti.studies.ensemble.evaluation:predict_work"
+
+
+def config_of_members(folder: Path, trust: bool, weights: str | None) -> TrainConfig:
+    """Return the configuration of the first network of an ensemble, which has weights of its own."""
+    if weights is not None:
+        raise BadOption("--weights is for a single network; an ensemble has those of its members")
+    return TrainConfig.from_json(read_trusted(folder, trust).members[0].config)
 
 
 def read_trusted(folder: Path, trust: bool) -> EnsembleRecord:

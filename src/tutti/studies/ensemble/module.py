@@ -13,7 +13,7 @@ from typing_extensions import override
 from tutti.data.parts import Part
 from tutti.records.ensemble import EnsembleRecord
 from tutti.records.output_kinds import Kind
-from tutti.records.preparation import table_of
+from tutti.records.preparation import Table, table_of
 from tutti.records.run_folder import WEIGHTS
 from tutti.run.config import TrainConfig
 from tutti.run.trained import PlainModel, Predictor, TrainedModel
@@ -51,6 +51,12 @@ class Ensemble(Predictor):
     @override
     def given(self, part: Part) -> Part:
         return cast("TrainedModel", self.members[0]).given(part)
+
+    @override
+    def take_rows_of(self, table: Table) -> None:
+        super().take_rows_of(table)
+        for member in self.members:
+            cast("TrainedModel", member).take_rows_of(table)
 
     @override
     def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:

@@ -278,7 +278,7 @@ class Tuned:
         for trial in self._trials:
             if trial.state is optuna.trial.TrialState.FAIL:
                 names = self.search.job_names(trial.number)
-                errors = [FarmFolder(self.folder).error(job) for job in names]
+                errors = [RunFolder(FarmFolder(self.folder).job(job)).error() for job in names]
                 said = next((error for error in errors if error), "its objective is not a finite number")
                 found[trial.number] = said.strip().splitlines()[-1]
         return found

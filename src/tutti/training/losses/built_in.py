@@ -7,7 +7,6 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional
 
-from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.training.losses import Loss, align, built_in
 from tutti.training.losses.weights import LossFunction
@@ -43,9 +42,6 @@ def _no_flags(targets: Tensor) -> str | None:
 @built_in
 def cross_entropy(smoothing: float = 0.0) -> Loss:
     """Cross entropy of class scores (logits); labels, which may be smoothed, or shares of the classes."""
-    number = isinstance(smoothing, int | float) and not isinstance(smoothing, bool)
-    if not number or not 0 <= smoothing <= 1:
-        raise BadOption(f"--loss.smoothing is {smoothing!r}; give a number from 0 to 1")
     function: LossFunction = functional.cross_entropy
     if smoothing:
         function = partial(functional.cross_entropy, label_smoothing=smoothing)

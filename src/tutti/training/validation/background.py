@@ -34,9 +34,9 @@ from typing_extensions import override
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption, TuttiError
 from tutti.load_object import import_files, imported_files
-from tutti.registry import part
+from tutti.records.run import Evaluation
 from tutti.replica import Replica
-from tutti.state import Values
+from tutti.state import State, Values
 from tutti.training.evaluation import Sums, Tally, evaluate, load_buffers, named_buffers
 from tutti.training.validation import Validation, ValidationTask
 
@@ -54,7 +54,6 @@ SNAPSHOT_BYTES: Final = 256 << 20
 _PR_SET_PDEATHSIG: Final = 1
 
 
-@part("background")
 class Background(Validation):
     """A process beside each rank evaluates its share of a copy of the weights, in idle time.
 
@@ -94,7 +93,17 @@ class Background(Validation):
             self._waiting.popleft().close()
 
     @override
+    def collect(self, everything: bool) -> list[Evaluation]:
+        self._add_up(everything)
+        return super().collect(everything)
+
+    @override
+    def state(self) -> State:
+        self._add_up(everything=True)
+        return super().state()
+
     def _add_up(self, everything: bool) -> None:
+        """Add up the results that the ranks have, or all, into `_found` (collective)."""
         self._poll()
         if everything:
             self._finish()
