@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # The public names; `as` says so to type checkers.
     from tutti.strategies import ADPSGD as ADPSGD
     from tutti.strategies import EASGD as EASGD
     from tutti.strategies import GEM as GEM
+    from tutti.strategies import AsyncDiLoCo as AsyncDiLoCo
     from tutti.strategies import Clip as Clip
     from tutti.strategies import DiLoCo as DiLoCo
     from tutti.strategies import Downpour as Downpour
@@ -59,8 +60,10 @@ if TYPE_CHECKING:  # The public names; `as` says so to type checkers.
     from tutti.strategies import Hogwild as Hogwild
     from tutti.strategies import Lazy as Lazy
     from tutti.strategies import Local as Local
+    from tutti.strategies import NoLoCo as NoLoCo
     from tutti.strategies import ParamServer as ParamServer
     from tutti.strategies import Solo as Solo
+    from tutti.strategies import SparseLoCo as SparseLoCo
     from tutti.strategies import Strategy as Strategy
     from tutti.strategies import Sync as Sync
     from tutti.strategies import Worker as Worker

@@ -8,7 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.allreduce.compression import Cast, Codec, Int8, TopK, with_feedback
+from tutti.allreduce.compression import (
+    E3M0,
+    Cast,
+    ChunkedTopK,
+    Codec,
+    Int8,
+    TopK,
+    pack,
+    unpack,
+    with_feedback,
+)
 
 CODECS = [
     Cast(torch.bfloat16),
@@ -16,6 +26,9 @@ CODECS = [
     Int8(),
     Int8(bucket=8),
     TopK(0.25),
+    E3M0(),
+    ChunkedTopK(0.25),
+    ChunkedTopK(0.25, quantize=False),
 ]
 LENGTHS = [0, 1, 7, 8, 511, 512, 513, 2000]
 
@@ -66,6 +79,33 @@ def test_top_k_sends_the_largest_and_nothing_else() -> None:
     assert found.tolist() == [0.0, -3.0, 0.0, 2.0, 0.0]
 
 
+def test_e3m0_has_seven_powers_of_two_and_zero() -> None:
+    # Between 0.5 and 1 the border is 0.75; the smallest is 2^-6, and below 2^-7 is nearer to 0.
+    numbers = [16.0, -11.9, 12.1, 1.0, -0.25, 0.13, -0.12, 0.0]
+    assert there_and_back(E3M0(), torch.tensor(numbers)).tolist() == [16, -8, 16, 1, -0.25, 0.25, 0, 0]
+
+
+def test_a_chunk_sends_its_largest_as_one_of_two_means() -> None:
+    # The mean magnitude of 6, 3, 2 and 1 is 3: 6 is above it; the others arrive as their mean of 2.
+    found = there_and_back(ChunkedTopK(0.5), torch.tensor([0.5, -6.0, 0.1, 3.0, -1.0, 0.2, 2.0, 0.3]))
+    assert found.tolist() == [0, -6, 0, 2, -2, 0, 2, 0]
+
+
+def test_each_chunk_of_4096_sends_as_many() -> None:
+    vector = torch.arange(8192.0).add_(1)
+    found = there_and_back(ChunkedTopK(1 / 1024, quantize=False), vector)
+    assert found.nonzero().flatten().tolist() == [*range(4092, 4096), *range(8188, 8192)]
+    assert torch.equal(found[-4:], vector[-4:])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 12])
+def test_packed_numbers_come_back(bits: int) -> None:
+    codes = torch.arange(2**bits).flip(0)[:-1]
+    payload = pack(codes, bits)
+    assert len(payload) == -(-len(codes) * bits // 8)
+    assert torch.equal(unpack(payload, len(codes), bits), codes)
+
+
 @pytest.mark.parametrize(("keep", "length", "count"), [(0.01, 5, 1), (0.5, 4, 2), (1.0, 4, 4), (0.3, 10, 3)])
 def test_top_k_sends_at_least_one_number(keep: float, length: int, count: int) -> None:
     assert TopK(keep).count(length) == count
@@ -83,7 +123,13 @@ def test_a_payload_has_the_length_of_that_of_zeros(codec: Codec, dtype: torch.dt
 
 @pytest.mark.parametrize(
     ("codec", "nbytes"),
-    [(Cast(torch.bfloat16), 2048), (Int8(), 1024 + 8), (TopK(1 / 32), 256)],
+    [
+        (Cast(torch.bfloat16), 2048),
+        (Int8(), 1024 + 8),
+        (TopK(1 / 32), 256),
+        (E3M0(), 512 + 8),
+        (ChunkedTopK(1 / 32), 32 * 14 // 8 + 8),
+    ],
     ids=str,
 )
 def test_payloads_are_as_short_as_the_table_says(codec: Codec, nbytes: int) -> None:
@@ -108,6 +154,14 @@ def test_error_feedback_by_hand() -> None:
         sent.append(decompress(codec, payload, 2).tolist())
     assert sent == [[3.0, 0.0], [0.0, 2.0], [1.5, 0.0]]
     assert error.tolist() == [0.0, 0.0]
+
+
+def test_a_part_of_the_error_is_kept() -> None:
+    # [3, 2.5] + 0.5 [0, 2] = [3, 3.5] sends 3.5.
+    error = torch.tensor([0.0, 2.0])
+    payload, error = with_feedback(TopK(keep=0.5), torch.tensor([3.0, 2.5]), error, decay=0.5)
+    assert decompress(TopK(keep=0.5), payload, 2).tolist() == [0.0, 3.5]
+    assert error.tolist() == [3.0, 0.0]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)

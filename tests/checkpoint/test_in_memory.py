@@ -53,7 +53,7 @@ def test_ranks_of_both_hosts_go_on_from_the_last_copy() -> None:
             assert world.run(go_on, memory.place, 3) == [True] * 3
         with World(4) as world:
             world.run(save_often, memory.place, [4])
-            assert memory.place.whole == 2
+            assert memory.place.last.number == 2
             assert world.run(go_on, memory.place, 4) == [True] * 4
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from tutti.cli.compare import CompareCommand
-from tutti.cli.options import Words, command_words, config_from, parse_value, split_dotted
+from tutti.cli.options import Words, command_words, parse_value, split_dotted
 from tutti.cli.run import RunCommand
 from tutti.cli.train import TrainCommand, config_of
 from tutti.errors import BadOption, UnknownName
@@ -27,6 +29,12 @@ def parsed(*words: str) -> TrainConfig:
 
     Parsed()(words)
     return caught[0]
+
+
+def config_of_words(
+    given: dict[str, Any], dotted: dict[str, Any], base: TrainConfig | None = None
+) -> TrainConfig:
+    return Words([], argparse.Namespace(), given, dotted).config(base)
 
 
 def test_a_field_that_is_not_given_keeps_its_default() -> None:
@@ -136,15 +144,15 @@ def test_a_missing_program_is_all_that_is_asked_for() -> None:
 
 def test_what_is_given_comes_before_the_file() -> None:
     base = TrainConfig(model="mlp", model_options={"hidden": [3]}, epochs=3, lr=0.1)
-    config = config_from({"steps": 5, "lr": 0.2}, {"model_options": {"activation": "tanh"}}, base)
+    config = config_of_words({"steps": 5, "lr": 0.2}, {"model_options": {"activation": "tanh"}}, base)
     assert (config.steps, config.epochs, config.lr) == (5, None, 0.2)
     assert config.model_options == {"hidden": [3], "activation": "tanh"}
 
 
 def test_another_model_than_the_file_s_does_not_inherit_its_options() -> None:
     base = TrainConfig(model="mlp", model_options={"hidden": [3]})
-    assert config_from({"model": "lenet"}, {}, base).model_options == {}
-    assert config_from({"model": "mlp"}, {}, base).model_options == {"hidden": [3]}
+    assert config_of_words({"model": "lenet"}, {}, base).model_options == {}
+    assert config_of_words({"model": "mlp"}, {}, base).model_options == {"hidden": [3]}
 
 
 @pytest.mark.parametrize(
@@ -168,8 +176,8 @@ def test_a_model_brings_defaults_and_the_user_s_options_come_first(
     "config",
     [
         TrainConfig(),
-        config_from({"model": "tabular"}, {}),
-        config_from({"model": "tabular", "batch_size": 32}, {}),
+        config_of_words({"model": "tabular"}, {}),
+        config_of_words({"model": "tabular", "batch_size": 32}, {}),
         TrainConfig(
             model="lenet", data="my data.npz", workers="2", threads=1, layout="channels_last", lr=1e-4
         ),

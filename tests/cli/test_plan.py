@@ -38,13 +38,14 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    chosen = ["--plan", "auto", "--budget", "0.5"]
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
+    chosen = ["--plan", "fresh", "--budget", "0.5"]
     assert main(["train", *SMALL, "--epochs", "1", "-n", "1", *chosen, "--out", "a"]) == 0
     planned = capsys.readouterr().out
-    assert planned.startswith("plan: measuring for at most 0.5 s once the ranks have started\nplan: ")
+    assert planned.startswith("plan: measuring for at most 5% of the run, and 0.5 s\nplan: measured ")
     config = json.loads((tmp_path / "a/config.json").read_text())
     assert (config["workers"], config["layout"]) == ("1", "contiguous")
-    assert f"plan: bf16 is {'chosen' if config['precision'] == 'bf16' else 'not chosen'}: " in planned
+    assert config["precision"] == "fp32"  # The run is too short to compare losses.
     assert main(["train", "--config", "a", "--out", "b"]) == 0
     assert "plan: measuring" not in capsys.readouterr().out
     assert json.loads((tmp_path / "b/config.json").read_text()) == config

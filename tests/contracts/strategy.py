@@ -120,8 +120,43 @@ SETTINGS: Final[dict[str, Setting]] = {
     ),
     "easgd": Setting(brisk={"every": 2}, drifts=True),
     "easgd_sync": Setting(brisk={"every": 2}, drifts=True),
-    "local": Setting(brisk={"every": 2}, alone={}),
-    "diloco": Setting(brisk={"every": 2}, alone={"outer_lr": 1.0, "outer_momentum": 0.0}, drifts=True),
+    "local": Setting(
+        brisk={"every": 2},
+        alone={},
+        changes={
+            "first_moment_every": ({"every": 2}, {"first_moment_every": 4}),
+            "second_moment_every": ({"every": 2}, {"second_moment_every": 4}),
+        },
+    ),
+    "diloco": Setting(
+        brisk={"every": 2},
+        alone={"outer_lr": 1.0, "outer_momentum": 0.0},
+        changes={
+            "fragments": ({"every": 2}, {"fragments": 2}),
+            "delay": ({"every": 3, "fragments": 2}, {"delay": 2}),
+            "mixing": ({"every": 3, "delay": 1}, {"mixing": 0.5}),
+            "eager": ({"every": 2, "fragments": 2}, {"eager": True}),
+            "compress": ({"every": 2, "fragments": 2}, {"compress": "e3m0"}),
+        },
+        drifts=True,
+    ),
+    "sparseloco": Setting(
+        brisk={"every": 2, "keep": 0.3},
+        alone={"keep": 1.0, "decay": 0.0, "quantize": False},
+        drifts=True,
+    ),
+    "noloco": Setting(
+        brisk={"every": 2},
+        alone={"outer_lr": 1.0, "outer_momentum": 0.0},
+        changes={"seed": ({"every": 2}, {"seed": 1})},
+        drifts=True,
+    ),
+    "async_diloco": Setting(
+        brisk={"every": 2, "dynamic": False},
+        alone={"outer_lr": 1.0, "outer_momentum": 0.0},
+        changes={"dynamic": ({"every": 3, "dynamic": False}, {"dynamic": True})},
+        drifts=True,
+    ),
     "gossip": Setting(alone={}, changes={"graph": ({"graph": "ring"}, {"graph": "all"})}),
     "adpsgd": Setting(
         alone={},

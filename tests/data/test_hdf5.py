@@ -84,7 +84,7 @@ def test_a_name_that_is_not_there_lists_those_that_are(listed):
         read_source(str(listed.parent / "0.h5"), {"features": "jet", "labels": "events/kind"})
     with pytest.raises(BadData, match=r"--data.features NAME --data.labels NAME; it has events/jets"):
         read_source(str(listed.parent / "0.h5"), {})
-    with pytest.raises(BadData, match=r"--data\.features and --data\.labels go together"):
+    with pytest.raises(BadData, match=r"--data\.features NAME --data\.labels NAME; it has"):
         read_source(str(listed.parent / "0.h5"), {"features": "events/jets"})
 
 

@@ -80,11 +80,16 @@ def rates(scheduler: LinearScalingLR, updates: int) -> list[float]:
     return found
 
 
-def test_the_rate_rises_to_k_times() -> None:
-    options = {"factor": 5.0, "warmup": 4}
-    scheduler = schedule("linear_scaling", optim.SGD([parameter(1.0)], lr=0.1), 10, options)
+def test_the_rate_rises_to_k_times_and_drops_later() -> None:
+    scheduler = schedule(
+        "linear_scaling",
+        optim.SGD([parameter(1.0)], lr=0.1),
+        10,
+        {"factor": 5.0, "warmup": 4, "drops": [0.6, 0.8]},
+    )
     assert isinstance(scheduler, LinearScalingLR)
-    assert rates(scheduler, 6) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.5])
+    expected = [0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.05, 0.05, 0.005, 0.005]
+    assert rates(scheduler, 10) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

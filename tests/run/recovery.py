@@ -24,7 +24,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from tests.trainers import trainer_of
-from tutti.checkpoint.memory_files import _FILES, MemoryPlace, StateMemory
+from tutti.checkpoint.memory_files import _FILES, MemoryPlace, StateCopy, StateMemory
 from tutti.checkpoint.reading import kept_in
 from tutti.checkpoint.saver import MemorySaver
 from tutti.comm.virtual.communicator import VirtualCommunicator
@@ -33,7 +33,6 @@ from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import PeerLost
 from tutti.optim.state import load
-from tutti.records.json_lines import Json
 from tutti.run.restore import load_model
 from tutti.state import State
 from tutti.strategies import STRATEGIES, Clip, Strategy
@@ -75,11 +74,11 @@ class CutPlace(MemoryPlace):
     rank: VirtualCommunicator
 
     @override
-    def publish(self, number: int, files: Json) -> None:
+    def publish(self, copy: StateCopy) -> None:
         self.rank._begin("publish: nothing is written")
-        self._write(_FILES + number, b"")
+        self._write(_FILES + copy.number, b"")
         self.rank._begin("publish: the description is being written")
-        super().publish(number, files)
+        super().publish(copy)
         self.rank._begin("publish: the description is written")
 
 
@@ -142,7 +141,7 @@ class Supervisor:
         own, replica = strategy.pace is not Pace.TOGETHER, place(module, comm, strategy.home)
         free = strategy.pace is Pace.FREE
         wishes = Wishes(copies=lambda: False, free=free, period=strategy.period, now=lambda: 0.0)
-        taken = here.copies_taken
+        taken = here.last.taken
         with closing(MemorySaver(comm, cut)) as saver:
 
             def save(step: int, state: State, decision: Decision) -> None:
@@ -188,7 +187,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
     crews: list[tuple[int, int | None]] = []
     with closing(StateMemory()) as memory:
         for kill in chain(kills, [None]):
-            crew, begun_at = Supervisor(strategy, memory), memory.place.copies_taken or None
+            crew, begun_at = Supervisor(strategy, memory), memory.place.last.taken or None
             faults = [] if kill is None else [Fault(kill.rank, operation=kill.operation)]
             world = VirtualWorld(ranks, faults=faults)
             try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.checkpoint.memory_files import StateMemory
+from tutti.checkpoint.memory_files import StateCopy, StateMemory
 from tutti.errors import (
     BadOption,
     BadRunFolder,
@@ -43,7 +43,7 @@ def policy_of(
     """The policy of a run that has a copy of its state."""
     with closing(StateMemory()) as memory, SignalWatch([]) as signals:
         memory.place.note_folder(folder)
-        memory.place.publish(1, {"step": 1})
+        memory.place.publish(StateCopy(1, 1))
         config = TrainConfig("mlp", data="digits", on_failure=on_failure)
         stopping = StopRequests(signals)
         job = TrainJob(config, memory=memory.place)
@@ -82,7 +82,7 @@ def test_losses_between_which_the_run_comes_no_further_end_it(tmp_path: Path) ->
     with policy_of(tmp_path) as (policy, memory, _):
         for _ in range(MOST_LOSSES):
             policy.go_on_after(lost)
-        memory.place.publish(2, {"step": 2})
+        memory.place.publish(StateCopy(2, 2))
         for _ in range(MOST_LOSSES):
             policy.go_on_after(lost)
         with pytest.raises(PeerLost, match=f"killed by signal 9; it was loss {MOST_LOSSES + 1} in a row"):
@@ -102,7 +102,7 @@ def begin(policy: RecoveryPolicy, memory: StateMemory, number: int) -> None:
     """Take what was asked for as far as to the start of the new ranks."""
     assert not policy.is_due()
     assert not policy.is_due()
-    memory.place.publish(number, {"step": 2})
+    memory.place.publish(StateCopy(number, 2))
     assert policy.is_due()
     policy.resize()
 
@@ -134,7 +134,7 @@ def test_no_rank_is_ended_for_the_same_number_or_one_without_room(
         assert request_workers(tmp_path, workers)
         assert not policy.is_due()
         assert answer_to(tmp_path)[0] == agreed
-        memory.place.publish(2, {"step": 2})
+        memory.place.publish(StateCopy(2, 2))
         assert not policy.is_due()
 
 
@@ -152,7 +152,7 @@ def test_what_is_taken_back_is_wanted_no_more(tmp_path: Path) -> None:
         assert not policy.is_due()
         assert memory.place.copy_wish()()
         remove_request(tmp_path)
-        memory.place.publish(2, {"step": 2})
+        memory.place.publish(StateCopy(2, 2))
         assert not policy.is_due()
         assert not memory.place.copy_wish()()
 

@@ -117,4 +117,4 @@ def test_what_does_not_go_together_is_refused(data: tuple[str, str], tmp_path: P
     with pytest.raises(BadOption, match="predictions is for the validation part, and there is none"):
         train(data[0], tmp_path / "run", predictions=True, validation=0.0)
     assert main(["train", "mlp", "--data", data[0], "--split", data[1].replace(":1", ":2"), "-n", "1"]) == 2
-    assert "has no split 2; it has 2, numbered from 0" in capsys.readouterr().err
+    assert "has no split 2; they are numbered from 0" in capsys.readouterr().err

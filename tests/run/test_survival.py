@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import tutti
+from tutti.errors import RankFailed
 from tutti.records.checkpoints import FOLDER
 from tutti.records.run import EpochRecord
 from tutti.records.run_folder import RunFolder
@@ -173,3 +174,34 @@ def test_a_run_of_one_worker_goes_on_with_several(tmp_path: Path) -> None:
     assert longer.config.strategy == "sync"
     straight = tutti.train(model(), workers=1, **{**options, "epochs": 6})
     torch.testing.assert_close(weights_of(longer), weights_of(straight), rtol=0, atol=1e-12)
+
+
+class FailsAfterLoss(tutti.Callback):
+    """Kills rank 1 after an epoch; the ranks that go on fail.
+
+    Args:
+        folder: notes that it is done.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._note = folder / "killed"
+
+    def begin(self, course: tutti.Course) -> None:
+        if self._note.exists():
+            raise RuntimeError("no thread can be started")
+
+    def step(self, course: tutti.Course) -> None:
+        if course.rank == 1 and course.step == 2 * UPDATES:
+            self._note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_whose_new_ranks_fail_leaves_the_state_to_go_on_from(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    with pytest.raises(RankFailed, match="no thread can be started"):
+        tutti.train(
+            model(), workers=2, on_failure="respawn", out=out, callbacks=FailsAfterLoss(tmp_path), **OPTIONS
+        )
+    alone = tutti.train(model(), workers=2, **OPTIONS)
+    resumed = tutti.train(model(), workers=2, resume=out, callbacks=tutti.Callback(), **OPTIONS)
+    assert torch.equal(weights_of(resumed), weights_of(alone))

@@ -21,7 +21,7 @@ from tests.contracts.resuming import (
     plain,
 )
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.strategies import EASGD, GEM, Downpour, Lazy, ParamServer
+from tutti.strategies import EASGD, GEM, AsyncDiLoCo, Downpour, Lazy, ParamServer
 
 # The ranks cannot import this page by its name: its functions travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -33,6 +33,7 @@ LEVELLED = [
     Course(Downpour(push_every=2, pull_every=3), optimizer=amsgrad),
     Course(Downpour(staleness="delay_compensated_adaptive", pull_every=2)),
     Course(Downpour(side="worker", push_every=3, pull_every=2)),
+    Course(AsyncDiLoCo(every=2), optimizer=momentum),
     Course(EASGD(every=2), optimizer=plain),
     Course(GEM(least=-2.0), optimizer=momentum),
 ]

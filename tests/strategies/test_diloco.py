@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from tests.strategies.alone import Point, Setting, assert_close, batch, evaluate, gradient, run, start
+from tests.contracts.strategy import check_other_ranks_go_on_from_the_agreed_weights, setting
+from tests.strategies.alone import (
+    LENGTH,
+    SPEEDS,
+    Point,
+    Setting,
+    assert_close,
+    batch,
+    evaluate,
+    gradient,
+    run,
+    start,
+)
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.strategies import Clip, DiLoCo, Local
+from tutti.errors import BadOption
+from tutti.optim.optimizers.muon import Muon
+from tutti.replica import Replica
+from tutti.strategies import Clip, DiLoCo, Local, SparseLoCo, Strategy
+from tutti.strategies.diloco import fragments_of
 from tutti.strategies.placement import place
+
+
+class Line(nn.Module):
+    """Two parameters of one number each; the gradient of `self() * slope` is the slope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.second = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        return self.first + self.second
+
+
+def descend(comm: Communicator, strategy: Strategy, steps: int) -> list[list[float]]:
+    """SGD with rate 1 down a slope of 1 on rank 0, of 3 on rank 1; returns both weights after each step.
+
+    Last is what is evaluated.
+    """
+    module = Line()
+    replica = place(module, comm, strategy.home)
+    worker = strategy.worker(replica, comm, optim.SGD(module.parameters(), lr=1.0), Clip())
+    found = []
+    for _ in range(steps):
+        (module() * (1.0 + 2.0 * comm.rank)).sum().backward()
+        worker.step()
+        found.append([module.first.item(), module.second.item()])
+    worker.settle()
+    return [*found, [module.first.item(), module.second.item()]]
 
 
 def adamw(module: nn.Module) -> optim.Optimizer:
@@ -46,13 +94,14 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
+# With one worker this is SNOO.
+@pytest.mark.parametrize("hosts", [(1,), (3,), (2, 1)], ids=str)
 @pytest.mark.parametrize("strategy", OPTIONS, ids=str)
 def test_the_trajectory_is_the_papers(strategy: DiLoCo, hosts: tuple[int, ...]) -> None:
     # With 12 steps, the last round of one of these is shorter than the others.
-    setting = Setting(strategy, adamw, steps=12)
-    expected, inner = by_hand(strategy, setting.steps)
-    found = run(setting, VirtualWorld(3, hosts))
+    setting = Setting(strategy, adamw, steps=12, speeds=SPEEDS[: sum(hosts)])
+    expected, inner = by_hand(strategy, setting.steps, sum(hosts))
+    found = run(setting, VirtualWorld(sum(hosts), hosts))
     assert_close(found[0].final, expected)
     if setting.steps % strategy.every:
         for outcome, wanted in zip(found, inner, strict=True):
@@ -62,6 +111,185 @@ def test_the_trajectory_is_the_papers(strategy: DiLoCo, hosts: tuple[int, ...]) 
 def test_a_plain_outer_step_is_local_sgd() -> None:
     strategy = DiLoCo(every=4, outer_lr=1.0, outer_momentum=0.0)
     assert_close(run(Setting(strategy))[0].final, run(Setting(Local(every=4)))[0].final)
+
+
+def streaming_by_hand(strategy: DiLoCo, steps: int, workers: int = 3) -> Tensor:
+    """Algorithm 2 of Streaming DiLoCo with torch's own optimizers, and the outer steps that end a run."""
+    every, count = strategy.every, strategy.fragments
+    places = [slice(0, 3), slice(3, LENGTH)] if count == 2 else [slice(0, LENGTH)]
+    outer = [nn.Parameter(start()[place]) for place in places]
+    outwards = [
+        optim.SGD([x], lr=strategy.outer_lr, momentum=strategy.outer_momentum, nesterov=True) for x in outer
+    ]
+    inner = [nn.Parameter(start()) for _ in range(workers)]
+    optimizers = [optim.AdamW([weights], lr=0.05, weight_decay=0.1) for weights in inner]
+    on_their_way: dict[int, Tensor] = {}
+    for step in range(1, steps + 1):
+        for rank, (weights, optimizer) in enumerate(zip(inner, optimizers, strict=True)):
+            weights.grad = gradient(weights.detach(), rank, step - 1)
+            optimizer.step()
+        for p, (span, x) in enumerate(zip(places, outer, strict=True)):
+            first = (p + 1) * every // count
+            moves = [x.detach() - weights.detach()[span] for weights in inner]
+            if step >= first and (step - first) % every == 0:
+                on_their_way[p] = sum(moves) / workers
+            if step >= first + strategy.delay and (step - first - strategy.delay) % every == 0:
+                x.grad = on_their_way.pop(p)
+                outwards[p].step()
+                for weights in inner:
+                    mixed = strategy.mixing * weights.data[span] + (1 - strategy.mixing) * x.data
+                    weights.data[span] = mixed
+    for p, (span, x) in enumerate(zip(places, outer, strict=True)):
+        # Steps have followed the last outer one, or own weights have outlasted it.
+        if strategy.delay or strategy.mixing or (steps - (p + 1) * every // count) % every:
+            x.grad = sum(x.detach() - weights.detach()[span] for weights in inner) / workers
+            outwards[p].step()
+    return torch.cat([x.detach() for x in outer])
+
+
+STREAMING = [
+    DiLoCo(every=4, fragments=2),
+    DiLoCo(every=4, delay=1),
+    DiLoCo(every=4, delay=3, mixing=0.5),
+    DiLoCo(every=3, mixing=0.25),
+    DiLoCo(every=5, fragments=2, delay=4, mixing=0.5),
+]
+
+
+@pytest.mark.parametrize("hosts", [(1,), (3,), (2, 1)], ids=str)
+@pytest.mark.parametrize("strategy", STREAMING, ids=str)
+def test_streaming_is_the_papers(strategy: DiLoCo, hosts: tuple[int, ...]) -> None:
+    workers = sum(hosts)
+    for steps in (11, 12):
+        found = run(Setting(strategy, adamw, steps, SPEEDS[:workers]), VirtualWorld(workers, hosts))
+        assert_close(found[0].final, streaming_by_hand(strategy, steps, workers))
+
+
+PLAIN = DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0)
+
+BY_HAND = {
+    # Step 2: the gradient is (2 + 6) / 2 = 4. Step 3: from 0 to -4, between it and -3, -9. Step 4: it is
+    # the mean of -4 + 4.5 and -4 + 9.5, so 3. Step 5: to -7. Evaluated: the mean of -6.25 and -9.75.
+    "delayed": (
+        replace(PLAIN, delay=1, mixing=0.5),
+        [[-1, -2, -3.5, -4.5, -6.25, -8], [-1, -2, -3.5, -4.5, -6.25, -8]],
+        [[-3, -6, -6.5, -9.5, -9.75, -8], [-3, -6, -6.5, -9.5, -9.75, -8]],
+    ),
+    # The first weight meets in steps 1 and 3, the second in 2 and 4.
+    "fragments": (
+        replace(PLAIN, fragments=2),
+        [[-2, -3, -6, -7, -8], [-1, -4, -5, -8, -8]],
+        [[-2, -5, -6, -9, -8], [-3, -4, -7, -8, -8]],
+    ),
+    # v = 0.5 v + u, a = a - (u + 0.5 v). Round 1: u is 1/2 of the own 1 or 3. Round 2: 2 by all in round 1.
+    "eager": (
+        replace(PLAIN, every=1, outer_momentum=0.5, eager=True),
+        [[-0.75, -3.875, -4.75], [-0.75, -3.875, -4.75]],
+        [[-2.25, -5.625, -4.75], [-2.25, -5.625, -4.75]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_numbers_worked_by_hand(name: str) -> None:
+    strategy, *expected = BY_HAND[name]
+    steps = len(expected[0][0]) - 1
+    for rank, found in enumerate(VirtualWorld(2).run(descend, strategy, steps)):
+        assert found == [list(pair) for pair in zip(*expected[rank], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "workers"),
+    [
+        (DiLoCo(every=4, eager=True), DiLoCo(every=4), 1),
+        (DiLoCo(every=4, outer_momentum=0.0, outer_lr=0.5), SparseLoCo(4, 1.0, 0.0, False, 0.5), 3),
+        (Local(every=4), SparseLoCo(4, 1.0, 0.0, False), 3),
+    ],
+    ids=str,
+)
+def test_reductions(one: Strategy, other: Strategy, workers: int) -> None:
+    settings = (Setting(strategy, adamw, 12, SPEEDS[:workers]) for strategy in (one, other))
+    first, second = (run(setting)[0] for setting in settings)
+    assert_close(first.final, second.final)
+
+
+def test_muon_inside_is_muloco() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+
+    def loss(module: nn.Module, rank: int, step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(10 * rank + step)
+        return module(torch.randn(8, 4, generator=generator, dtype=torch.float64)).square().mean()
+
+    def program(comm: Communicator) -> Tensor:
+        module = model()
+        replica = place(module, comm, DiLoCo.home)
+        worker = DiLoCo(every=3).worker(replica, comm, Muon(module, lr=0.02), Clip())
+        for step in range(6):
+            loss(module, comm.rank, step).backward()
+            worker.step()
+        worker.finish()
+        return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+    outer, inner = model(), [model(), model()]
+    outwards = optim.SGD(outer.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    optimizers = [Muon(module, lr=0.02) for module in inner]
+    for step in range(6):
+        for rank, (module, optimizer) in enumerate(zip(inner, optimizers, strict=True)):
+            optimizer.zero_grad()
+            loss(module, rank, step).backward()
+            optimizer.step()
+        if step % 3 == 2:
+            for x, *own in zip(outer.parameters(), *(one.parameters() for one in inner), strict=True):
+                x.grad = x.detach() - sum(one.detach() for one in own) / 2
+            outwards.step()
+            for module in inner:
+                module.load_state_dict(outer.state_dict())
+    expected = nn.utils.parameters_to_vector(outer.parameters()).detach()
+    for found in VirtualWorld(2).run(program):
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 3, "fragments": 4}, "'fragments' of strategy 'diloco' is 4.*at most 3"),
+        ({"every": 3, "delay": 3}, "'delay' of strategy 'diloco' is 3.*at most 2"),
+        ({"delay": 1, "eager": True}, "'delay' of strategy 'diloco' is 1.*'eager'"),
+        ({"mixing": 1.0}, "'mixing'.* from 0 to below 1"),
+        ({"compress": "int8"}, "'compress'.*one of none, e3m0"),
+        ({"fragments": 3}, "'fragments' of strategy 'diloco' is 3, but the model has 2 parameters"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadOption, match=words):
+        run(Setting(DiLoCo(**options)))
+
+
+@pytest.mark.parametrize(
+    ("elements", "count", "lengths"),
+    [([16] * 6, 3, [32, 32, 32]), ([160, 16, 16], 3, [160, 16, 16]), ([16, 16, 160], 2, [32, 160])],
+    ids=str,
+)
+def test_fragments_are_about_equal_and_none_is_empty(
+    elements: list[int], count: int, lengths: list[int]
+) -> None:
+    module = nn.ParameterList(torch.zeros(number) for number in elements)
+    module.append(torch.zeros(3, dtype=torch.float64))
+    found = [
+        [place.stop - place.start for place in places]
+        for places in fragments_of(Replica(module).flats, count)
+    ]
+    assert found == [[length, 16 if index == 0 else 0] for index, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("options", [{"eager": True}, {"delay": 1, "mixing": 0.5}], ids=str)
+def test_other_ranks_go_on_with_what_they_can(options: dict[str, Any]) -> None:
+    check_other_ranks_go_on_from_the_agreed_weights(
+        DiLoCo, replace(setting(DiLoCo), brisk={"every": 3, **options})
+    )
 
 
 @pytest.mark.parametrize("step", [1, 3, 5])
@@ -85,3 +313,34 @@ def test_exchanges_are_counted() -> None:
     traffic = run(Setting(DiLoCo(every=5), adamw, steps=10))[0].traffic
     assert traffic.exchanges == 2
     assert traffic.bytes_sent == 2 * 8 * 32  # two parameters, each at an aligned place
+
+
+@pytest.mark.parametrize(
+    ("strategy", "messages"),
+    [
+        # 1008 numbers of 4 bits, with the gap that aligns them, and 2 scales.
+        (DiLoCo(every=5, compress="e3m0"), [512, 512]),
+        # 496 numbers and a scale, in steps of 8 bytes; 512 and a scale.
+        (DiLoCo(every=4, fragments=2, compress="e3m0"), [256, 264, 256, 264, 256]),
+        # 30 places of 12 bits, 30 codes of 2 bits, 2 sizes.
+        (SparseLoCo(every=5), [64, 64]),
+    ],
+    ids=str,
+)
+def test_messages_are_as_short_as_they_are_said_to_be(strategy: Strategy, messages: list[int]) -> None:
+    def program(comm: Communicator) -> tuple[list[int], int]:
+        module = nn.ParameterList([torch.ones(496), torch.ones(504)])
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, optim.SGD(module.parameters(), lr=0.1), Clip())
+        sent: list[int] = []
+        gather, reduce = comm.all_gather, comm.all_reduce
+        comm.all_gather = lambda vector: (sent.append(vector.nbytes // comm.size), gather(vector))
+        comm.all_reduce = lambda vector: (sent.append(vector.nbytes), reduce(vector))
+        for _ in range(10):
+            sum(parameter.square().sum() for parameter in module).backward()
+            worker.step()
+        return sent, worker.traffic.bytes_sent
+
+    for found, counted in VirtualWorld(3, (2, 1)).run(program):
+        assert found == messages
+        assert counted == 2 * sum(messages)

@@ -56,10 +56,56 @@ def test_averaging_after_each_step_is_synchronous_training_on_the_mean_gradient(
     assert_close(run(setting)[0].final, weights.detach())
 
 
+MOMENTS = [
+    ("AdamW", Local(every=2, first_moment_every=6, second_moment_every=12)),
+    ("AdamW", Local(every=3, first_moment_every=3, second_moment_every=3)),
+    ("AdamW", Local(every=2, after=3, second_moment_every=4)),
+    ("SGD", Local(every=2, first_moment_every=3)),
+]
+
+
+@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
+@pytest.mark.parametrize(("name", "strategy"), MOMENTS, ids=str)
+def test_moments_have_periods_of_their_own(name: str, strategy: Local, hosts: tuple[int, ...]) -> None:
+    options = {"lr": 0.05, "betas": (0.8, 0.9)} if name == "AdamW" else {"lr": 0.05, "momentum": 0.8}
+    kind = getattr(optim, name)
+    setting = Setting(strategy, lambda module: kind(module.parameters(), **options))
+    x = [nn.Parameter(start()) for _ in range(3)]
+    optimizers = [kind([weights], **options) for weights in x]
+    periods = {
+        "exp_avg": strategy.first_moment_every,
+        "momentum_buffer": strategy.first_moment_every,
+        "exp_avg_sq": strategy.second_moment_every,
+    }
+    for done in range(1, setting.steps + 1):
+        for rank, (weights, optimizer) in enumerate(zip(x, optimizers, strict=True)):
+            weights.grad = gradient(weights.detach(), rank, done - 1)
+            optimizer.step()
+        states = [optimizer.state[weights] for weights, optimizer in zip(x, optimizers, strict=True)]
+        tensors = [([weights.data for weights in x], strategy.every)]
+        tensors += [([state[key] for state in states], periods[key]) for key in periods if key in states[0]]
+        for of_workers, every in tensors:
+            if every and (done <= strategy.after or (done - strategy.after) % every == 0):
+                mean = torch.stack(of_workers).mean(0)
+                for one in of_workers:
+                    one.copy_(mean)
+    for outcome, weights in zip(run(setting, VirtualWorld(3, hosts)), x, strict=True):
+        assert_close(outcome.steps[-1], weights.detach())
+
+
+def test_averaged_momentum_after_each_step_is_synchronous_training() -> None:
+    """As `after` does, where momentum is linear."""
+    found, expected = (
+        run(Setting(strategy, sgd(LR, momentum=0.9)))[0].final
+        for strategy in (Local(every=1, first_moment_every=1), Local(every=1, after=12))
+    )
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor"])
 def test_one_worker_trains_as_plain_torch_does(name: str) -> None:
     setting = Setting(
-        Local(every=3),
+        Local(every=3, first_moment_every=1, second_moment_every=2),
         lambda m: getattr(optim, name)(m.parameters(), lr=0.05),
         speeds=(1.0,),
         clip=Clip(norm=2.0),

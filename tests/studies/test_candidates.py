@@ -88,6 +88,24 @@ def test_batch_last_is_no_choice_without_a_compiler_or_on_a_gpu(
     assert choices_for(TrainConfig(device=device), (), 2).layouts == ("contiguous", "channels_last")
 
 
+@pytest.mark.parametrize(
+    ("maps", "cores", "batch", "first"),
+    [
+        (16, 2, 64, ["2 x 1 batch_last", "2 x 1 channels_last", "2 x 1 contiguous"]),
+        (512, 2, 64, ["2 x 1 channels_last", "2 x 1 contiguous", "1 x 2 channels_last"]),
+        (0, 4, 64, ["4 x 1 contiguous", "2 x 2 contiguous", "1 x 4 contiguous", "1 x 1 contiguous"]),
+        (0, 4, 16, ["2 x 2 contiguous", "1 x 4 contiguous", "1 x 1 contiguous", "4 x 1 contiguous"]),
+    ],
+)
+def test_the_likely_ways_come_first(
+    monkeypatch: pytest.MonkeyPatch, maps: int, cores: int, batch: int, first: list[str]
+) -> None:
+    monkeypatch.setattr(candidates, "kernels", lambda _: None)
+    found = choices_for(TrainConfig(batch_size=batch), (), cores).for_maps(maps).candidates()
+    named = [f"{one.ranks} x {one.threads} {one.layout}" for one in found]
+    assert named[: len(first)] == first
+
+
 def test_ranks_that_a_batch_cannot_be_split_over_are_left_out() -> None:
     found = choices_for(TrainConfig(batch_size=3), (), 8).candidates()
     assert {one.ranks for one in found} == {1, 2}

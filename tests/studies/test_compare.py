@@ -292,7 +292,7 @@ def test_data_that_cannot_be_had_are_refused_once(
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "mlp", "--data", "mnist", "--steps", "1"]) == 2
     shown = capfd.readouterr()
-    assert (shown.out, shown.err.count("has no train-images-idx3-ubyte.gz")) == ("", 1)
+    assert (shown.out, shown.err.count("lacks the train images and labels")) == ("", 1)
 
 
 def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
     shown = capfd.readouterr()
     assert "repeat" not in shown.out.split("way to train")[0].replace("repeats", "")
     assert main(words) == 2
-    assert "go on with it by --resume" in capfd.readouterr().err
+    assert "go on with what is in it by --resume" in capfd.readouterr().err
     assert main([*words, "--resume", "--lr", "0.5"]) == 2
     assert "holds a comparison with other options" in capfd.readouterr().err
 

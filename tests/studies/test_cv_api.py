@@ -93,7 +93,7 @@ def test_what_has_finished_is_kept_and_another_question_refused(result: CrossVal
     assert {name: one.folds for name, one in again.scores.items()} == {
         name: one.folds for name, one in result.scores.items()
     }
-    with pytest.raises(tutti.BadRunFolder, match="resume goes on with that"):
+    with pytest.raises(tutti.BadRunFolder, match="go on with what is in it by resume"):
         _validated(result.folder)
     with pytest.raises(BadOption, match="another farm: candidates is"):
         _validated(result.folder, resume=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +20,10 @@ from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
-from tutti.studies.autotune import measure, race
+from tutti.studies.autotune import candidates, measure, race
 from tutti.studies.autotune import plan as planning
 from tutti.studies.autotune.candidates import Candidate, Choices
-from tutti.studies.autotune.plan import PlanJob, plan, planned
+from tutti.studies.autotune.plan import RESTART_S, PlanJob, plan, planned
 from tutti.studies.autotune.race import Entry, Timing
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.studies.autotune.twins import Twins
@@ -31,8 +33,11 @@ CNN = TrainConfig(model="cnn", model_options={"channels": [4, 4], "hidden": 8})
 
 
 @pytest.fixture(autouse=True)
-def short_race(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One short turn: virtual clocks stand still while ranks compute, so that no budget is ever used up."""
+    monkeypatch.setenv("TUTTI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(candidates, "kernels", lambda _: None)
+    monkeypatch.setattr(planning, "processor_flags", lambda: {"amx_bf16"})
     monkeypatch.setattr(race, "ROUNDS", 1)
     monkeypatch.setattr(race, "TURN_S", (0.02, 0.02))
 
@@ -73,12 +78,12 @@ def rehearsed(
     dared: tuple[str, ...] = (),
     precisions: tuple[str, ...] = ("fp32",),
     layouts: tuple[str, ...] = ("contiguous", "channels_last"),
-    deadline: float = 1000.0,
-    least_s: float = 0.0,
+    budget_s: float = 1000.0,
+    for_run: bool = False,
 ) -> Recommendation:
     """What ranks in one process find out."""
     choices = Choices(shapes, precisions, layouts, (config.batch_size,))
-    job = PlanJob(config, choices, dared, allowed_cores(), deadline, least_s, quiet=True)
+    job = PlanJob(config, choices, dared, allowed_cores(), budget_s, for_run, quiet=True)
 
     def rank(comm: Communicator) -> Recommendation | None:
         return measure.work(comm, pickle.dumps(job))
@@ -89,9 +94,37 @@ def rehearsed(
     return first
 
 
-def test_measuring_gets_its_time_however_late_it_begins() -> None:
-    assert sum(bool(way.turns) for way in rehearsed(MLP, deadline=0.0).ways) == 0
-    assert all(way.turns for way in rehearsed(MLP, deadline=0.0, least_s=1000.0).ways)
+def job_of(budget_s: float = 20.0, for_run: bool = True, **options: object) -> PlanJob:
+    config = replace(MLP, batch_size=64, **options)  # type: ignore[arg-type]
+    choices = Choices(((1, 1),), ("fp32",), ("contiguous",), (64,))
+    return PlanJob(config, choices, (), allowed_cores(), budget_s, for_run)
+
+
+@pytest.mark.parametrize(
+    ("options", "update_s", "allowed_s"),
+    [
+        ({"epochs": 6}, 0.003, 0.05 * 6 * 938 * 0.003 - RESTART_S),
+        ({"epochs": 6, "goal": 0.99, "monitor": "val_accuracy"}, 0.003, 0.05 * 6 * 938 * 0.003 - RESTART_S),
+        ({"steps": 5000}, 0.003, 0.05 * 5000 * 0.003 - RESTART_S),
+        ({}, 0.003, 0.05 * 20 * 938 * 0.003 - RESTART_S),
+        ({"epochs": 6}, 1.0, 20.0),
+        ({"epochs": 6, "budget_s": 5.0}, 1.0, 5.0),
+        ({"steps": 50}, 0.003, 0.05 * 50 * 0.003 - RESTART_S),
+        ({"steps": 50, "for_run": False}, 0.003, 20.0),
+    ],
+)
+def test_measuring_may_take_a_twentieth_of_the_run_and_the_budget(
+    options: dict[str, Any], update_s: float, allowed_s: float
+) -> None:
+    assert job_of(**options).allowance_s(60_000, update_s) == pytest.approx(allowed_s)
+
+
+@pytest.mark.parametrize(("steps", "measured"), [(5, 1), (10**9, 4)])
+def test_a_short_run_takes_the_first_way_and_a_long_one_measures_all(steps: int, measured: int) -> None:
+    found = rehearsed(replace(CNN, steps=steps), for_run=True)
+    assert sum(way.rate is not None for way in found.ways) == measured
+    assert (found.pick is found.ways[0] and not found.pick.turns) is (measured == 1)
+    assert ("the most likely way; no time was left" in found.why()[0]) is (measured == 1)
 
 
 def test_every_way_is_measured_on_its_ranks() -> None:
@@ -117,7 +150,7 @@ def test_other_precisions_are_measured_beside_the_pick() -> None:
 
 
 def test_a_precision_that_no_time_is_left_for_is_named() -> None:
-    found = rehearsed(MLP, dared=("bf16",), deadline=0.0)
+    found = rehearsed(MLP, dared=("bf16",), budget_s=0.0)
     assert found.why()[-1] == "bf16 is not chosen: not measured: no time left"
 
 
@@ -193,20 +226,26 @@ def test_each_way_gets_the_cores_and_threads_of_a_run_of_its_own(monkeypatch: py
 
 
 def caught(
-    monkeypatch: pytest.MonkeyPatch, *ways: tuple[Candidate, float]
+    monkeypatch: pytest.MonkeyPatch, *ways: tuple[Candidate, float], waited: float = 0.0
 ) -> list[tuple[PlanJob, Placement]]:
     """The jobs that would be started; each finds these ways at these speeds."""
     jobs: list[tuple[PlanJob, Placement]] = []
 
     def start(
-        entry: str, payload: bytes, chosen: Placement, announce: object, hang_timeout_s: object
+        entry: str,
+        payload: bytes,
+        chosen: Placement,
+        announce: object,
+        hang_timeout_s: object,
+        in_process: bool,
     ) -> Recommendation:
         assert announce is None
         assert hang_timeout_s is None
         assert entry == "tutti.studies.autotune.measure:work"
         jobs.append((pickle.loads(payload), chosen))
         turns = [(one, dict.fromkeys(range(1, 6), rate)) for one, rate in ways]
-        return Recommendation([Entry(one, Timing(1, 32, 1.0), rates, 9) for one, rates in turns])
+        entries = [Entry(one, Timing(1, 32, 1.0), rates, 9) for one, rates in turns]
+        return Recommendation(entries, allowed_s=1.0, samples=3200, waited=waited)
 
     monkeypatch.setattr("tutti.run.start.start", start)
     monkeypatch.setattr(planning, "allowed_cores", lambda: Cores(((0,), (1,), (2,), (3,))))
@@ -221,26 +260,25 @@ def test_ranks_are_started_once_and_unbound_as_many_as_the_largest_way_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs = caught(monkeypatch, (FAST, 2.0), (SLOW, 1.0))
-    before = time.monotonic()
     found = plan(CNN, budget_s=33)
     ((job, chosen),) = jobs
     assert (chosen.workers, chosen.cores, chosen.warnings) == (4, (), ())
-    assert before + 33 <= job.deadline <= time.monotonic() + 33
-    assert job.least_s == 16.5
+    assert (job.budget_s, job.for_run) == (33, False)
     assert (job.choices.shapes, job.dared) == (((1, 1), (1, 4), (2, 2), (4, 1)), ("bf16",))
     assert found.pick.candidate == FAST
     assert found.seconds >= 0
 
 
-@pytest.mark.parametrize(("load", "warned"), [(0.4, False), (3.0, True)])
-def test_a_busy_machine_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], load: float, warned: bool
+@pytest.mark.parametrize(("waited", "warned"), [(0.1, False), (0.4, True)])
+def test_a_busy_machine_is_warned_of_and_its_plan_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], waited: float, warned: bool
 ) -> None:
-    caught(monkeypatch, (FAST, 1.0))
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0))
+    jobs = caught(monkeypatch, (FAST, 1e6), waited=waited)
     plan(CNN)
-    expected = "tutti: warning: in the last minute 3.0 threads were busy on 4 cores"
+    expected = "tutti: warning: ranks waited 40% of the time for a core"
     assert capsys.readouterr().err.startswith(expected) is warned
+    planned_config(CNN)
+    assert len(jobs) == 1 + warned
 
 
 @pytest.mark.parametrize(
@@ -258,16 +296,99 @@ def test_another_precision_is_dared_only_where_nothing_was_said_about_it(
     assert jobs[0][0].dared == dared
 
 
+@pytest.mark.parametrize(
+    ("flags", "device", "dared"),
+    [
+        ({"avx2", "avx512f"}, "cpu", ()),
+        ({"avx512_bf16"}, "cpu", ("bf16",)),
+        ({"asimd", "bf16"}, "cpu", ("bf16",)),
+        (set(), "cpu", ("bf16",)),
+        ({"avx2"}, "cuda", ("bf16",)),
+    ],
+)
+def test_another_precision_is_dared_only_where_it_can_be_fast(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], device: str, dared: tuple[str, ...]
+) -> None:
+    jobs = caught(monkeypatch, (FAST, 1.0))
+    monkeypatch.setattr(planning, "processor_flags", lambda: flags)
+    plan(replace(CNN, device=device))
+    assert jobs[0][0].dared == dared
+
+
+def planned_config(config: TrainConfig, *fixed: str, fresh: bool = False) -> TrainConfig:
+    with planned(config, fixed, 20, fresh=fresh) as (found, _):
+        return found
+
+
+def damage(content: str) -> Callable[[Path], object]:
+    return lambda file: file.write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "fresh", "again"),
+    [
+        (None, False, False),
+        (None, True, True),
+        (damage(""), False, True),
+        (damage("[1, 2]"), False, True),
+        (damage('{"pick": {"ranks": 2}}'), False, True),
+        (lambda file: file.write_text(file.read_text().replace('"ranks": 2', '"ranks": 3')), False, True),
+        (lambda file: file.write_text(file.read_text().replace('"ranks": 2', '"ranks": "x"')), False, True),
+        (lambda file: file.write_bytes(b"\xff\x00"), False, True),
+        (Path.unlink, False, True),
+    ],
+)
+def test_what_was_found_is_remembered_until_it_is_damaged_or_a_fresh_plan_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    change: Callable[[Path], object] | None,
+    fresh: bool,
+    again: bool,
+) -> None:
+    caught(monkeypatch, (FAST, 1e6))
+    assert planned_config(CNN).workers == "2"
+    (file,) = (tmp_path / "cache" / "plans").iterdir()
+    if change is not None:
+        change(file)
+    jobs = caught(monkeypatch, (SLOW, 1e6))
+    capsys.readouterr()
+    found = planned_config(CNN, fresh=fresh)
+    assert (found.workers, found.threads) == (("1", 4) if again else ("2", 2))
+    assert bool(jobs) is again
+    line = r"plan: 2 ranks x 2 threads, fp32, channels_last: remembered from \d{4}-\d\d-\d\d; --plan fresh "
+    assert bool(re.match(line, capsys.readouterr().out)) is not again
+    assert planned_config(CNN).workers == found.workers  # What was measured last is remembered.
+
+
+@pytest.mark.parametrize(("epochs", "again"), [(1, False), (2, False), (50, True)])
+def test_a_run_that_allows_to_find_out_much_more_measures_again(
+    monkeypatch: pytest.MonkeyPatch, epochs: int, again: bool
+) -> None:
+    # 100 updates an epoch, each of 0.5 s: a twentieth of an epoch is 2.5 s, and 1 s was allowed before.
+    jobs = caught(monkeypatch, (FAST, 64.0))
+    planned_config(replace(CNN, epochs=1))
+    planned_config(replace(CNN, epochs=epochs) if epochs != 2 else replace(CNN, steps=150))
+    assert len(jobs) == 1 + again
+
+
+def test_a_plan_is_remembered_for_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = caught(monkeypatch, (FAST, 64.0))
+    plan(CNN)
+    planned_config(replace(CNN, epochs=1))
+    plan(CNN)
+    assert len(jobs) == 2
+
+
 def test_training_takes_what_was_picked_and_keeps_what_was_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = caught(monkeypatch, (replace(FAST, batch_size=64), 2.0))
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    config = planned(replace(CNN, workers="2", batch_size=64, lr=0.1), ("workers", "batch_size", "lr"), 20)
+    config = planned_config(replace(CNN, workers="2", batch_size=64, lr=0.1), "workers", "batch_size", "lr")
     assert (config.workers, config.threads, config.layout, config.lr) == ("2", 2, "channels_last", 0.1)
     assert (jobs[0][0].choices.shapes, jobs[0][0].dared, jobs[0][0].quiet) == (((2, 2),), ("bf16",), True)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "plan: measuring for at most 20 s once the ranks have started"
+    assert said[0] == "plan: measuring for at most 5% of the run, and 20 s"
     assert said[1].startswith("plan: measured 1 combination in ")
 
 
@@ -277,7 +398,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
     jobs = caught(monkeypatch, (FAST, 1.0))
     (tmp_path / "notes.txt").touch()
     with pytest.raises(BadRunFolder, match="is not empty"):
-        planned(replace(CNN, out=str(tmp_path)), (), 20)
+        planned_config(replace(CNN, out=str(tmp_path)))
     assert jobs == []
 
 

@@ -12,7 +12,7 @@ from tutti.records.json_lines import to_json
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.race import Entry, Timing
 from tutti.studies.autotune.recommendation import Recommendation, Way
-from tutti.studies.autotune.twins import Twins
+from tutti.studies.autotune.twins import REMEDY, Twins
 
 LONELY = Candidate(1, 1, "fp32", "contiguous", 64)
 THREADS = Candidate(1, 2, "fp32", "contiguous", 64)
@@ -54,7 +54,7 @@ def test_the_simpler_one_wins_a_tie_and_the_tie_is_told() -> None:
 def test_a_single_measured_way_is_told_with_its_reason() -> None:
     assert Recommendation([way(RANKS, 1000.0)]).why() == ["2 ranks x 1 thread: 1,000 samples/s; the only way"]
     late = Recommendation([way(RANKS, 1000.0), way(THREADS)])
-    assert late.why()[0].endswith("no time was left for others: raise --budget")
+    assert late.why()[0].endswith(f"no time was left for others: {REMEDY}")
 
 
 def test_ways_are_told_apart_by_what_differs() -> None:
@@ -84,7 +84,7 @@ def test_a_faster_precision_whose_loss_follows_is_picked() -> None:
     ("twins", "reason"),
     [
         (OTHERWISE, "is 2.00 times as fast, but after 60 updates its loss differs from fp32's by 66.67%"),
-        (None, "it is 2.00 times as fast, but no time was left to compare losses: raise --budget"),
+        (None, "it is 2.00 times as fast, but no time was left to compare losses: give"),
     ],
 )
 def test_a_faster_precision_whose_loss_does_not_follow_is_told_but_not_picked(
@@ -110,7 +110,7 @@ def test_a_precision_that_is_hardly_faster_or_measured_once_is_not_picked(
 
 def test_before_a_training_only_what_there_was_to_choose_is_told() -> None:
     several = Recommendation([way(RANKS, *[1000.0] * 5), way(THREADS, 500.0)], seconds=9.4)
-    assert [line.partition(":")[0] for line in several.in_short()] == ["measured 2 combinations in 9 s"]
+    assert [line.partition(":")[0] for line in several.in_short()] == ["measured 2 combinations in 9.4 s"]
     found = Recommendation([way(RANKS, *[1000.0] * 5)], FASTER, twins=ALIKE)
     assert [line.partition(":")[0] for line in found.in_short()] == ["bf16 is chosen"]
 

@@ -12,18 +12,19 @@ does not touch it.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from tutti.checkpoint.writer_process import Order, write_checkpoint
 from tutti.comm.shm import memfd
 from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
-from tutti.records.json_lines import Json
+from tutti.records.checkpoints import present, step_folder, tidy
+from tutti.records.json_lines import Record, parse_record, to_json
 
 _SLOT: Final = 1 << 24
 """The room for a text on the page, in bytes, which takes memory only where it is written."""
@@ -34,7 +35,17 @@ _LENGTH: Final = 8
 _WANTED: Final = 0
 _FOLDER: Final = 1
 _FILES: Final = 1
-_NUMBER: Final = "number"
+
+
+@dataclass(frozen=True)
+class StateCopy(Record):
+    """A copy of the state of all ranks; by default none."""
+
+    number: int = 0  # of its memory, 1 or 2
+    step: int = -1
+    ranks: int = 0
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)  # offset and size of each
+    taken: int = 0  # how many copies were taken, this one included
 
 
 @dataclass(frozen=True)
@@ -46,20 +57,11 @@ class MemoryPlace:
     data: FileAddress
 
     @property
-    def whole(self) -> int:
-        """The number of the copy that was taken last, 1 or 2; 0: there is none."""
-        found = self.described()
-        return found[0][0] if found else 0
-
-    @property
-    def copies_taken(self) -> int:
-        """The number of copies that were taken."""
-        return max((found[_NUMBER] for _, found in self.described()), default=0)
-
-    @property
-    def step(self) -> int:
-        """The step of the last copy; -1: there is none."""
-        return max((found["step"] for _, found in self.described()), default=-1)
+    def last(self) -> StateCopy:
+        """The copy that was taken last."""
+        texts = filter(None, (self._read(_FILES + number) for number in (1, 2)))
+        copies = [parse_record(text, StateCopy) for text in texts]
+        return max(copies, key=lambda one: one.taken, default=StateCopy())
 
     def copy_wish(self) -> Callable[[], bool]:
         """Return what tells at once whether a copy is wanted now."""
@@ -80,15 +82,21 @@ class MemoryPlace:
         """Keep the folder of the run."""
         self._write(_FOLDER, os.fsencode(path))
 
-    def described(self) -> list[tuple[int, Json]]:
-        """Return the number and the description of each whole copy, the last one first."""
-        texts = {number: self._read(_FILES + number) for number in (1, 2)}
-        found = [(number, json.loads(text)) for number, text in texts.items() if text is not None]
-        return sorted(found, key=lambda one: -one[1][_NUMBER])
-
-    def publish(self, number: int, files: Json) -> None:
+    def publish(self, copy: StateCopy) -> None:
         """Make a copy the last one."""
-        self._write(_FILES + number, json.dumps({**files, _NUMBER: self.copies_taken + 1}).encode())
+        text = to_json(replace(copy, taken=self.last.taken + 1))
+        self._write(_FILES + copy.number, text.encode())
+
+    def write_last(self, folder: Path, keep: int) -> None:
+        """Write the last copy as a checkpoint, unless the folder has one as late."""
+        copy, there = self.last, present(folder)
+        if not copy.number or (there and there[-1].name >= step_folder(folder, copy.step).name):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        process, descriptor = self.copies[copy.number - 1]
+        memory = f"/proc/{process}/fd/{descriptor}"
+        write_checkpoint(Order(memory, folder, "last", copy.files, copy.step, copy.ranks, keep))
+        tidy(folder, copy.step, keep)
 
     def _write(self, slot: int, text: bytes) -> None:
         """Write a text; a process that is killed meanwhile leaves none."""

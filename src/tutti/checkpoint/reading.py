@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.checkpoint.encoding import decode
-from tutti.checkpoint.memory_files import MemoryPlace
+from tutti.checkpoint.memory_files import MemoryPlace, StateCopy
 from tutti.checkpoint.snapshot import Places
 from tutti.comm.base import Communicator
 from tutti.comm.shm import memfd
@@ -219,17 +219,15 @@ def received(
 
 def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
     """Return the last checkpoint in memory (collective); None: there is none yet."""
-    mine = place.described()[:1] if comm.rank == 0 else []
-    described = cast("list[tuple[int, Json]]", comm.broadcast_object(mine))
-    if not described:
+    found = cast("StateCopy", comm.broadcast_object(place.last if comm.rank == 0 else None))
+    if not found.number:
         return None
-    [(number, found)] = described
-    memory, manifest = place.copies[number - 1], Manifest(found["step"], found["ranks"], {})
+    memory, manifest = place.copies[found.number - 1], Manifest(found.step, found.ranks, {})
     sees = comm.node.broadcast_object(comm.rank) == 0
 
     def content() -> BinaryIO:
         return os.fdopen(memory.open(), "rb")
 
-    return received(comm, sees, content, found["files"], manifest) or MemoryCheckpoint(
-        memory, found["files"], manifest
+    return received(comm, sees, content, found.files, manifest) or MemoryCheckpoint(
+        memory, found.files, manifest
     )

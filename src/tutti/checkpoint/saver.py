@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tutti.checkpoint.memory_files import MemoryPlace
+from tutti.checkpoint.memory_files import MemoryPlace, StateCopy
 from tutti.checkpoint.snapshot import MemorySnapshot
 from tutti.checkpoint.writer_process import Order, Writer, WriterAnswer
 from tutti.comm.base import Communicator
@@ -125,18 +125,11 @@ class Saver:
         answer: WriterAnswer | None = None if self._writer is None else self._writer.poll(timeout_s)
         if answer is None:
             return
+        if answer.whole:
+            self.last = answer.step
         if answer.error is not None:
-            self._warn(
-                f"the checkpoint of step {answer.step} was not written: {answer.error}; the ones before it "
-                "are kept, and training goes on"
-            )
-            return
-        self.last = answer.step
-        if answer.left is not None:
-            self._warn(
-                f"the checkpoint of step {answer.step} is written, but what it replaces is still there: "
-                f"{answer.left}"
-            )
+            what = "is written, but what it replaces is still there" if answer.whole else "was not written"
+            self._warn(f"the checkpoint of step {answer.step} {what}: {answer.error}; training goes on")
 
     def _warn_of_slow_disk(self, step: int) -> None:
         if self._comm.rank == 0 and not self._has_warned:
@@ -154,14 +147,14 @@ class MemorySaver:
     def __init__(self, comm: Communicator, place: MemoryPlace) -> None:
         self._comm, self._place = comm, place
         self._copies = [MemorySnapshot(comm, comm.node, copy) for copy in place.copies]
-        whole = place.whole if comm.rank == 0 else 0
+        whole = place.last.number if comm.rank == 0 else 0
         self._number = 2 if comm.broadcast_object(whole) == 1 else 1
 
     def save(self, step: int, state: State, facts: Json) -> None:
         """Copy the state of all ranks (collective), as `Saver.save` does."""
         files = self._copies[self._number - 1].take(state, facts)
         if self._comm.rank == 0:
-            self._place.publish(self._number, {"step": step, "ranks": self._comm.size, "files": files})
+            self._place.publish(StateCopy(self._number, step, self._comm.size, files))
         self._number = 3 - self._number
 
     def close(self) -> None:

@@ -58,8 +58,8 @@ class WriterAnswer:
     """The outcome of an order."""
 
     step: int
-    error: str | None  # None: the checkpoint is whole
-    left: str | None = None  # what could not be tidied up afterwards
+    whole: bool  # the checkpoint is on the disk
+    error: str | None = None
 
 
 def main(parent: int, descriptor: int) -> None:
@@ -77,16 +77,14 @@ def main(parent: int, descriptor: int) -> None:
 
 
 def _carry_out(order: Order) -> WriterAnswer:
+    whole, problem = False, None
     try:
         write_checkpoint(order)
-    except OSError as error:
-        return WriterAnswer(order.step, f"cannot write {error.filename or order.folder}: {error.strerror}")
-    left = None
-    try:
+        whole = True
         tidy(order.folder, order.step, order.keep)
     except OSError as error:
-        left = f"cannot change {error.filename or order.folder}: {error.strerror}"
-    return WriterAnswer(order.step, None, left)
+        problem = f"cannot write {error.filename or order.folder}: {error.strerror}"
+    return WriterAnswer(order.step, whole, problem)
 
 
 def write_checkpoint(order: Order) -> None:
@@ -147,7 +145,7 @@ class Writer:
             return cast("WriterAnswer", self._connection.recv())
         except (EOFError, ConnectionError):
             self.close()
-            return WriterAnswer(step, "the process that writes it was killed")
+            return WriterAnswer(step, False, "the process that writes it was killed")
 
     def close(self) -> None:
         """End the process at once."""

@@ -12,7 +12,6 @@ from typing_extensions import override
 from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, Words, sweep_of, words_of
-from tutti.errors import BadOption
 from tutti.farm.jobs import FarmJob
 from tutti.registry import part
 from tutti.run.jobs import Recipe
@@ -73,16 +72,11 @@ class CvCommand(Command):
         parser.dotted.append("schedule_options")
 
     @override
+    @ranks_by_block()
     def run(self, words: Words) -> int:
         """Train all folds and print what can be told. The exit code is 1 when a fold has failed."""
-        with ranks_by_block():
-            return self._run(words)
-
-    def _run(self, words: Words) -> int:
         own, config = words.own, words.config()
         refuse_single_run(config, "validation")
-        if own.resume and own.out is None:
-            raise BadOption("--resume needs --out: the folder of the cross-validation to go on with")
         score = own.score
         if score != AUTO:
             found, metrics = score_of(score, config.metrics, "--score")

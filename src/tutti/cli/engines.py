@@ -51,6 +51,8 @@ def ranks_by_block() -> Iterator[None]:
 def array_job(words: Words, servers: int) -> ArrayJob | None:
     """Return the job array that is to work on the farm; None: this process is."""
     own = words.own
+    if own.resume and own.out is None:
+        raise BadOption("--resume needs --out: the folder to go on with")
     if own.hosts is not None:
         raise BadOption(
             "--hosts is an option of 'tutti train'; start this command on each host with --resume and the "

@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, UnknownName
-from tutti.run.config import PARTS, Options, TrainConfig, flag, help_of, type_name, with_defaults
+from tutti.run.config import PARTS, Options, Rate, TrainConfig, flag, help_of, type_name, with_defaults
+from tutti.training.intervals import AUTO
 
 DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
@@ -57,6 +58,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = _NEGATIVE
         self.register("type", int, partial(_parsed, int, "a whole number"))
         self.register("type", float, partial(_parsed, float, "a number"))
+        self.register("type", _rate, partial(_parsed, _rate, "a number or auto"))
         self.fields: list[str] = []
         self.dotted: list[str] = []
         self._unwritten: dict[argparse.Action, Callable[[], str]] = {}
@@ -120,8 +122,9 @@ class Parser(argparse.ArgumentParser):
                 continue
             choices = f.metadata["choices"]
             shown = choices and "{" + ",".join(choices) + "}"
-            metavar = {"int": "N", "float": "X"}.get(type_name(f), "NAME")
-            kind = {"int": int, "float": float}.get(type_name(f), str)
+            metavar = {"int": "N", "float": "X", "Rate": "X"}.get(type_name(f), "NAME")
+            kinds: dict[str, Any] = {"int": int, "float": float, "Rate": _rate}
+            kind = kinds.get(type_name(f), str)
             made = self.add_argument(
                 *names,
                 dest=f.name,
@@ -155,7 +158,11 @@ class Parser(argparse.ArgumentParser):
         self.option("--trust", "let the code run that a configuration file names")
 
 
-def _parsed(kind: Callable[[str], float], words: str, text: str) -> float:
+def _rate(text: str) -> Rate:
+    return text if text == AUTO else float(text)
+
+
+def _parsed(kind: Callable[[str], Rate], words: str, text: str) -> Rate:
     try:
         return kind(text)
     except ValueError:
@@ -275,18 +282,12 @@ class Words:
 
     def config(self, base: TrainConfig | None = None, **decided: Any) -> TrainConfig:
         """The configuration, on top of `base`; the command has decided some fields."""
-        return config_from({**self.given, **decided}, self.dotted, base)
-
-
-def config_from(
-    given: dict[str, Any], dotted: dict[str, Options], base: TrainConfig | None = None
-) -> TrainConfig:
-    """The configuration of a command line, whose options come before those of `base`."""
-    config = TrainConfig.from_json(with_defaults(given)) if base is None else base.changed(given)
-    values = config.as_json()
-    for part, options in dotted.items():
-        values[part] = {**values.get(part, {}), **options}
-    return TrainConfig.from_json(values)
+        given = {**self.given, **decided}
+        config = TrainConfig.from_json(with_defaults(given)) if base is None else base.changed(given)
+        values = config.as_json()
+        for part, options in self.dotted.items():
+            values[part] = {**values.get(part, {}), **options}
+        return TrainConfig.from_json(values)
 
 
 def command_words(config: TrainConfig) -> list[str]:

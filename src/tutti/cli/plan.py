@@ -32,7 +32,7 @@ class PlanCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.model()
-        budget = "how long to measure at most, the start of the ranks included"
+        budget = "how long to measure at most, once the ranks have started"
         parser.option("--budget", budget, "SECONDS", BUDGET_S, type=float)
         parser.option(
             "--precisions",

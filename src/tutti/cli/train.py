@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 from typing_extensions import override
@@ -53,12 +54,12 @@ class TrainCommand(Command):
         )
         parser.option(
             "--plan",
-            "measure first, for some seconds, which ranks, threads, layout and precision are fastest on "
-            "this machine; those that are given as options are kept, and bf16 is chosen only if its loss "
-            "follows that of fp32",
-            choices=("auto",),
+            "take the ranks, threads, layout and precision that are fastest on this machine, where they are "
+            "not given; bf16 only if its loss follows that of fp32. auto: those that are remembered for this "
+            "model, batch and machine, or measure first, for at most a twentieth of the run; fresh: measure",
+            choices=("auto", "fresh"),
         )
-        parser.option("--budget", "how long --plan auto measures at most", "SECONDS", 20.0, type=float)
+        parser.option("--budget", "how long --plan measures at most", "SECONDS", 20.0, type=float)
         parser.group_option("part")
         parser.trust_option()
         parser.option(
@@ -86,18 +87,23 @@ class TrainCommand(Command):
             config = config_of(words)
         if own.dry_run:
             if own.plan is not None:
-                raise BadOption("--dry-run starts no rank, and --plan auto does; leave one of them out")
+                raise BadOption(
+                    f"--dry-run starts no rank, and --plan {own.plan} does; leave one of them out"
+                )
             # It would slow every other start.
             from tutti.studies.dry_run_job import dry_run
 
             dry_run(TrainJob(config, trace=own.trace, resume=resume))
             return 0
-        if own.plan is not None:
-            # It would slow every other start.
-            from tutti.studies.autotune.plan import planned
+        with ExitStack() as stack:
+            data = None
+            if own.plan is not None:
+                # It would slow every other start.
+                from tutti.studies.autotune.plan import planned
 
-            config = planned(config, words.given, own.budget)
-        outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began))
+                way = planned(config, words.given, own.budget, fresh=own.plan == "fresh")
+                config, data = stack.enter_context(way)
+            outcome = run_job(TrainJob(config, trace=own.trace, resume=resume, began=began, data=data))
         if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and outcome.summary is not None and started_by().rank == 0:

@@ -13,7 +13,6 @@ from typing_extensions import override
 from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, Words, command_words, words_of
-from tutti.errors import BadOption
 from tutti.load_object import require_packages
 from tutti.registry import part
 from tutti.run.config import TrainConfig
@@ -70,16 +69,11 @@ class TuneCommand(Command):
         parser.dotted.append(SPACE)
 
     @override
+    @ranks_by_block()
     def run(self, words: Words) -> int:
         """Search, and print what is best. The exit code is 1 when no trial has come to its end."""
-        with ranks_by_block():
-            return self._run(words)
-
-    def _run(self, words: Words) -> int:
         own = words.own
         require_packages("'tutti tune' needs", ["optuna"], "tune")
-        if own.resume and own.out is None:
-            raise BadOption("--resume needs --out: the folder of the search to go on with")
         space = words.dotted.pop(SPACE, {})
         config = words.config()
         scores, metrics = scores_of(words_of(own.objective), config.metrics, "--objective")

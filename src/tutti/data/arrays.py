@@ -43,10 +43,6 @@ def part_columns(
     NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order. Each input
     comes with the words for it; without `finite` none is read, and NaN and inf are not looked for. Without
     targets these are 0.
-
-    Raises:
-        BadData: no numbers, no samples, or unequal lengths.
-        NotFinite: NaN or inf among the inputs.
     """
     found = [input_column(part, what, one) for what, one in inputs]
     if targets is None:

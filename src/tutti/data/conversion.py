@@ -16,11 +16,7 @@ from tutti.errors import BadData, BadOption, with_remedy
 
 
 def check_new(path: Path) -> None:
-    """Refuse the path of a new folder if something is there, or if it is called like a file.
-
-    Raises:
-        BadOption: see above.
-    """
+    """Refuse the path of a new folder if something is there, or if it is called like a file."""
     if os.path.lexists(path):
         raise BadOption(f"there is a {path} already; name another, or take it away")
     if path.suffix:

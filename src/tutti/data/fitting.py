@@ -69,9 +69,6 @@ def fit(
         samples: all rows, which row numbers count.
         by_mean: means stand for missing numbers, not medians.
         embeds: the model takes category numbers for columns of many texts.
-
-    Raises:
-        BadData: no column is left.
     """
     columns: list[PreparedColumn] = []
     numbered: list[PreparedColumn] = []

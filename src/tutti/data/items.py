@@ -51,11 +51,7 @@ class Unloaded:
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Unloaded:
-        """Take a DataLoader apart.
-
-        Raises:
-            BadData: it chooses its samples, or changes them, in a way that is not used here.
-        """
+        """Take a DataLoader apart."""
         sampler, samples = loader.sampler, cast("Sized", loader.dataset)
         plain = (
             not isinstance(samples, IterableDataset)

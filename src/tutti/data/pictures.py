@@ -70,11 +70,7 @@ class Pictures:
         return image.open(BytesIO(self.content(number)), formats=tuple(_FORMATS))
 
     def each(self, work: Callable[[int], T]) -> list[T]:
-        """Return what a function makes of each number, in threads: decoding does not hold Python's lock.
-
-        Raises:
-            BadData: with the first pictures that cannot be read.
-        """
+        """Return what a function makes of each number, in threads: decoding does not hold Python's lock."""
         optional_package("PIL.Image", "pictures need")
         count, bad = len(self.names), dict[int, str]()
 
@@ -107,10 +103,6 @@ def decoded(pictures: Pictures, size: object = None) -> Array:
 
     Returns:
         8-bit, of shape (pictures, height, width) or (pictures, 3, height, width).
-
-    Raises:
-        BadData: one cannot be decoded, or has another size than the first.
-        BadOption: `size` is none.
     """
     wanted = _size(size)
     text = repr((list(pictures.key), wanted))
@@ -136,11 +128,7 @@ def _size(given: object) -> tuple[int, int] | None:
 
 
 def _shape(pictures: Pictures, size: tuple[int, int] | None) -> tuple[int, ...]:
-    """Return the shape of all pictures together, by their headers.
-
-    Raises:
-        BadData: one cannot be read, or has another size than the first.
-    """
+    """Return the shape of all pictures together, by their headers."""
 
     def look(number: int) -> tuple[int, int, bool]:
         with pictures.opened(number) as picture:

@@ -103,11 +103,7 @@ class PreparedTable(Scale):
 
 
 def prepared(preparation: Preparation, table: Table) -> PreparedTable:
-    """Return the map from the rows of a table, which may be another than that of training.
-
-    Raises:
-        BadData: the table lacks a column, or has another kind of values in it.
-    """
+    """Return the map from the rows of a table, which may be another than that of training."""
     there = {column.name: column.kind for column in table.columns}
     for column in preparation.columns:
         kind = there.get(column.name)

@@ -39,11 +39,7 @@ def is_remote(data: object) -> bool:
 
 
 def check_address(url: str) -> None:
-    """Refuse addresses of an unknown scheme, and those with a password, which run folders would keep.
-
-    Raises:
-        BadOption: the message lists the schemes that there are.
-    """
+    """Refuse addresses of an unknown scheme, and those with a password, which run folders would keep."""
     split = urlsplit(url)
     if split.password is not None:
         raise BadOption(
@@ -66,10 +62,6 @@ def local_copy(data: object) -> object:
 
     Files are not copied again unless the address says another size, time or checksum. Of several
     processes one copies, and the others wait for it. Without a connection the copy is used with a warning.
-
-    Raises:
-        BadData: the files cannot be read, or there is no room for them.
-        BadOption: the address is of an unknown scheme, or a package is missing.
     """
     if not isinstance(data, str) or not is_remote(data):
         return data

@@ -23,9 +23,6 @@ CSV: Final = tuple(f".{form}{packed}" for form in ("csv", "tsv") for packed in _
 JSON: Final = tuple(f".{form}{packed}" for form in ("jsonl", "ndjson", "json") for packed in _PACKED)
 """The endings of text files."""
 
-_OF_FILES: Final = ("size", "stream", "buffer")
-"""The options that some tables have, or that are looked at before."""
-
 _SEPARATORS: Final = ",;\t"
 
 _LOOKED_AT: Final = 1000
@@ -50,18 +47,12 @@ def check_data(data: str, options: Mapping[str, Any], reads: bool = True) -> Non
         return
     for part in sorted(path.glob("train*"))[:1] if path.is_dir() else [path]:
         if part.is_file() and part.name.lower().endswith(CSV):
-            check_options(options, (*TABLE_OPTIONS, *_OF_FILES), f"the table '{part}'")
+            check_options(options, (*TABLE_OPTIONS, "stream", "buffer"), f"the table '{part}'")
             choose(csv_start(part, options).names, options, str(part))
 
 
 def check_there(data: str) -> Path | None:
-    """Return the path of data; None: they are built in, at an address, or named by a pattern.
-
-    Raises:
-        UnknownName: there is neither a file nor a built-in data set of this name.
-        BadData: there is no such file.
-        BadOption: the scheme of an address is unknown.
-    """
+    """Return the path of data; None: they are built in, at an address, or named by a pattern."""
     if is_remote(data):
         check_address(data)
         return None

@@ -51,9 +51,6 @@ def split(
             each sample, are split without regard to them.
         groups: the number of each sample's group, from 0; None: there are none.
         part: what is kept aside, for messages.
-
-    Raises:
-        BadData: one of the two would be empty.
     """
     count = len(targets)
     if share == 0:

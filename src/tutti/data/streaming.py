@@ -242,9 +242,6 @@ class StreamedPart(Part):
         """Choose samples to train on, a validation part and a test part, in stretches of neighbours.
 
         A tenth of single samples would be as slow to read as nearly all of them.
-
-        Raises:
-            BadData: one of them would be empty.
         """
         samples = len(self)
         length = max(1, min(BLOCK_BYTES // self.sample_bytes, samples // FEWEST_STRETCHES))

@@ -68,9 +68,6 @@ def taken_apart(inputs: Mapping[str, object]) -> Structure:
 
     Args:
         inputs: of the parts, by their names.
-
-    Raises:
-        BadData: the parts have different inputs, or sequences differ in more than their lengths.
     """
     first_part, first = next(iter(inputs.items()))
     names = tuple(_by_name(first))
@@ -110,11 +107,7 @@ def _by_name(value: object) -> dict[str, Any]:
 
 
 def sequences(items: Sequence[object], what: str) -> Column[Rows]:
-    """Return sequences: each is an array, a tensor or a list.
-
-    Raises:
-        BadData: they differ in more than their lengths.
-    """
+    """Return sequences: each is an array, a tensor or a list."""
     arrays = [as_array(one, what) for one in items]
     # An empty list has neither a shape nor a type.
     template = next((one for one in arrays if one.ndim and len(one)), arrays[0])

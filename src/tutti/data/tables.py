@@ -52,11 +52,7 @@ class ChosenColumns:
 
 
 def check_options(options: Iterable[str], known: Collection[str], what: str) -> None:
-    """Refuse options that some data do not have.
-
-    Raises:
-        UnknownName: the message names the nearest.
-    """
+    """Refuse options that some data do not have."""
     for name in options:
         if name not in {*known, *OF_ALL, LIKE}:
             raise UnknownName("option", name, {*known, *OF_ALL}, of=what)

@@ -72,10 +72,6 @@ def with_checked_targets(
     Returns:
         The data set with int64 for classes, of shape (samples,), or (samples, ...) where each position of a
         sample has a label; else floats of shape (samples, ...), and no classes. `NO_LABEL` stays.
-
-    Raises:
-        BadData: targets that are neither, or may be both, or do not fit the classes that are given or known.
-        NotFinite: NaN or inf among float targets.
     """
     joined = _joined(contents)
     if isinstance(known, KnownClasses):

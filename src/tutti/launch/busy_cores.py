@@ -32,6 +32,11 @@ class ThreadTimes(NamedTuple):
     ran: float
     waited: float
 
+    def waiting_since(self, before: ThreadTimes) -> float:
+        """Return the share of the runnable time since then in which threads waited for a core."""
+        waited = self.waited - before.waited
+        return waited / max(waited + self.ran - before.ran, 1e-9)
+
 
 def thread_times() -> ThreadTimes | None:
     """Return the times of this process's threads so far; None if the kernel does not count them."""
@@ -79,9 +84,7 @@ class CoreWatch:
         library, team, before = _libgomp(), None, thread_times()
         while library is not None and before is not None and not self._over.wait(LOOK_EVERY_S):
             now = thread_times() or before
-            waited = now.waited - before.waited
-            share = waited / max(waited + now.ran - before.ran, 1e-9)
-            before = now
+            share, before = now.waiting_since(before), now
             if team is None and share > BUSY:
                 team = IdleTeam(library)
             elif team is not None and share < QUIET:

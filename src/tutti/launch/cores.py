@@ -123,3 +123,17 @@ def share_of(rank: int, ranks: Sequence[Cores]) -> int:
     share = sum((Fraction(1, users[core]) for core in ranks[rank].physical), Fraction())
     quota = ranks[rank].quota
     return max(1, int(share if quota is None else min(share, Fraction(quota, len(ranks)))))
+
+
+def cpuinfo(name: str) -> str:
+    """Return what the kernel says of the processor under a name, or nothing."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return ""
+
+
+def processor_flags() -> set[str]:
+    """Return the units and instructions that the processor has, by the kernel's names for them."""
+    return set((cpuinfo("flags") or cpuinfo("Features")).split())

@@ -29,11 +29,12 @@ def start(
     announce: Callable[[str], None] | None = None,
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
+    in_process: bool = True,
 ) -> object:
     """Run `entry` on every rank of the placement, and wait for it.
 
-    One rank is run in this process; several are processes under a supervisor, or under mpirun when the
-    placement names hosts. A process that is a rank already, of the user's mpirun, calls it in place.
+    One rank is run in this process, if `in_process`; others are processes under a supervisor, or under mpirun
+    when the placement names hosts. A process that is a rank already, of the user's mpirun, calls it in place.
 
     Args:
         entry: the function, as "package.module:function"; each rank calls it as function(comm, payload).
@@ -43,6 +44,7 @@ def start(
         hang_timeout_s: the time in which each rank has to make a step; None: any.
         recovery: of a caller that goes on when a rank is lost, and acts on signals itself; None: a loss ends
             the job.
+        in_process: run a single rank in this process.
 
     Returns:
         The result of rank 0; when this process is a rank already, its own.
@@ -67,7 +69,7 @@ def start(
         from tutti.launch.ranks_on_hosts import run_on_hosts
 
         return run_on_hosts(entry, payload, placement, hang_timeout_s=hang_timeout_s, recovery=recovery)
-    if placement.ranks == 1 and recovery is None:
+    if placement.ranks == 1 and recovery is None and in_process:
         return _alone(entry, payload, placement)
     from tutti.launch.supervisor import supervise
 

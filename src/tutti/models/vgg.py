@@ -52,6 +52,18 @@ def vgg16(
     return vgg("vgg16", (2, 2, 3, 3, 3), shape, outputs, batch_norm, hidden, dropout)
 
 
+@part("vgg19")
+def vgg19(
+    shape: tuple[int, ...],
+    outputs: int,
+    batch_norm: bool = True,
+    hidden: object = "auto",
+    dropout: float | None = None,
+) -> nn.Module:
+    """Build VGG configuration E: sixteen convolutions. Options and errors are those of `vgg`."""
+    return vgg("vgg19", (2, 2, 4, 4, 4), shape, outputs, batch_norm, hidden, dropout)
+
+
 def vgg(
     name: str,
     convolutions: Sequence[int],
@@ -65,8 +77,8 @@ def vgg(
 
     Simonyan, Zisserman 2015, "Very Deep Convolutional Networks for Large-Scale Image Recognition", table 1;
     Ioffe, Szegedy 2015, "Batch Normalization". On 3 x 224 x 224 with 1000 outputs and without BatchNorm
-    vgg11 and vgg16 have the 132,863,336 and 138,357,544 parameters of the paper (table 2: 133 and 138
-    million). Initialised as torchvision's.
+    vgg11, vgg16 and vgg19 have the 132,863,336, 138,357,544 and 143,667,240 parameters of the paper (table 2:
+    133, 138 and 144 million). Initialised as torchvision's.
 
     Args:
         name: of the model.

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from tutti.optim.kernels import KERNELS
 from tutti.optim.state import add_slice, add_whole
+from tutti.optim.without_compiler import plain_step
 from tutti.replica import NONE_MISSING, Flat, Missing, vector_like, view_like
 from tutti.state import LocalState
 
@@ -111,6 +112,7 @@ class GroupOptimizer:
             self._own["fused"] = True
         self._kernel = KERNELS.get(type(user)) if self._fused and is_plain(theirs) else None
         self.optimizer = bare_copy(user, [self._own])
+        self._step = plain_step(self.optimizer)
         self.load(user.state)
 
     def _view(self, vector: Tensor, one: ParameterSlice) -> Tensor:
@@ -167,7 +169,7 @@ class GroupOptimizer:
         left_out = set(range(len(self.parameters))).difference(turn)
         for number in left_out:
             self.parameters[number].grad = None
-        self.optimizer.step()
+        self._step()
         for number in left_out:
             self.parameters[number].grad = self._grads[number]
 

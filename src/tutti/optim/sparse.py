@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.optim.state import add_whole
+from tutti.optim.without_compiler import plain_step
 from tutti.state import LocalState
 
 BY_ROWS: Final[dict[type[Optimizer], type[Optimizer]]] = {
@@ -81,7 +82,7 @@ class RowOptimizer:
             if any(table.grad is not None for table in tables):
                 # Otherwise torch warns of sparse tensors that its optimizers make.
                 with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
-                    optimizer.step()
+                    plain_step(optimizer)()
         for table in self._tables:
             table.grad = None
         return moved

@@ -2,7 +2,7 @@
 
 `AddRule` and `ElasticRule` move the weights themselves; `OptimizerRule` runs the user's optimizer on them,
 with the messages as gradients; `Rounds` adds gradients up, and moves the centre when enough of them have
-come.
+come; `DelayedNesterovRule` moves it by outer gradients, and its momentum when enough of them have come.
 """
 
 from __future__ import annotations
@@ -470,6 +470,88 @@ class Rounds(OptimizerRule):
             "a synchronous parameter server has one level, as a round of it closes everywhere at once; use "
             "'--levels 1'"
         )
+
+
+class DelayedNesterovRule(Rule):
+    """The message is an outer gradient d, which moves the centre at once; momentum waits for N of them.
+
+        s = s + d,   c = c - lr d / N                                  with every message
+        v = momentum v + s / N,   c = c - lr momentum v,   s = 0       with every N-th
+
+    With N = 1 this is SGD with Nesterov's momentum. With levels, the centre above adds up what the centres
+    below have moved.
+
+    Source: Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling", arXiv:2401.09135,
+    algorithm 3, with the momentum activation c at its default, 0.
+
+    Args:
+        flats: of the model.
+        lr: epsilon.
+        momentum: beta.
+        delay: N.
+    """
+
+    def __init__(self, flats: Sequence[Flat], lr: float, momentum: float, delay: int) -> None:
+        self._flats, self._lr, self._momentum, self._delay = flats, lr, momentum, delay
+        self._slots: dict[int, Slot] = {}
+
+    @override
+    def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
+        self._slots = {slot.number: slot for slot in slots}
+        self._sums = [allocate(len(vector), vector.dtype) for vector in centre]
+        self._velocities = [allocate(len(vector), vector.dtype) for vector in centre]
+        counts = allocate(len(slots), torch.int64)
+        self._counts = {slot.number: count for slot, count in zip(slots, counts, strict=True)}
+
+    @override
+    def apply(self, push: Push) -> Outcome:
+        slot, count = self._slots[push.slot], self._counts[push.slot]
+        count += 1
+        due = int(count) >= self._delay
+        kept = slot.views(self._sums), slot.views(self._velocities)
+        for centre, delta, total, velocity in zip(push.centre, push.message, *kept, strict=True):
+            total.add_(delta)
+            centre.sub_(delta, alpha=self._lr / self._delay)
+            if due:
+                velocity.mul_(self._momentum).add_(total, alpha=1 / self._delay)
+                centre.sub_(velocity, alpha=self._lr * self._momentum)
+                total.zero_()
+        if due:
+            count.zero_()
+        return Outcome.APPLIED
+
+    @override
+    def state(self, slot: int) -> LocalState:
+        held = LocalState(numbers={BUFFERED: int(self._counts[slot])})
+        for flat, place, total, velocity in self._kept(self._slots[slot]):
+            held.pieces += pieces_of(OUTER_SUM, flat, total, place)
+            held.pieces += pieces_of(OUTER_VELOCITY, flat, velocity, place)
+        return held
+
+    @override
+    def load_state(self, held: Named) -> None:
+        for number, slot in self._slots.items():
+            self._counts[number].fill_(held.numbers[BUFFERED])
+            for flat, place, total, velocity in self._kept(slot):
+                fill(held.tensors, OUTER_SUM, flat, total, place)
+                fill(held.tensors, OUTER_VELOCITY, flat, velocity, place)
+
+    def _kept(self, slot: Slot) -> Iterator[tuple[Flat, slice, Tensor, Tensor]]:
+        return zip(self._flats, slot.places, self._sums, self._velocities, strict=True)
+
+    @override
+    def above(self, hosts: int) -> Rule:
+        return AddRule()
+
+
+OUTER_SUM: Final = "outer_sum"
+"""The first word of the names of the sum s of a delayed momentum, in a checkpoint."""
+
+OUTER_VELOCITY: Final = "outer_velocity"
+"""The first word of the names of its velocity v."""
+
+BUFFERED: Final = "outer_gradients"
+"""The number of outer gradients in the sum."""
 
 
 def attract(worker: Tensor, centre: Tensor, rate: float) -> None:

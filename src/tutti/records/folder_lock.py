@@ -98,10 +98,10 @@ def _leave_locks_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
-def refuse_locked(folder: Path, name: str = LOCK) -> None:
+def refuse_locked(folder: Path) -> None:
     """Raise FolderInUse if a job has the lock on a folder; nothing is changed."""
     try:
-        file = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:

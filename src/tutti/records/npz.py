@@ -35,15 +35,6 @@ def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
     return file.getvalue()
 
 
-def keys_of(path: Path) -> list[str]:
-    """Read the keys of the arrays in an NPZ file."""
-    try:
-        with open_data_file(path) as raw, NpzFile(raw) as file:
-            return list(file.files)
-    except DAMAGED as error:
-        raise damaged(path, error) from error
-
-
 def read_npz(path: Path, keys: Collection[str] | None = None) -> dict[str, Array]:
     """Read the arrays in an NPZ file by key. Nothing is unpickled."""
     try:

@@ -74,6 +74,7 @@ CSV: Final = "history.csv"
 TENSORBOARD: Final = "tensorboard"
 WEIGHTS: Final = "weights.safetensors"
 PREDICTIONS: Final = "predictions.npz"
+RATES: Final = "learning-rate.svg"
 RANKS: Final = "ranks"
 TRACE: Final = "trace.json"
 STARTS: Final = "starts.jsonl"
@@ -294,6 +295,10 @@ class RunFolder:
     def write_weights(self, content: bytes) -> None:
         """Write the weights of a model, as a safetensors file."""
         self._write(WEIGHTS, content)
+
+    def write_rates(self, drawing: str) -> None:
+        """Write the figure of a range test of learning rates."""
+        self._write(RATES, drawing.encode())
 
     def write_predictions(self, content: bytes) -> None:
         """Write the outputs of the final weights, as a file of `tutti.records.predictions.Predictions`."""

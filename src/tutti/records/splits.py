@@ -11,7 +11,6 @@ Nothing in it is pickled, and the same splits make the same bytes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tutti.errors import BadData
 from tutti.records.files import refusing, replace_file
-from tutti.records.npz import keys_of, npz_bytes, read_npz
+from tutti.records.npz import npz_bytes, read_npz
 
 Indices = NDArray[np.int64]
 
@@ -108,11 +107,6 @@ def write_splits(path: Path, splits: Sequence[Split], fingerprint: str, seed: in
         replace_file(path, npz_bytes(arrays))
 
 
-def count_splits(path: Path) -> int:
-    """Count the splits in a file."""
-    return sum(re.fullmatch(r"train-\d+", key) is not None for key in keys_of(path))
-
-
 def seed_of_data(path: Path) -> int | None:
     """Read the seed of the random generators when the data were made; None: unknown."""
     found = read_npz(path, [_SEED]).get(_SEED)
@@ -126,9 +120,7 @@ def read_split(path: Path, number: int, samples: int, fingerprint: str) -> Split
     if _FINGERPRINT not in arrays:
         raise BadData(f"{path} has no array '{_FINGERPRINT}', so it is no file of splits")
     if any(name not in arrays for name in names):
-        count = count_splits(path)
-        there = f"it has {count}, numbered from 0" if count else "it has none"
-        raise BadData(f"{path} has no split {number}; {there}")
+        raise BadData(f"{path} has no split {number}; they are numbered from 0")
     if str(arrays[_FINGERPRINT]) != fingerprint:
         raise BadData(
             f"the splits in {path} are of other data; give the data that they were made of, with the same "

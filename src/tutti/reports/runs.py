@@ -134,9 +134,10 @@ class Run:
 
     @property
     def course(self) -> list[str]:
-        """Sentences about where it went on, and why it ended early."""
+        """Sentences about its learning rate, where it went on, and why it ended early."""
         before = (None, *self.starts)
-        found = [
+        found = [start.lr_why for start in self.starts if start.lr_why]
+        found += [
             f"on {_moment(start.time)}, {resumed_text(start, earlier)}"
             for earlier, start in zip(before, self.starts, strict=False)
             if start.step

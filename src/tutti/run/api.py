@@ -141,7 +141,7 @@ class TrainOptions(TypedDict, total=False):
     batch_size: int
     accumulate: int
     optimizer_options: Options
-    lr: float | None
+    lr: float | str | None
     schedule_options: Options
     augment_options: Options
     loss_options: Options
@@ -225,8 +225,8 @@ def train(
             this is the result.
         **options: target, the column of a table that is to be predicted, or a list of such; and the other
             fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one weight update, over
-            all ranks together), lr=0.1, model_options={"hidden": [64]}. A run folder is written when `out`
-            names one.
+            all ranks together), lr=0.1 or lr="auto", model_options={"hidden": [64]}. A run folder is written
+            when `out` names one.
 
     Returns:
         The trained model, the history and the summary. A module that was given is the trained one: its

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from tutti.records.run_folder import WEIGHTS, RunFolder, SeenInput, TrainedOn, r
 from tutti.records.splits import seed_of_data
 from tutti.replica import Replica
 from tutti.run import summary_lines
-from tutti.run.config import OBJECT, Options, TrainConfig, split_of
+from tutti.run.config import DEFAULT_EPOCHS, OBJECT, Options, TrainConfig, split_of
 from tutti.run.jobs import Recipe
 from tutti.run.optimization import build_optimizer, build_schedule, load_optimizer
 from tutti.run.train_job import PARTS, TrainJob
@@ -55,7 +55,7 @@ from tutti.training.batch_norm import BatchStatistics, batch_norms
 from tutti.training.callbacks import Callbacks
 from tutti.training.cuda_graph import CudaRecorder, GraphedPass, can_be_recorded
 from tutti.training.evaluation import ForwardPass, Objective, evaluate
-from tutti.training.intervals import Averaging
+from tutti.training.intervals import AUTO, Averaging
 from tutti.training.losses import named_loss
 from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
@@ -65,9 +65,6 @@ from tutti.training.stopping import Ending, Monitor
 from tutti.training.targets import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
-
-DEFAULT_EPOCHS: Final = 20
-"""Passes over the training samples, when neither epochs nor steps is given."""
 
 
 @contextmanager
@@ -491,7 +488,7 @@ def resolved(
         workers=str(comm.size),
         threads=torch.get_num_threads(),
         epochs=config.epochs or (DEFAULT_EPOCHS if config.steps is None else None),
-        lr=float(optimizer.param_groups[0]["lr"]),
+        lr=config.lr if config.lr == AUTO else float(optimizer.param_groups[0]["lr"]),
         loss=task.objective.loss.name if config.loss == "auto" else config.loss,
         metrics=names if config.metrics == "auto" else config.metrics,
     )

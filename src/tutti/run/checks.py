@@ -17,9 +17,11 @@ from tutti.run.build import build_strategy
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, layout_of
 from tutti.run.names import check_names
+from tutti.run.optimization import own_rate
 from tutti.strategies import STRATEGIES, Strategy
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
+from tutti.training.intervals import AUTO
 from tutti.training.losses import LOSSES, with_options
 from tutti.training.losses.weights import given_weights
 
@@ -46,6 +48,8 @@ def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = Fa
     config = recipe.config
     check_names(recipe)
     _check_values(config, recipe.objects)
+    if config.lr == AUTO:
+        own_rate(recipe)
     layout = layout_of(config, ranks)
     workers = ranks - config.servers if layout is None else layout.data
     strategy = build_strategy(recipe, workers, hosts, config.servers)
@@ -73,6 +77,8 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
                 f"--{option} {value} is for strategies whose workers {_WORKERS[needed]} ({fit}), but those "
                 f"of '{strategy.name}' {_WORKERS[pace]}; leave --{option} out"
             )
+    if compared and c.lr == AUTO:
+        yield "--lr auto tests a whole run, and this compares single steps; give a number"
     if c.parallel is not None and pace is not Pace.TOGETHER:
         yield f"--parallel needs workers that {_WORKERS[Pace.TOGETHER]}, unlike {name}; use --strategy sync"
     if c.servers > 0 and not isinstance(strategy, Centred):
@@ -95,6 +101,6 @@ def _check_values(config: TrainConfig, objects: Collection[str]) -> None:
     if "optimizer" not in objects and not names_object(optimizer):
         # Some take matrices alone.
         matrix = nn.Parameter(torch.zeros(2, 2))
-        optim.build(optimizer, [matrix], config.lr, config.optimizer_options)
+        optim.build(optimizer, [matrix], config.rate, config.optimizer_options)
     if config.class_weights is not None:
         given_weights(config.class_weights)

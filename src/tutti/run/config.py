@@ -37,8 +37,14 @@ from tutti.training.loggers import optional_loggers
 Options = dict[str, Any]
 """Further options by name, each an int, a float, a bool, a string, None, or a list of these."""
 
+Rate = float | str
+"""A learning rate, or `AUTO`: a range test picks it."""
+
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
+
+DEFAULT_EPOCHS: Final = 20
+"""Passes over the training samples, when neither epochs nor steps is given."""
 
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
@@ -52,6 +58,7 @@ _REMEDY: Final = "give the folder of a run, or its config.json"
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
+    "Rate": ((int, float, str), "a number, or auto"),
     "str": ((str,), "a text"),
     "bool": ((bool,), "true or false"),
     "Options": ((dict,), "a table of names and values"),
@@ -218,7 +225,11 @@ class TrainConfig:
     optimizer_options: Options = option(
         {}, "arguments of the optimizer, such as momentum, weight-decay or betas"
     )
-    lr: float | None = option(None, "learning rate; by default the optimizer's own")
+    lr: Rate | None = option(
+        None,
+        "learning rate; by default the optimizer's own; auto: picked by a range test, which takes at most "
+        "5 % of the run's updates and is then undone",
+    )
     schedule: str | None = option(
         None,
         "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update; plateau, "
@@ -305,6 +316,11 @@ class TrainConfig:
             _check_field(f, value)
         for message in _refused(self):
             raise BadOption(message)
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate; None: the optimizer's own, or it is still to be picked."""
+        return None if isinstance(self.lr, str) else self.lr
 
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as JSON values."""
@@ -424,6 +440,8 @@ _TOGETHER: Final = (
     ("parallel", "on_failure=shrink", "it needs all of its ranks; use --on-failure respawn"),
     ("parallel", "layout=batch_last", "that is for ranks with whole models"),
     ("parallel", "precision=fp16", "that scales the loss by the gradient of the whole model; use bf16"),
+    ("lr=auto", "parallel", "it tests whole models"),
+    ("lr=auto", "precision=fp16", "the scale of the loss leaves out the first steps; use --precision bf16"),
     ("precision=fp16", "skip_nonfinite", "the scale of the loss leaves out steps itself"),
     ("device=cuda", "skip_nonfinite", "each look at a gradient would wait for the GPU"),
     ("device=cuda", "validate=background", "that evaluates on the CPU; use --validate pause"),
@@ -480,7 +498,10 @@ def _refused(config: TrainConfig) -> Iterator[str]:
             yield f"--{name} is {getattr(config, name)}; give a share of at least 0 and below 1, such as 0.1"
     for name in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
+        if isinstance(value, str):
+            if value != AUTO:
+                yield f"{flag(name)} is '{value}'; give a number, or auto"
+        elif value is not None and not 0 < value < math.inf:
             yield f"{flag(name)} is {value}; give a finite number above 0"
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final, cast
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tutti import optim
 from tutti.errors import BadOption
-from tutti.lazy_compiler import defer_compiler
 from tutti.optim.named import optimizer_class
 from tutti.optim.optimizers.muon import Muon
 from tutti.optim.sharded import announce
+from tutti.optim.without_compiler import defer_compiler
 from tutti.run.config import Options
 from tutti.run.jobs import Recipe
 from tutti.state import Saved, Values
@@ -27,6 +29,34 @@ OF_SCHEDULES: Final = frozenset(
 defer_compiler()
 
 
+OWN_RATES: Final = (torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Rprop)
+"""Optimizers that find the size of their updates themselves; their rate is a factor, a bound, or a start."""
+
+
+def own_rate(recipe: Recipe) -> float:
+    """Return the default rate of an optimizer for which a range test can pick another.
+
+    Raises:
+        BadOption: it means nothing for this one.
+    """
+    given = recipe.given("optimizer")
+    kind = optimizer_class(given) if isinstance(given, str) else given
+    if not isinstance(kind, type):
+        raise BadOption("the optimizer is made by a function of yours: set lr there, and leave lr='auto' out")
+    if issubclass(kind, OWN_RATES):
+        raise BadOption(
+            f"--lr auto means nothing for optimizer {kind.__name__}, which finds the size of each update "
+            "itself; leave --lr out, or use another one, such as --optimizer adam"
+        )
+    parameter = inspect.signature(kind).parameters.get("lr")
+    if parameter is None or not isinstance(parameter.default, float):
+        raise BadOption(
+            f"optimizer {kind.__name__} has no 'lr' with a default, around which --lr auto would look; give "
+            "its options as numbers"
+        )
+    return parameter.default
+
+
 def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:
     """Build the optimizer of the configuration over the module's trainable parameters."""
     config, given = recipe.config, recipe.given("optimizer")
@@ -37,11 +67,11 @@ def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:
             raise BadOption("optimizer Muon needs the whole model on every rank; leave --parallel out")
         parameters = kind.groups(module)
     if isinstance(given, str):
-        return optim.build(given, parameters, config.lr, config.optimizer_options)
+        return optim.build(given, parameters, config.rate, config.optimizer_options)
     options: Options = dict(config.optimizer_options)
     theirs = "the optimizer is made by a function of yours: set lr and its other options there"
     if isinstance(given, type):
-        options |= {} if config.lr is None else {"lr": config.lr}
+        options |= {} if config.rate is None else {"lr": config.rate}
     elif options:
         raise BadOption(theirs)
     optimizer = given(parameters, **options)
@@ -51,7 +81,7 @@ def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:
             f"it must return a torch.optim.Optimizer"
         )
     # The configuration of an earlier run has the learning rate that the function has set.
-    if not isinstance(given, type) and config.lr not in (None, optimizer.param_groups[0]["lr"]):
+    if not isinstance(given, type) and config.rate not in (None, optimizer.param_groups[0]["lr"]):
         raise BadOption(theirs)
     return optimizer
 

@@ -56,7 +56,9 @@ class RecoveryPolicy:
     def go_on_after(self, end: TuttiError) -> None:
         """Choose the ranks that go on after others have ended with an error."""
         # Without a copy mpirun has started nothing, and cannot start anything here.
-        if not isinstance(end, PeerLost) or (isinstance(end, LauncherLost) and not self._memory.place.whole):
+        if not isinstance(end, PeerLost) or (
+            isinstance(end, LauncherLost) and not self._memory.place.last.number
+        ):
             raise end
         self._count(end)
         self._cancel_resize()
@@ -91,7 +93,7 @@ class RecoveryPolicy:
 
     def _count(self, lost: PeerLost) -> None:
         """Count a loss."""
-        step = self._memory.place.step
+        step = self._memory.place.last.step
         self._losses = 1 if step > self._step else self._losses + 1
         self._step = step
         if self._losses > MOST_LOSSES:
@@ -158,7 +160,7 @@ class RecoveryPolicy:
         elif resize is None or resize.request != request:
             self._begin(folder, request)
         else:
-            return place.copies_taken > resize.copies
+            return place.last.taken > resize.copies
         return False
 
     def _begin(self, folder: Path, request: ResizeRequest) -> None:
@@ -176,7 +178,7 @@ class RecoveryPolicy:
             return
         for text in placement.warnings:
             warn_on_stderr(text)
-        self._resize = _Resize(folder, request, job, placement, self._memory.place.copies_taken)
+        self._resize = _Resize(folder, request, job, placement, self._memory.place.last.taken)
         self._memory.want_copy(True)
 
     def _cancel_resize(self) -> None:

@@ -107,6 +107,8 @@ def going_on(before: TrainConfig, now: TrainConfig) -> TrainConfig:
     stream = before.data_options.get(_STREAM)
     if now.data_options.get(_STREAM) == AUTO and stream is not None:
         now = replace(now, data_options={**now.data_options, _STREAM: stream})
+    if now.lr == AUTO:  # which has picked the rate at the beginning
+        now = replace(now, lr=before.lr)
     differ = [
         f"{option} {'none' if value is None else value} (was {'none' if was is None else was})"
         for f in fields(TrainConfig)

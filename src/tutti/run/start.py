@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from contextlib import closing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from tutti.checkpoint.memory_files import StateMemory
+from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.errors import TuttiError
 from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
 from tutti.launch.stop_request import StopRequests
 from tutti.launch.supervisor import Recovery, Replaced
+from tutti.records import checkpoints
 from tutti.run.config import STOP
 from tutti.run.jobs import Job
 from tutti.run.names import check_here
 from tutti.run.recovery_policy import RecoveryPolicy
 from tutti.run.train_job import TrainJob
-from tutti.terminal import say_on_stderr
+from tutti.terminal import say_on_stderr, warn_on_stderr
 
 
 def run(job: Job) -> object:
@@ -38,7 +40,16 @@ def run(job: Job) -> object:
     if isinstance(job, TrainJob) and job.config.on_failure != STOP:
         return survive(job, placement, say)
     hang_timeout_s = job.hang_timeout_s if isinstance(job, TrainJob) else None
-    return start(job.entry, pickle.dumps(job), placement, announce=say, hang_timeout_s=hang_timeout_s)
+    # Ranks before these came from a process that has imported torch, and still forks.
+    forks = isinstance(job, TrainJob) and job.data is not None and "torch" not in sys.modules
+    return start(
+        job.entry,
+        pickle.dumps(job),
+        placement,
+        announce=say,
+        hang_timeout_s=hang_timeout_s,
+        in_process=not forks,
+    )
 
 
 def announce(line: str) -> None:
@@ -55,6 +66,7 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
     with (
         SignalWatch() as signals,
         closing(StateMemory()) as memory,
+        _last_copy_kept(memory.place, job.config.keep),
     ):
         stopping = StopRequests(signals)
         policy = RecoveryPolicy(replace(job, memory=memory.place), placement, memory, stopping)
@@ -77,3 +89,17 @@ def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None]
             announce = None
     stopping.act()
     return result
+
+
+@contextmanager
+def _last_copy_kept(place: MemoryPlace, keep: int) -> Iterator[None]:
+    """Write the last copy of the state as a checkpoint of the run, if the run fails in this block."""
+    try:
+        yield
+    except TuttiError:
+        try:
+            if place.folder is not None:
+                place.write_last(place.folder / checkpoints.FOLDER, keep)
+        except OSError as error:
+            warn_on_stderr(f"no checkpoint was made of the last copy of the state, which is lost: {error}")
+        raise

@@ -64,8 +64,9 @@ def training(config: TrainConfig, together: bool) -> str:
     schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
     of = "" if together else " of each worker"
     length = plural(config.epochs, "epoch") if config.epochs else plural(config.steps or 0, "step")
+    rate = config.lr if isinstance(config.lr, str) else f"{config.lr:g}"
     return (
-        f"training: {length} by {config.optimizer.removeprefix('object:')}, learning rate {config.lr:g}, "
+        f"training: {length} by {config.optimizer.removeprefix('object:')}, learning rate {rate}, "
         f"{schedule}, batch size {config.batch_size:,}{of}"
     )
 

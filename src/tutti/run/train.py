@@ -46,6 +46,7 @@ from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
+from tutti.run.picked_rate import pick_rate
 from tutti.run.restore import found_by, history_of, laid_out, not_restored, refuse_shorter
 from tutti.run.resume import way_on
 from tutti.run.saving import Recording, Saving, observed, saving
@@ -58,11 +59,13 @@ from tutti.strategies.centred import Centred
 from tutti.strategies.placement import place
 from tutti.terminal import warn_on_stderr
 from tutti.training.batch_norm import batch_norms
+from tutti.training.intervals import AUTO
 from tutti.training.loggers import Logbook, logger_names, loggers_of
 from tutti.training.losses import weights_in
 from tutti.training.losses.weights import BALANCED
 from tutti.training.prediction import predict, predictions_of
 from tutti.training.progress import Progress, Several, progress_on
+from tutti.training.range_test import RangeTest, drawing
 from tutti.training.run_parts import Hooks
 from tutti.training.trainer import Trainer
 from tutti.training.weights import refuse_unstorable, weights_to_bytes
@@ -110,8 +113,9 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
     """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
-    if job.memory is not None and comm.hosts == 1:
-        context = replace(context, open_data=SharedData(job.memory.data, one_run=True).open)
+    data = job.data if job.data is not None or job.memory is None else job.memory.data
+    if data is not None and comm.hosts == 1:
+        context = replace(context, open_data=SharedData(data, one_run=True).open)
     # A process that tutti has not started, itself or by mpirun, is not watched.
     if isinstance(comm, BlockingCommunicator) and is_supervised():
         pulse = Pulse(comm)
@@ -129,6 +133,9 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     if job.write and job.resume is None and comm.rank == 0 and context.alone:
         check_writable(config.out)
     checkpoint = _checkpoint(comm, job)
+    if config.lr == AUTO and checkpoint is not None:
+        config = replace(config, lr=checkpoint.facts["config"]["lr"])
+        job = replace(job, config=config)
     with seeded(config.seed):
         strategy = check_recipe(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
@@ -143,12 +150,20 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
             if config.weights is not None and checkpoint is None:
                 load_from(Path(config.weights), task.module, comm.rank == 0)
 
+            tested = None
+            if config.lr == AUTO:
+                serves = team.servers is not None and team.servers.serving
+                tested = result_for_all(recording.comm, team, None if serves else pick_rate(job, team, task))
+                job = replace(job, config=replace(config, lr=tested.rate))
+
             def fit() -> RunOutcome:
                 ends = None if context.ends is None else partial(context.ends, team)
                 with laid_out(job, team, task, strategy, checkpoint, ends) as parts:
                     reseed(config.seed, 1 + parts.portion.peers.rank)
                     start = _start_of(job, team, parts, checkpoint)
-                    return FittedRun(job, team, parts, context, sampler, recording, start).execute()
+                    if tested is not None:
+                        start = replace(start, lr_why=tested.why)
+                    return FittedRun(job, team, parts, context, sampler, recording, start, tested).execute()
 
             outcome = work_or_serve(job, team, task.module, strategy, fit)
         said = recording.save(outcome.folder if outcome is not None else None)
@@ -169,7 +184,7 @@ def _start_of(job: TrainJob, comm: Communicator, parts: Assembly, checkpoint: Ch
         now(),
         World(comm.size, comm.hosts, torch.get_num_threads()),
         batch_size=parts.config.batch_size,
-        lr=parts.config.lr,
+        lr=parts.config.rate,
     )
     if checkpoint is not None and parts.saved is not None:
         refuse_shorter(checkpoint, parts.saved, parts.schedule)
@@ -216,6 +231,7 @@ class FittedRun:
     sampler: Sampler | None
     recording: Recording
     start: RunStart
+    tested: RangeTest | None = None  # the range test that has picked the rate
 
     def execute(self) -> RunOutcome:
         """Train, evaluate, write and print (collective)."""
@@ -223,7 +239,7 @@ class FittedRun:
         if job.write:
             refuse_unstorable(self.parts.task.module)
         if self._speaks and not job.takeover:
-            _print_beginning(self.parts)
+            _print_beginning(self.parts, self.start.lr_why)
         names, weights = logger_names(job.config.log), dict[str, Any]()
         with (
             _run_folder(self) as folder,
@@ -395,13 +411,17 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         folder.write_config(config.as_json())
         folder.write(run.trained_on)
         folder.append(run.start, flush=not job.takeover)
+        if run.tested is not None and run.tested.losses:
+            folder.write_rates(drawing(run.tested))
         yield folder
 
 
-def _print_beginning(parts: Assembly) -> None:
+def _print_beginning(parts: Assembly, lr_why: str) -> None:
     task, train = parts.task, parts.task.dataset.train
     together = not parts.schedule.batches.own
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
+    if lr_why:
+        print(lr_why, flush=True)
     alone = parts.workers.comm.size > 1 and parts.workers.statistics is None
     if alone and parts.config.batch_norm == "sync" and batch_norms(parts.task.module):
         print(summary_lines.own_statistics(parts.config), flush=True)

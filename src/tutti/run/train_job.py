@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from tutti.checkpoint.memory_files import MemoryPlace
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadOption
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, is_this_machine
@@ -35,6 +36,7 @@ class TrainJob(Job):
     began: float = field(default_factory=time.time)  # in seconds since the epoch
     notebook: bool = False  # a cell shows what the ranks print
     memory: MemoryPlace | None = None  # where the state is copied to, for ranks that come after a loss
+    data: FileAddress | None = None  # of an arena with the data set, if ranks before these have read it
     takeover: str = ""  # why these ranks come after others of the run
 
     @property

@@ -7,6 +7,7 @@ from tutti.errors import BadOption
 from tutti.load_object import load_object, names_object
 from tutti.registry import Registry
 from tutti.strategies.adpsgd import ADPSGD
+from tutti.strategies.async_diloco import AsyncDiLoCo
 from tutti.strategies.base import Clip, Strategy, WeightPlacement, Worker
 from tutti.strategies.diloco import DiLoCo
 from tutti.strategies.downpour import Downpour
@@ -17,9 +18,11 @@ from tutti.strategies.gossip import Gossip
 from tutti.strategies.hogwild import Hogwild
 from tutti.strategies.lazy import Lazy
 from tutti.strategies.local import Local
+from tutti.strategies.noloco import NoLoCo
 from tutti.strategies.paramserver import ParamServer
 from tutti.strategies.placement import place, visible_memory
 from tutti.strategies.solo import Solo
+from tutti.strategies.sparseloco import SparseLoCo
 from tutti.strategies.sync import Sync
 
 STRATEGIES: Registry[type[Strategy]] = parts.STRATEGIES
@@ -30,6 +33,7 @@ __all__ = [
     "EASGD",
     "GEM",
     "STRATEGIES",
+    "AsyncDiLoCo",
     "Clip",
     "DiLoCo",
     "Downpour",
@@ -38,8 +42,10 @@ __all__ = [
     "Hogwild",
     "Lazy",
     "Local",
+    "NoLoCo",
     "ParamServer",
     "Solo",
+    "SparseLoCo",
     "Strategy",
     "Sync",
     "WeightPlacement",

@@ -38,13 +38,19 @@ class WeightRows:
             comm.shared(2, comm.size, len(vector), dtype=vector.dtype).unbind() for vector in vectors
         ]
 
-    def publish(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+    def publish(self, vectors: Sequence[Tensor], places: Sequence[slice] | None = None) -> list[Tensor]:
         """Publish own vectors (collective); returns everyone's: for each vector, one of (ranks, length).
 
         They may be read until the next call.
+
+        Args:
+            vectors: what is published.
+            places: where they lie in the vectors that this was made of; by default they are as long.
         """
         self._turn ^= 1
         rows = [both[self._turn] for both in self._sets]
+        if places is not None:
+            rows = [row[:, place] for row, place in zip(rows, places, strict=True)]
         copy_all([row[self._comm.rank] for row in rows], vectors)
         self._comm.barrier()
         return rows
@@ -63,12 +69,17 @@ class Average:
         self.rows = WeightRows(comm, vectors) if close else None
 
     @torch.no_grad()
-    def take(self, vectors: Sequence[Tensor]) -> int:
-        """Overwrite the vectors with the mean (collective); returns the bytes sent."""
+    def take(self, vectors: Sequence[Tensor], places: Sequence[slice] | None = None) -> int:
+        """Overwrite the vectors with the mean (collective); returns the bytes sent.
+
+        Args:
+            vectors: as long as those that this was made of, or stretches of them.
+            places: the places of stretches.
+        """
         if self._comm.size == 1:
             return 0
         if self.rows is not None:
-            for vector, rows in zip(vectors, self.rows.publish(vectors), strict=True):
+            for vector, rows in zip(vectors, self.rows.publish(vectors, places), strict=True):
                 mean(vector, rows.unbind())
         else:
             for vector in vectors:

@@ -8,14 +8,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tutti.errors import TuttiError
-from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.cores import Cores, allowed_cores, cpuinfo, processor_flags
 from tutti.launch.mpi_library import give_home
 from tutti.launch.placement import Placement, place_ranks
 from tutti.launch.start import start
@@ -72,14 +70,17 @@ def examine() -> list[Finding]:
     findings = [
         (
             "machine",
-            f"{_cpuinfo('model name') or platform.machine()}, {platform.system()} {platform.release()}",
+            f"{cpuinfo('model name') or platform.machine()}, {platform.system()} {platform.release()}",
         ),
         ("cores", f"{len(cores.physical)} physical, {logical}; {cores.usable} usable"),
         ("affinity", f"this process may use logical CPUs {listed(cores.logical)}"),
         ("quota", "no limit" if cores.quota is None else f"{cores.quota} cores' worth of time"),
         ("threads", _threads()),
         ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
-        ("matrix units", ", ".join(unit for unit in UNITS if unit in _flags()) or "none that matter"),
+        (
+            "matrix units",
+            ", ".join(unit for unit in UNITS if unit in processor_flags()) or "none that matter",
+        ),
         ("python", f"{platform.python_version()} ({sys.executable})"),
         ("MPI", library := mpi_library()),
         *(("mpirun", line) for line in mpirun_options(library, cores)),
@@ -137,7 +138,7 @@ def recommend(cores: Cores, gpu: str) -> list[str]:
     if gpu:
         lines.append("tutti train cnn --data mnist -n 1 --device cuda    (one worker on the GPU)")
     lines.append(f"tutti train cnn --data mnist -n {count}    (one rank for each of {count} cores)")
-    if "amx_bf16" in _flags() or "avx512_bf16" in _flags():
+    if {"amx_bf16", "avx512_bf16"} & processor_flags():
         bf16 = f"tutti train cnn --data mnist -n {count} --precision bf16 --layout channels_last"
         lines.append(f"{bf16}    (this processor multiplies bf16 faster; check the accuracy)")
     return lines
@@ -195,19 +196,6 @@ def _threads() -> str:
     return f"{placement.describe()} by default" + (
         f"; {', '.join(given)} in the environment" if given else ""
     )
-
-
-def _flags() -> set[str]:
-    return set((_cpuinfo("flags") or _cpuinfo("Features")).split())
-
-
-def _cpuinfo(name: str) -> str:
-    """Return what the kernel says of the processor under a name, or nothing."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(name):
-                return line.partition(":")[2].strip()
-    return ""
 
 
 def unused_gpu(measured: Measured) -> str:

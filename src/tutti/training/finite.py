@@ -71,6 +71,7 @@ class SkippedUpdates:
     Attributes:
         catches_losses: a loss that is not finite skips the update, too.
         left_out: the number of this rank's gradients that were not finite since `take`.
+        warned: whether no more warning is printed.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SkippedUpdates:
         self._kept: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         self._loss: float | None = None
         self._in_row = self.left_out = 0
-        self._warned = scale is not None
+        self.warned = scale is not None
         self.keep_buffers()
 
     def note_loss(self, loss: float) -> None:
@@ -140,8 +141,8 @@ class SkippedUpdates:
             allowed = "--skip-nonfinite" if self._scale is None else "--precision fp16"
             raise NotFinite(f"{what}; {allowed} skips {self._most} updates in a row at most. {REMEDY}")
         self.left_out += 1
-        if not self._warned:
-            self._warned = True
+        if not self.warned:
+            self.warned = True
             warn_on_stderr(f"{what}: the update is skipped; the records count further ones of this rank")
 
     def _what(self) -> str:

@@ -92,6 +92,7 @@ def headline(run: Snapshot, health: Health) -> str:
 def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
     """Yield sentences about the run, each with whether it is bad."""
     yield from ((found.lost, str(found)) for found in health.findings)
+    yield from ((False, printable(start.lr_why)) for start in run.starts if start.lr_why)
     if health.condition in (Condition.FAILED, Condition.STOPPED) and run.resumable:
         yield False, f"go on with it by: tutti train --resume {shlex.quote(str(run.folder))}"
     if health.condition is Condition.FAILED:

@@ -16,11 +16,7 @@ BUILT_IN: Registry[Callable[[], Contents[object]]] = parts.DATA_SETS
 
 
 def given_folder(name: str) -> Path | None:
-    """Return the folder `TUTTI_DATA/NAME`, if there is one.
-
-    Raises:
-        BadData: `TUTTI_DATA` is no folder.
-    """
+    """Return the folder `TUTTI_DATA/NAME`, if there is one."""
     given = os.environ.get("TUTTI_DATA")
     if not given:
         return None

@@ -48,11 +48,7 @@ class Published:
     labels: tuple[str, ...]
 
     def contents(self) -> Contents[object]:
-        """Read the data set in `TUTTI_DATA/NAME`, or in the cache, into which missing files are downloaded.
-
-        Raises:
-            BadData: a file is missing and cannot be downloaded, or is not the one that was published.
-        """
+        """Read the data set in `TUTTI_DATA/NAME`, or in the cache, to which missing files are downloaded."""
         parts = Idx.read(given_folder(self.name) or self.downloaded(), {}).parts
         return Contents(self.name, parts, len(self.labels), self.labels)
 

@@ -23,7 +23,7 @@ from tutti.data.rows import Rows, StoredRows, joined
 from tutti.data.schemas import nearest
 from tutti.data.structure import sequence_column
 from tutti.data.tables import LIKE, check_options, listed
-from tutti.errors import BadData, BadOption
+from tutti.errors import BadData
 from tutti.records.npz import open_data_file
 from tutti.registry import Registry
 
@@ -95,17 +95,8 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
         path: of any format.
         options: of its format, and "missing".
         labelled: whether it needs targets.
-
-    Raises:
-        BadData: it is missing, broken or of an unknown kind.
-        UnknownName: an option that its format does not have.
     """
     form, known = format_of(path), options_of(path)
-    if "group" in options and "group" not in known:
-        raise BadOption(
-            f"{path} has no columns by name, such as '{options['group']}' (--group-by); give FILE.npy with a "
-            "value for each sample"
-        )
     check_options(options, known, f"the {form.name} data '{path}'")
     found = form.read(path, options, labelled)
     if "pyarrow" in sys.modules:
@@ -116,12 +107,7 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
 def read_files(
     paths: Sequence[Path], options: Mapping[str, object], labelled: bool = True
 ) -> Contents[object]:
-    """Read several files, whose samples are one data set, in the order of the files.
-
-    Raises:
-        BadData: a file is missing or broken, or has other parts, columns, class names, shapes or types than
-            the first.
-    """
+    """Read several files, whose samples are one data set, in the order of the files."""
     first, *others = every = one_by_one(paths, read_path, options, labelled)
     if not others:
         return first
@@ -198,11 +184,7 @@ def _rows(value: object) -> Rows:
 
 
 def in_order(files: Iterable[Path]) -> list[Path]:
-    """Return the files of an array or of a part in the order of the numbers in their names.
-
-    Raises:
-        BadData: a name such as train-00000-of-00004.csv says that there are others than these.
-    """
+    """Return the files of an array or of a part in the order of the numbers in their names."""
     found = sorted(files, key=lambda file: [one.zfill(20) for one in re.split(r"(\d+)", file.name)])
     matches = [re.search(r"-of-(\d+)", file.name) for file in found]
     counts = {match and int(match[1]) for match in matches}
@@ -215,11 +197,7 @@ def in_order(files: Iterable[Path]) -> list[Path]:
 
 
 def format_of(path: Path) -> type[Format]:
-    """Return the format of a file or of a folder.
-
-    Raises:
-        BadData: it is missing, empty or of another kind.
-    """
+    """Return the format of a file or of a folder."""
     forms = list(FORMATS.values())
     if not path.exists():
         if any(letter in str(path) for letter in "*?["):

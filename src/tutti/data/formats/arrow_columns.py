@@ -56,11 +56,7 @@ _BLOCK: Final = 1 << 13
 
 
 def is_prepared(options: Mapping[str, Any]) -> bool:
-    """Return whether a table is to be prepared.
-
-    Raises:
-        BadOption: an option has another value than those that there are.
-    """
+    """Return whether a table is to be prepared."""
     for name, choices in CHOICES.items():
         if options.get(name, choices[0]) not in choices:
             raise BadOption(f"--data.{name} is {options[name]!r}; give one of {', '.join(choices)}")
@@ -77,9 +73,6 @@ def stored_table(
         table: of Arrow.
         names: of the columns.
         options: those of tables.
-
-    Raises:
-        BadData: a few texts among numbers; or a column is not of the kind that it is to have.
     """
     like = {column.name: column for column in options.get(LIKE, ()) if column.kind != EMPTY}
     most = math.inf if "columns" in options else max(MOST_TEXTS, table.num_rows / 10)

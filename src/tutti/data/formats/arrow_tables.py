@@ -89,11 +89,7 @@ def _with_targets(frame: Any, targets: Any, options: dict[str, object]) -> Any:
 
 
 def arrow_table(frame: Any) -> Any:
-    """Return a table in memory as one of Arrow.
-
-    Raises:
-        BadData: pandas holds what is no column of one kind.
-    """
+    """Return a table in memory as one of Arrow."""
     arrow, name = arrow_package(), type(frame).__name__
     try:
         if type(frame).__module__.startswith("pandas"):
@@ -113,9 +109,6 @@ def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) ->
         frame: of pandas or polars, or a table of Arrow.
         options: `TABLE_OPTIONS` and "missing".
         labelled: whether targets are needed.
-
-    Raises:
-        BadData: as for a file; or pandas holds what is no column of one kind.
     """
     table, name = arrow_table(frame), type(frame).__name__
     found = read_table(Path(f"the {name}"), table.schema, table.select, options, labelled)
@@ -123,11 +116,7 @@ def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) ->
 
 
 def table_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return samples, each with its values by name, as a table of Arrow; `path` is for messages.
-
-    Raises:
-        BadData: the values of one name are of several kinds.
-    """
+    """Return samples, each with its values by name, as a table of Arrow; `path` is for messages."""
     arrow, columns = arrow_package(), {}
     for name in dict.fromkeys(name for row in rows for name in row):
         try:
@@ -156,9 +145,6 @@ def read_table(
         options: `TABLE_OPTIONS`, "missing" and "size".
         labelled: whether targets are needed.
         pictures: the input, where it is one of pictures that are not in a column.
-
-    Raises:
-        BadData: the file is damaged, or has something else than is needed in a column.
     """
     choice = choose(schema.names, options, str(path), labelled)
     beside = (one for one in (choice.group, choice.weight) if one is not None)
@@ -224,11 +210,7 @@ def _inputs(
 
 
 def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: str) -> Indices:
-    """Return the rows that have all targets.
-
-    Raises:
-        BadData: a target is missing, and is not to be dropped; or a row that is kept has no group.
-    """
+    """Return the rows that have all targets."""
     absent = {
         name: _absent(table.column(name)) for name in (*choice.targets, choice.group) if name is not None
     }

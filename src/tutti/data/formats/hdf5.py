@@ -47,15 +47,11 @@ class Hdf5(Format):
                     targets = _several(path, file, labels) if labelled else None
                     parts = {"train": (_several(path, file, features), targets)}
                     return Contents(path.stem, parts, groups=groups, weights=given)
-                if (features is None) != (labels is None) and labelled:
-                    raise BadData(
-                        f"--data.features and --data.labels go together; {path} has {_data_sets(file)}"
-                    )
                 keys = [name for name in file if slot_of(name) is not None or name in EXTRA_KEYS]
-                if not keys:
+                if not keys or features is not None or (labels is not None and labelled):
                     raise BadData(
-                        f"{path} has no data sets such as 'x_train' and 'y_train': name the inputs and the "
-                        f"targets by --data.features NAME --data.labels NAME; it has {_data_sets(file)}"
+                        f"name the inputs and the targets of {path} by --data.features NAME --data.labels "
+                        f"NAME; it has {_data_sets(file)}"
                     )
                 found = {name: _rows(path, file, name) for name in keys}
                 found |= {f"w_{part}": one for part, one in given.items()}

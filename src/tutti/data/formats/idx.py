@@ -71,11 +71,7 @@ class Idx(Format):
 
 
 def read_idx(path: Path) -> Array:
-    """Read the array in an IDX file, gzip-compressed or not (its first bytes tell, not its name).
-
-    Raises:
-        BadData: the file is missing, truncated, too long, or no IDX file.
-    """
+    """Read the array in an IDX file, gzip-compressed or not (its first bytes tell, not its name)."""
     try:
         with open_data_file(path) as raw:
             packed = raw.read(2) == b"\x1f\x8b"

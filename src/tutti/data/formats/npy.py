@@ -63,11 +63,7 @@ class Npy(Format):
 
 
 def files_by_key(folder: Path) -> dict[str, list[Path]]:
-    """Return the NPY files of a data set in a folder, by their keys, in the order of the samples.
-
-    Raises:
-        BadData: one of several files of an array is missing, or it is there in two forms.
-    """
+    """Return the NPY files of a data set in a folder, by their keys, in the order of the samples."""
     found: dict[str, list[Path]] = {}
     for file in folder.glob("*.npy"):
         match = _SHARD.fullmatch(file.stem)
@@ -81,11 +77,7 @@ def files_by_key(folder: Path) -> dict[str, list[Path]]:
 
 
 def joined_files(files: Sequence[Path]) -> Rows:
-    """Map the arrays of several files as one; all samples have one shape.
-
-    Raises:
-        BadData: a file is missing or broken, or has samples of another shape or type than the first.
-    """
+    """Map the arrays of several files as one; all samples have one shape."""
     first = read_npy(files[0])
     if first.ndim and first.dtype.kind in "biuf":
         return Mapped(files)
@@ -166,11 +158,7 @@ class Mapped(StoredRows):
 
 
 def read_npy(path: Path) -> Array:
-    """Map the array in an NPY file into memory. Nothing is unpickled.
-
-    Raises:
-        BadData: the file is missing, truncated or no NPY file, or holds Python objects.
-    """
+    """Map the array in an NPY file into memory. Nothing is unpickled."""
     with open_data_file(path):
         pass
     try:

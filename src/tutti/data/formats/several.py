@@ -100,11 +100,7 @@ def of_parts(title: str, found: Mapping[str, Contents[object]], what: str) -> Co
 
 
 def _by_part(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each part, the training part first.
-
-    Raises:
-        BadData: two files of a part may hold the same samples, or one is missing.
-    """
+    """Return the files of each part, the training part first."""
     found: dict[str, list[tuple[str | None, str, Path]]] = {
         part: [] for part in ("train", "validation", "test")
     }

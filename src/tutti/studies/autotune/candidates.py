@@ -15,6 +15,12 @@ from tutti.run.config import OBJECT, TrainConfig
 LAYOUTS: Final = ("contiguous", "channels_last", BATCH_LAST)
 """Each gives the same results up to rounding, so any may be chosen."""
 
+NARROW: Final = 64
+"""The largest number of maps with which batch_last is likely to be the fastest layout."""
+
+SAMPLES_OF_A_RANK: Final = 8
+"""A rank with fewer samples of a batch is not likely to be worth it."""
+
 PRECISIONS: Final = ("fp64", "fp32", "fp16", "bf16")
 """Those that round more come later."""
 
@@ -43,6 +49,9 @@ class Candidate:
         ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
         return f"{ranks} x {self.threads} thread{'s' if self.threads > 1 else ''}"
 
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.precision}, {self.layout}"
+
     @property
     def complexity(self) -> tuple[int, int, int, int, int]:
         """Of two that are equally fast, the smaller one is the simpler."""
@@ -62,7 +71,7 @@ class Choices:
     Attributes:
         shapes: numbers of ranks, and of threads of each.
         precisions: of `PRECISIONS`.
-        layouts: of `LAYOUTS`.
+        layouts: of `LAYOUTS`, the likely ones first.
         batch_sizes: samples behind one weight update.
     """
 
@@ -72,18 +81,34 @@ class Choices:
     batch_sizes: tuple[int, ...]
 
     def candidates(self) -> list[Candidate]:
-        """Return all combinations, those on the most cores first: a fast one early stops slow ones early."""
-        shapes = sorted(self.shapes, key=lambda shape: (-shape[0] * shape[1], -shape[0]))
-        crossed = itertools.product(self.precisions, shapes, self.layouts, self.batch_sizes)
-        return [
-            Candidate(ranks, threads, precision, layout, batch)
-            for precision, (ranks, threads), layout, batch in crossed
-            if ranks <= batch and (layout != BATCH_LAST or self._fits_batch_last(precision, threads))
+        """Return all combinations, the likely ones first: ranks on all cores, each with enough samples."""
+        shapes = sorted(self.shapes, key=self._unlikelihood)
+        axes = (self.precisions, shapes, self.layouts, self.batch_sizes)
+        # What is second in one respect comes before what is second in two.
+        places = sorted(itertools.product(*(range(len(axis)) for axis in axes)), key=sum)
+        crossed = [
+            Candidate(*shapes[shape], self.precisions[kind], self.layouts[layout], self.batch_sizes[size])
+            for kind, shape, layout, size in places
         ]
+        return [one for one in crossed if one.ranks <= one.batch_size and self._fits_batch_last(one)]
 
-    def _fits_batch_last(self, precision: str, threads: int) -> bool:
-        """True if that layout can be best: its kernels use one thread, and others may have been ruled out."""
-        return precision in REAL_TYPES and (threads == 1 or self.layouts == (BATCH_LAST,))
+    def for_maps(self, most: int) -> Choices:
+        """Return the choices for a model whose widest convolution has `most` maps; 0: it has none."""
+        likely = (BATCH_LAST, "channels_last", "contiguous")
+        if most > NARROW:
+            likely = ("channels_last", "contiguous", BATCH_LAST)
+        layouts = sorted(self.layouts, key=likely.index) if most else self.layouts[:1]
+        return replace(self, layouts=tuple(layouts))
+
+    def _unlikelihood(self, shape: tuple[int, int]) -> tuple[bool, int, int]:
+        ranks, threads = shape
+        return max(self.batch_sizes) < SAMPLES_OF_A_RANK * ranks, -ranks * threads, -ranks
+
+    def _fits_batch_last(self, one: Candidate) -> bool:
+        """True unless that layout cannot be best: its kernels use one thread; but others may be ruled out."""
+        if one.layout != BATCH_LAST:
+            return True
+        return one.precision in REAL_TYPES and (one.threads == 1 or self.layouts == (BATCH_LAST,))
 
 
 def choices_for(

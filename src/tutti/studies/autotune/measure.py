@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
@@ -25,11 +25,11 @@ from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.errors import BadOption, UserError
 from tutti.exports.sources import load_from
+from tutti.launch.busy_cores import thread_times
 from tutti.launch.cores import bind
 from tutti.launch.placement import share_host
 from tutti.model_parallel.base import Whole
 from tutti.run.build import (
-    DEFAULT_EPOCHS,
     Assembly,
     Task,
     assemble,
@@ -39,14 +39,14 @@ from tutti.run.build import (
     reseed,
     seeded,
 )
-from tutti.run.config import TrainConfig
 from tutti.run.jobs import load_job
+from tutti.run.shared_data import SharedData
 from tutti.studies.autotune.candidates import Candidate
-from tutti.studies.autotune.plan import PlanJob
+from tutti.studies.autotune.plan import PlanJob, run_length
 from tutti.studies.autotune.race import WARM_UP_STEPS, Entry, Timing, race
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.studies.autotune.short_training import short_trainings
-from tutti.studies.autotune.twins import LEAST_UPDATES, ORDERS, Twins, updates_within
+from tutti.studies.autotune.twins import LEAST_UPDATES, ORDERS, REMEDY, Twins, updates_within
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, check_smallest_batch, try_gradient
 from tutti.training.run_parts import Schedule
@@ -218,7 +218,8 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
     """
     job = load_job(payload, PlanJob)
     with seeded(job.config.seed), _borrowed_cores():
-        task = prepare_task(job, open_config_data(job, comm))
+        opened = open_config_data if job.data is None else SharedData(job.data, one_run=True).open
+        task = prepare_task(job, opened(job, comm))
         if job.config.weights is not None:
             load_from(Path(job.config.weights), task.module, comm.rank == 0)
         reseed(job.config.seed, 1 + comm.rank)
@@ -228,40 +229,42 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
             return None
         if not job.quiet:
             print(task.described(), flush=True)
+        began, before = comm.clock(), thread_times()
         found = _measure_all(job, comm, task, rehearsal)
+        after, seconds = thread_times(), comm.clock() - began
+        waited = after.waiting_since(before) if before and after else 0.0
         rehearsal.end()
-        return found
+        return replace(found, seconds=seconds, samples=len(task.dataset.train), waited=waited)
 
 
 def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehearsal) -> Recommendation:
     """First what may be chosen freely, then other precisions beside the best of these."""
-    choices, clock = job.choices, comm.clock
-    if not has_images(task.module):
-        choices = replace(choices, layouts=choices.layouts[:1])
-    first = choices.candidates()[0]
-    deadline = max(job.deadline, clock() + job.least_s)
-    # The very first step makes torch import and set up much that all later ones find there. Whatever is wrong
-    # with this candidate, the race will find it again.
-    with suppress(UserError):
-        rehearsal.measure(first, 1)
-
-    def share(of: float) -> float:
-        return clock() + (deadline - clock()) * of
-
-    def raced(candidates: list[Candidate], end: float) -> list[Entry[Candidate]]:
-        return race(candidates, rehearsal.measure, clock, end, exhaustive=job.exhaustive)
-
+    clock, samples = comm.clock, len(task.dataset.train)
+    choices = job.choices.for_maps(most_maps(task.module))
     candidates = choices.candidates()
+    began, allowed_s, dares = clock(), job.budget_s, bool(job.dared)
+
+    def end_of_race(update_s: float) -> float:
+        nonlocal allowed_s, dares
+        allowed_s = min(allowed_s, job.allowance_s(samples, update_s))
+        for_twins_s = allowed_s * (1 - FOR_CHOICE) * (1 - FOR_SPEED)
+        dares = dares and for_twins_s >= 2 * ORDERS * LEAST_UPDATES * update_s
+        if not dares:
+            return began + allowed_s
+        # A single candidate needs one step only.
+        return began + allowed_s * FOR_CHOICE if len(candidates) > 1 else clock()
+
+    ways = race(candidates, rehearsal.measure, clock, end_of_race, exhaustive=job.exhaustive)
+    found, deadline = Recommendation(ways, allowed_s=allowed_s), began + allowed_s
     if not job.dared:
-        return Recommendation(raced(candidates, deadline))
-    # A single candidate needs one step only.
-    found = Recommendation(raced(candidates, share(FOR_CHOICE) if len(candidates) > 1 else clock()))
+        return found
     best = found.pick.candidate
     # Which shape is fastest hardly depends on the precision, while the layout does matter to some kernels.
     further = replace(choices, precisions=job.dared, shapes=((best.ranks, best.threads),)).candidates()
-    if clock() >= deadline:
+    if not dares or clock() >= deadline:
         return replace(found, others=[Entry(one) for one in further])
-    found = replace(found, others=raced([best, *further], share(FOR_SPEED)))
+    end = clock() + (deadline - clock()) * FOR_SPEED
+    found = replace(found, others=race([best, *further], rehearsal.measure, clock, lambda _: end))
     faster = found.faster
     if faster is None:
         return found
@@ -293,18 +296,13 @@ def compare_twins(
         if run < LEAST_UPDATES:
             return Twins(one.precision, problem=f"the run's {run} updates are too few to see what it changes")
         least = LEAST_UPDATES * ORDERS * update_s
-        return Twins(one.precision, problem=f"short trainings would take {least:.0f} s more: raise --budget")
+        return Twins(one.precision, problem=f"short trainings would take {least:.0f} s more: {REMEDY}")
     return rehearsal.train_twins(pair, updates, lambda: clock() > deadline)
 
 
-def run_length(config: TrainConfig, samples: int) -> int:
-    """Return how many updates a run makes, by its configuration."""
-    return config.steps or (config.epochs or DEFAULT_EPOCHS) * max(1, -(-samples // config.batch_size))
-
-
-def has_images(module: nn.Module) -> bool:
-    """Return whether the model has 4-d weights, of convolutions: the layout matters to it."""
-    return any(parameter.dim() == 4 for parameter in module.parameters())
+def most_maps(module: nn.Module) -> int:
+    """Return the maps of the widest convolution; 0: there is none, and the layout does not matter."""
+    return max((len(parameter) for parameter in module.parameters() if parameter.dim() == 4), default=0)
 
 
 @contextmanager

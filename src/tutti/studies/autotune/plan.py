@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Final
 
 from typing_extensions import override
 
+from tutti.comm.shm.arena import Arena
+from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadOption
-from tutti.launch.cores import Cores, allowed_cores
+from tutti.launch.busy_cores import BUSY
+from tutti.launch.cores import Cores, allowed_cores, processor_flags
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.records.run_folder import check_writable
-from tutti.run.config import TrainConfig
+from tutti.run.config import DEFAULT_EPOCHS, TrainConfig
 from tutti.run.jobs import Job
 from tutti.run.start import announce, run
 from tutti.studies.autotune.candidates import Choices, choices_for
 from tutti.studies.autotune.recommendation import Recommendation
+from tutti.studies.autotune.remembered import RememberedPlan, find, keep, place_of
 
 BUDGET_S: Final = 50.0
 """Seconds that a plan may take, when nothing is said."""
 
-BUSY: Final = 0.25
-"""The share of the cores from which on it is worth a warning that others use them."""
+SHARE: Final = 0.05
+"""The share of a run that its plan may cost."""
 
-LEAST: Final = 0.5
-"""The share of the time that is for measuring, however long it takes to start the ranks and read the data."""
+RESTART_S: Final = 0.1
+"""Seconds of that share in which the ranks that train take over from those that have measured."""
+
+MUCH_LONGER: Final = 4.0
+"""What was found in a time is measured again by a run that allows this many times as long."""
+
+BF16_UNITS: Final = {"amx_bf16", "avx512_bf16", "bf16"}
+"""Units of processors that make bf16 fast, as the kernel calls them."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +49,10 @@ class PlanJob(Job):
         choices: what may be chosen.
         dared: precisions that round more, which are picked if they are faster and their loss follows.
         cores: of this host, that the ranks share.
-        deadline: when the measurements are to end, by the clock of the host's communicators.
-        least_s: seconds that they get at least, however late they begin.
+        budget_s: seconds that the measurements may take, once the data are read.
+        for_run: they may take no more than `SHARE` of the run either.
         exhaustive: measure all ways until then, however slow they seem.
+        data: of an arena for the data set, where the ranks that train will find it; None: none will.
     """
 
     entry: ClassVar[str] = "tutti.studies.autotune.measure:work"
@@ -50,14 +61,31 @@ class PlanJob(Job):
     choices: Choices
     dared: tuple[str, ...]
     cores: Cores
-    deadline: float
-    least_s: float = 0.0
+    budget_s: float
+    for_run: bool = False
     exhaustive: bool = False
+    data: FileAddress | None = None
 
     @override
     def placement(self) -> Placement:
         # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
         return Placement(max(ranks for ranks, _ in self.choices.shapes), 1)
+
+    def allowance_s(self, samples: int, update_s: float) -> float:
+        """Return the seconds that measuring may take.
+
+        Args:
+            samples: of the training part.
+            update_s: seconds of an update. A run that ends at a goal may need all its epochs.
+        """
+        if not self.for_run:
+            return self.budget_s
+        return min(self.budget_s, SHARE * run_length(self.config, samples) * update_s - RESTART_S)
+
+
+def run_length(config: TrainConfig, samples: int) -> int:
+    """Return how many updates a run makes, by its configuration."""
+    return config.steps or (config.epochs or DEFAULT_EPOCHS) * max(1, -(-samples // config.batch_size))
 
 
 def plan(
@@ -70,13 +98,12 @@ def plan(
     exhaustive: bool = False,
     quiet: bool = False,
 ) -> Recommendation:
-    """Measure the ways in which a training can be run on this machine.
+    """Measure the ways in which a training can be run on this machine, and remember the fastest.
 
     Args:
         config: what to train.
         fixed: the fields of `config` that are decided: of workers, threads, precision, layout, batch_size.
-        budget_s: seconds that this may take, and a step longer. If more than half of them are gone before
-            the ranks are ready, measuring takes half of them all the same.
+        budget_s: seconds that measuring may take, and a step longer.
         precisions: that may be chosen for their speed alone; by default that of `config`, or bf16 if it is
             faster and its loss follows.
         batch_sizes: that may be chosen; by default that of `config`, as another one trains differently.
@@ -91,38 +118,30 @@ def plan(
         UserError: the input is wrong.
         TuttiError: a rank failed.
     """
-    began = time.monotonic()
     _refuse_elsewhere(config, budget_s)
     cores = allowed_cores()
     choices = choices_for(config, fixed, cores.usable, precisions, batch_sizes)
-    warning = others_at_work(cores.usable)
-    if warning is not None:
-        announce(f"warning: {warning}")
+    dared = () if precisions else _dared(config, fixed)
     announce(f"measuring for at most {budget_s:g} s once the ranks have started")
-    open_to_others = not precisions and "precision" not in fixed and config.precision == "fp32"
-    dared = ("bf16",) if open_to_others else ()
-    job = PlanJob(
-        config,
-        choices,
-        dared,
-        cores,
-        deadline=began + budget_s,
-        least_s=LEAST * budget_s,
-        exhaustive=exhaustive,
-        quiet=quiet,
-    )
-    found = run(job)
-    assert isinstance(found, Recommendation)
-    return replace(found, seconds=time.monotonic() - began)
+    return _measured(PlanJob(config, choices, dared, cores, budget_s, exhaustive=exhaustive, quiet=quiet))
 
 
-def planned(config: TrainConfig, fixed: Collection[str], budget_s: float) -> TrainConfig:
-    """Return the configuration with the pick of a short measurement; print the pick and the reason.
+@contextmanager
+def planned(
+    config: TrainConfig, fixed: Collection[str], budget_s: float, *, fresh: bool = False
+) -> Iterator[tuple[TrainConfig, FileAddress | None]]:
+    """Yield the configuration with the fastest way to train in it; print which that is, and the reason.
+
+    It is remembered, or measured in no more than `SHARE` of the run.
 
     Args:
         config: what to train.
         fixed: the fields of it that are decided.
-        budget_s: seconds that this may take.
+        budget_s: seconds that measuring may take at most.
+        fresh: measure even what is remembered.
+
+    Yields:
+        The configuration, and the address of the data set, for the run, if ranks have read it.
 
     Raises:
         BadRunFolder: the training could not write its folder.
@@ -130,21 +149,58 @@ def planned(config: TrainConfig, fixed: Collection[str], budget_s: float) -> Tra
     """
     if config.out is not None:
         check_writable(config.out)  # before time goes into the measurement
-    found = plan(config, fixed, budget_s=budget_s, quiet=True)
-    for line in found.in_short():
-        announce(line)
-    return found.pick.candidate.applied_to(config)
+    _refuse_elsewhere(config, budget_s)
+    cores = allowed_cores()
+    choices = choices_for(config, fixed, cores.usable)
+    job = PlanJob(config, choices, _dared(config, fixed), cores, budget_s, for_run=True, quiet=True)
+    known = None if fresh else _remembered(job)
+    if known is not None:
+        announce(f"{known.pick}: remembered from {known.date}; --plan fresh measures again")
+        yield known.pick.applied_to(config), None
+        return
+    announce(f"measuring for at most {SHARE:.0%} of the run, and {budget_s:g} s")
+    with closing(Arena.create()) as arena:
+        found = _measured(replace(job, data=arena.address))
+        for line in found.in_short():
+            announce(line)
+        yield found.pick.candidate.applied_to(config), arena.address
 
 
-def others_at_work(cores: int) -> str | None:
-    """A warning that other programs seem to use the cores; nothing where they hardly do."""
-    load = os.getloadavg()[0]
-    if load < BUSY * cores:
+def _measured(job: PlanJob) -> Recommendation:
+    """Start the ranks that measure; remember what they find, unless other programs used the cores."""
+    found = run(job)
+    assert isinstance(found, Recommendation)
+    pick = found.pick
+    if found.waited > BUSY:
+        announce(
+            f"warning: ranks waited {found.waited:.0%} of the time for a core, as other programs compute; "
+            "plan again without them: what is fastest now may not be so then"
+        )
+    elif pick.rate and found.allowed_s > 0:
+        update_s = pick.candidate.batch_size / pick.rate
+        keep(_place(job), RememberedPlan(pick.candidate, update_s, found.samples, found.allowed_s))
+    return found
+
+
+def _remembered(job: PlanJob) -> RememberedPlan | None:
+    """Return what is known, unless the run allows to find out much more."""
+    known = find(_place(job))
+    ways = replace(job.choices, precisions=(*job.choices.precisions, *job.dared))
+    if known is None or known.pick not in ways.candidates():
         return None
-    return (
-        f"in the last minute {load:.1f} threads were busy on {cores} core{'s' if cores > 1 else ''}; if "
-        "other programs still compute, plan again without them: what is fastest now may not be so then"
-    )
+    allowed_s = job.allowance_s(known.samples, known.update_s)
+    return known if allowed_s <= MUCH_LONGER * known.allowed_s else None
+
+
+def _place(job: PlanJob) -> Path | None:
+    return place_of(job.config, job.choices, job.dared, job.cores.usable)
+
+
+def _dared(config: TrainConfig, fixed: Collection[str]) -> tuple[str, ...]:
+    """Return the precisions that may be faster, if nothing was said about them: without units none is."""
+    flags = processor_flags()
+    fast = config.device != "cpu" or not flags or BF16_UNITS & flags
+    return ("bf16",) if fast and "precision" not in fixed and config.precision == "fp32" else ()
 
 
 def _refuse_elsewhere(config: TrainConfig, budget_s: float) -> None:

@@ -1,12 +1,12 @@
 """A race of candidates: each is measured for a moment, the fastest for longer. Needs no torch.
 
-    first steps   a ▌ b ▌ c ▌ d ▌ e ████████     one step of each; e is hopeless and stops
-    round 1       a ██ b ██ c ██ d ██
-    round 2       b ██ c ██ d ██ a ██            d is behind by more than the margin and stops
-    round 3       c ██ a ██ b ██                 the margin shrinks with the rounds
+    round 1    a ▌██ b ▌██ c ▌██ d ▌██     first steps ▌, then a turn; d is far behind and stops
+    round 2    b ██ c ██ a ██              c is behind by more than the margin and stops
+    round 3    a ██ b ██                   the margin shrinks with the rounds
 
-Candidates take turns, so other load on the machine slows all of them alike. They are compared round by round,
-by the median of the ratios of their speeds.
+The most likely candidates come first, as time may be up within the first round. Candidates take turns, so
+other load on the machine slows all of them alike. They are compared round by round, by the median of the
+ratios of their speeds.
 
 Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
 (fewer candidates, more measurements of each).
@@ -14,6 +14,7 @@ Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -23,16 +24,10 @@ from tutti.errors import UserError
 
 C = TypeVar("C")
 
-HOPELESS: Final = 5.0
-"""A candidate stops after its first step if that takes this many times as long as the fastest one's ..."""
+WARM_UP_STEPS: Final = 3
+"""Steps after the first one, which give the duration of a step."""
 
-COLD_S: Final = 2.0
-"""... and longer by this many seconds: a first step sets up memory, threads and kernels."""
-
-WARM_UP_STEPS: Final = 4
-"""Steps before the first round, which give the duration of a step."""
-
-TURN_S: Final = (0.15, 1.0)
+TURN_S: Final = (0.05, 1.0)
 """Shortest and longest turn."""
 
 ROUNDS: Final = 8
@@ -147,17 +142,18 @@ def race(
     candidates: Sequence[C],
     measure: Measure[C],
     clock: Callable[[], float],
-    deadline: float,
+    deadline: Callable[[float], float],
     *,
     exhaustive: bool = False,
 ) -> list[Entry[C]]:
     """Measure candidates until one is left, all rounds are over, or time is up.
 
     Args:
-        candidates: in the order of their first steps; promising ones should come first.
+        candidates: the most likely ones first. The first that fits makes a step even if time is up.
         measure: makes some steps.
         clock: seconds.
-        deadline: by that clock; no turn begins that would end later. The first candidate is measured anyway.
+        deadline: returns when time is up, by that clock, from the seconds of a step; the earliest counts. No
+            turn begins that would end later.
         exhaustive: stop no candidate, and go on until time is up.
 
     Returns:
@@ -167,18 +163,16 @@ def race(
         UserError: no candidate fits; this is the error of the first one.
     """
     entries = [Entry(candidate) for candidate in candidates]
-    _first_steps(entries, measure, clock, deadline)
-    if not exhaustive:
-        _stop_hopeless(entries)
-    number = 0
+    end = _first_round(entries, measure, clock, deadline)
+    number = 1
     while exhaustive or number < ROUNDS:
-        number += 1
-        if not _round(number, racing(entries), measure, clock, deadline):
-            break
         if not exhaustive:
             stop_slow(entries, number)
             if number > 2 and len(racing(entries)) == 1:
                 break
+        number += 1
+        if not _round(number, racing(entries), measure, clock, end):
+            break
     return entries
 
 
@@ -189,46 +183,58 @@ def stop_slow(entries: Sequence[Entry[C]], rounds: int) -> None:
         entry.stopped = ratio(entry, best) < 1 - margin
 
 
-def _first_steps(
-    entries: Sequence[Entry[C]], measure: Measure[C], clock: Callable[[], float], deadline: float
-) -> None:
+def _first_round(
+    entries: Sequence[Entry[C]],
+    measure: Measure[C],
+    clock: Callable[[], float],
+    deadline: Callable[[float], float],
+) -> float:
+    """Measure each for the first time, while there is time for what took longest so far; return the end."""
+    end, longest = math.inf, 0.0
     for entry in entries:
-        shortest = min((one.first.seconds for one in racing(entries) if one.first), default=0.0)
-        if racing(entries) and clock() + shortest > deadline:
-            return
+        began, rivals = clock(), racing(entries)
+        if rivals and began + longest > end:
+            break
         try:
             entry.first = measure(entry.candidate, 1)
         except UserError as error:
             entry.problem = error
             continue
         entry.note(entry.first)
-        if entry.step_s < TURN_S[0]:
+        if not rivals:
+            end = deadline(entry.step_s)
+        if entry.step_s < TURN_S[0] and clock() < end:
             entry.note(measure(entry.candidate, WARM_UP_STEPS))
+        seconds = _turn_s(end - clock(), len(entries)) if rivals else TURN_S[0]
+        _turn(entry, 1, measure, seconds, end - clock())
+        end = min(end, deadline(entry.step_s))
+        longest = max(longest, clock() - began)
     if not racing(entries):
         raise next(entry.problem for entry in entries if entry.problem is not None)
-
-
-def _stop_hopeless(entries: Sequence[Entry[C]]) -> None:
-    """Stop the entries whose first step alone is far too slow."""
-    best = max(entry.first.rate for entry in entries if entry.first is not None)
-    for entry in entries:
-        if entry.first is not None:
-            fastest_s = entry.first.samples / best
-            entry.stopped = entry.first.seconds > max(HOPELESS * fastest_s, fastest_s + COLD_S)
+    return end
 
 
 def _round(
-    number: int, rivals: Sequence[Entry[C]], measure: Measure[C], clock: Callable[[], float], deadline: float
+    number: int, rivals: Sequence[Entry[C]], measure: Measure[C], clock: Callable[[], float], end: float
 ) -> bool:
     """Give each rival a turn; return whether there was time for all."""
+    seconds = _turn_s(end - clock(), len(rivals))
+    first = (number - 1) % len(rivals)
+    order = [*rivals[first:], *rivals[:first]]
+    return all(_turn(entry, number, measure, seconds, end - clock()) for entry in order)
+
+
+def _turn_s(left_s: float, rivals: int) -> float:
     shortest, longest = TURN_S
-    seconds = min(longest, max(shortest, (deadline - clock()) / (ROUNDS * len(rivals))))
-    first = number % len(rivals)
-    for entry in [*rivals[first:], *rivals[:first]]:
-        steps = max(1, round(seconds / max(entry.step_s, 1e-9)))
-        if clock() + steps * entry.step_s > deadline:
-            return False
-        timing = measure(entry.candidate, steps)
-        entry.turns[number] = timing.rate
-        entry.note(timing)
+    return min(longest, max(shortest, left_s / (ROUNDS * rivals)))
+
+
+def _turn(entry: Entry[C], number: int, measure: Measure[C], seconds: float, left_s: float) -> bool:
+    """Give an entry a turn, if there is time for it."""
+    steps = max(1, round(seconds / max(entry.step_s, 1e-9)))
+    if steps * entry.step_s > left_s:
+        return False
+    timing = measure(entry.candidate, steps)
+    entry.turns[number] = timing.rate
+    entry.note(timing)
     return True

@@ -8,7 +8,7 @@ from typing import IO, Any, Final
 
 from tutti.studies.autotune.candidates import Candidate
 from tutti.studies.autotune.race import Entry, leader, racing, ratio, ties
-from tutti.studies.autotune.twins import Twins
+from tutti.studies.autotune.twins import REMEDY, Twins
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
@@ -39,13 +39,19 @@ class Recommendation:
         ways: those to choose from.
         others: the best of them again, beside ways in another precision, which rounds more.
         twins: short trainings in that other precision; None: it was not faster, or not tried.
-        seconds: that all of it took, the start of the ranks included.
+        seconds: that measuring took.
+        allowed_s: seconds that it could take.
+        samples: of the training part.
+        waited: the share of the time in which rank 0 waited for a core, as other programs used it.
     """
 
     ways: Sequence[Way]
     others: Sequence[Way] = field(default_factory=list)
     twins: Twins | None = None
     seconds: float = 0.0
+    allowed_s: float = 0.0
+    samples: int = 0
+    waited: float = 0.0
 
     @property
     def pick(self) -> Way:
@@ -75,8 +81,8 @@ class Recommendation:
         """Return one line for each choice that there was."""
         measured = sum(way.rate is not None for way in self.ways)
         ways = f"{measured} combination{'' if measured == 1 else 's'}"
-        raced = f"measured {ways} in {self.seconds:.0f} s: {self._reason()}"
-        others = self._precision()
+        raced = f"measured {ways} in {self.seconds:.1f} s: {self._reason()}"
+        others = self._precision() if any(way.first for way in self.others) else []
         return [raced, *others] if len(self.ways) > 1 or not others else others
 
     def _reason(self) -> str:
@@ -90,7 +96,10 @@ class Recommendation:
             second = max(rivals, key=lambda way: ratio(way, pick))
             return f"{rate}; the next, {self._name(second)}, has {ratio(second, pick):.0%} of that speed"
         late = any(way.first is None and way.problem is None for way in self.ways)
-        return f"{rate}; " + ("no time was left for others: raise --budget" if late else "the only way")
+        if not late:
+            return f"{rate}; the only way"
+        first = rate if pick.turns else f"{self._name(pick)}, the most likely way"
+        return f"{first}; no time was left for others: {REMEDY}"
 
     def _name(self, way: Way) -> str:
         """Name a way by what differs between the ways, such as "2 ranks x 1 thread, channels_last"."""
@@ -113,9 +122,7 @@ class Recommendation:
         if self.faster is None:
             return [f"{name} is not chosen: it is {speed} here"]
         if self.twins is None:
-            return [
-                f"{name} is not chosen: it is {speed}, but no time was left to compare losses: raise --budget"
-            ]
+            return [f"{name} is not chosen: it is {speed}, but no time was left to compare losses: {REMEDY}"]
         verdict, link = ("chosen", "and") if self.twins.follows else ("not chosen", "but")
         return [f"{name} is {verdict}: {self._name(way)} in {name} is {speed}, {link} {self.twins.why()}"]
 

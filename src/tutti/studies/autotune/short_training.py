@@ -18,7 +18,7 @@ from tutti.model_parallel.base import Whole
 from tutti.run.build import Task, assemble, build_strategy, reseed
 from tutti.run.jobs import Recipe
 from tutti.studies.autotune.candidates import Candidate
-from tutti.studies.autotune.twins import ORDERS, Twins
+from tutti.studies.autotune.twins import ORDERS, REMEDY, Twins
 from tutti.training.evaluation import evaluate
 from tutti.training.precision import Arithmetic
 from tutti.training.trainer import Trainer
@@ -61,7 +61,7 @@ def short_trainings(
         for way, measured in zip(pair, losses, strict=True):
             if is_late():
                 return Twins(
-                    precision, updates, problem="no time was left for all short trainings: raise --budget"
+                    precision, updates, problem=f"no time was left for all short trainings: {REMEDY}"
                 )
             try:
                 before, after = train_shortly(recipe, comm, task, way, updates, order, probe)

@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final
 
+REMEDY: Final = "give 'tutti plan' a larger --budget, and --plan auto remembers what it finds"
+"""What helps where time is too short."""
+
 ORDERS: Final = 3
 """Number of orders of the batches."""
 

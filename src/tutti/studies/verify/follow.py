@@ -17,6 +17,7 @@ from operator import methodcaller
 from typing import cast
 
 import torch
+import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator, keep_servers

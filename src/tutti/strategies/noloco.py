@@ -1,0 +1,173 @@
+"""NoLoCo: many steps of each worker's own, then an outer step together with one other at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.registry import part
+from tutti.replica import Replica
+from tutti.state import Saved, State, fill_all, pieces_of_all
+from tutti.strategies.averaged import AveragedWorker, PeerStrategy
+from tutti.strategies.base import Clip, Worker
+from tutti.strategies.options import number, whole
+
+TAG: Final = 7350
+"""Of the messages between the two of a pair."""
+
+ANCHOR: Final = "own_anchor"
+"""The first word of the names of the weights at which a worker's round began, in a checkpoint."""
+
+VELOCITY: Final = "own_velocity"
+"""The first word of the names of a worker's outer momentum."""
+
+
+@part("noloco")
+@dataclass(frozen=True)
+class NoLoCo(PeerStrategy):
+    """DiLoCo without an all-reduce: an outer step joins two workers at a time, other ones in each round.
+
+        for t = 1, 2, ...:
+            x_i = y_i                                        each worker begins at its own y_i
+            `every` times:  x_i = optimizer(x_i, g_i)        with its own batches; the paper's is Adam
+            d_i = y_i - x_i                                  its outer gradient
+            v_i = outer_momentum v_i + outer_lr (d_i + d_j) / 2 + pull (y_i - y_j) / 2
+            y_i = y_i - v_i                                  j is the other of the pair
+
+    The last term of v_i keeps the replicas together, as no step makes them equal. All ranks draw the same
+    pairs from `seed` and t. Only the two of a pair wait for each other:
+
+        worker 0   │ step │ step │ ... │ outer step with 2 │ step │ step │ ... │ outer step with 1 │
+        worker 1   │ step │ step │ ... │ outer step with 3 │ step │ step │ ... │ outer step with 0 │
+
+    With an odd number of workers one of them stands out and makes its outer step alone, with j = i; so does
+    a single worker, for which this is DiLoCo with heavy-ball momentum. What is evaluated and kept is the
+    average of all workers; each keeps the states of both its optimizers.
+
+    The paper has groups of n workers and means over a group; here n is 2, as in its experiments. In the
+    authors' program (jkolehm/noloco) `pull` is `outer_lr`, the number of workers must be even, and each
+    replica is evaluated by itself. The paper also sends activations of pipelines along random ways, which is
+    not done here.
+
+    Source: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large
+    Models", arXiv:2506.10911, section 3; there `every` is 50, `outer_momentum` is alpha, `outer_lr` beta and
+    `pull` gamma.
+    """
+
+    every: int = whole(20, "batches of a worker between two outer steps")
+    outer_lr: float = number(0.7, "learning rate of the outer steps", above=0)
+    outer_momentum: float = number(0.5, "momentum of the outer steps", least=0, below=1)
+    pull: float = number(0.7, "how hard the two of a pair pull at each other", least=0, most=1)
+    seed: int = whole(0, "decides the pairs", least=0)
+
+    @override
+    def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        return _NoLoCoWorker(self, replica, comm, optimizer, clip)
+
+
+class _NoLoCoWorker(AveragedWorker):
+    def __init__(
+        self, strategy: NoLoCo, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(replica, comm, optimizer, clip)
+        self._strategy = strategy
+        self._anchors = [weights.clone() for weights in self.weights]
+        self._velocities = [torch.zeros_like(weights) for weights in self.weights]
+        self.restarts += ("the outer momentum of each worker",)
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.move()
+        self.skip()
+
+    @override
+    @torch.no_grad()
+    def skip(self) -> None:
+        """Take part in the outer step that may follow a round."""
+        self.rounds += 1
+        if self.rounds % self._strategy.every == 0:
+            self.meet(self._move_outer)
+
+    def _move_outer(self, vectors: Sequence[Tensor]) -> int:
+        """Make the outer step of a round from the weights `vectors`; returns the bytes sent."""
+        one = self._strategy
+        turn = self.rounds // one.every
+        partner = partner_of(self.comm.rank, self.comm.size, turn, one.seed)
+        sent = 0
+        for weights, anchor, velocity in zip(vectors, self._anchors, self._velocities, strict=True):
+            mine = torch.cat([anchor - weights, anchor])
+            theirs = mine
+            if partner is not None:
+                theirs = torch.empty_like(mine)
+                self.comm.exchange(mine, partner, theirs, partner, TAG)
+                sent += mine.nbytes
+            with self.updating:
+                move_in_pair(anchor, velocity, mine, theirs, one.outer_lr, one.outer_momentum, one.pull)
+                weights.copy_(anchor)
+        return sent
+
+    @override
+    def state(self) -> State:
+        state = super().state()
+        state.alone.pieces += pieces_of_all(ANCHOR, self.replica.flats, self._anchors)
+        state.alone.pieces += pieces_of_all(VELOCITY, self.replica.flats, self._velocities)
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Go on in the middle of a round, or begin one at the weights that others have agreed on."""
+        super().load_state(saved)
+        if saved.alone is None:
+            self.rounds = 0
+        else:
+            fill_all(saved.alone.tensors, ANCHOR, self.replica.flats, self._anchors)
+            fill_all(saved.alone.tensors, VELOCITY, self.replica.flats, self._velocities)
+
+
+def partner_of(rank: int, size: int, turn: int, seed: int) -> int | None:
+    """Return the other of a rank's pair; None for the rank that stands out when `size` is odd.
+
+    Args:
+        rank: 0 to size - 1.
+        size: how many ranks there are.
+        turn: which round it is: each has other pairs, drawn uniformly.
+        seed: the same on all ranks.
+    """
+    order = list(range(size))
+    Random(f"{seed}/{turn}").shuffle(order)
+    place = order.index(rank) ^ 1
+    return order[place] if place < size else None
+
+
+def move_in_pair(
+    anchor: Tensor, velocity: Tensor, mine: Tensor, theirs: Tensor, lr: float, momentum: float, pull: float
+) -> None:
+    """One outer step of one worker of a pair.
+
+        v = momentum v + lr (d_i + d_j) / 2 + pull (y_i - y_j) / 2
+        y_i = y_i - v
+
+    Source: section 3 of the paper that `NoLoCo` names, with groups of two; there the outer gradient and the
+    velocity have the other sign.
+
+    Args:
+        anchor: y_i, of shape (length,); overwritten.
+        velocity: v, zeros at first; overwritten.
+        mine: d_i and y_i, one behind the other, of shape (2 * length,).
+        theirs: d_j and y_j; `mine` for a worker that stands out.
+        lr: beta.
+        momentum: alpha.
+        pull: gamma.
+    """
+    (own, here), (other, there) = mine.chunk(2), theirs.chunk(2)
+    velocity.mul_(momentum).add_(own + other, alpha=lr / 2).add_(here - there, alpha=pull / 2)
+    anchor.sub_(velocity)

@@ -1,0 +1,83 @@
+"""Workers whose rounds of own steps begin at common weights, from which an outer step is made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from tutti.comm.base import Communicator
+from tutti.optim.sharded import equal_slices
+from tutti.replica import Replica
+from tutti.state import Saved, State, fill_all, pieces_of, pieces_of_all
+from tutti.strategies.averaged import AveragedWorker
+from tutti.strategies.base import Clip
+
+ANCHOR: Final = "anchor"
+"""The first word of the names of the weights at which a round began, in a checkpoint."""
+
+VELOCITY: Final = "velocity"
+"""The first word of the names of the outer momentum."""
+
+
+class OuterWorker(AveragedWorker):
+    """A worker that goes on from an anchor in rounds.
+
+    Attributes:
+        anchors: the weights at which the rounds began.
+        common: vectors that are the same on all workers, by the first word of their names in a checkpoint.
+        private: vectors that are each worker's own, likewise.
+    """
+
+    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> None:
+        super().__init__(replica, comm, optimizer, clip)
+        self.anchors = [weights.clone() for weights in self.weights]
+        self.common = {ANCHOR: self.anchors}
+        self.private: dict[str, list[Tensor]] = {}
+
+    @override
+    def state(self) -> State:
+        """Add the vectors; of those that are the same on all ranks each gives a slice."""
+        state = super().state()
+        for name, vectors in self.common.items():
+            for flat, vector in zip(self.replica.flats, vectors, strict=True):
+                own = equal_slices(flat, self.comm.size)[self.comm.rank]
+                state.joint.pieces += pieces_of(name, flat, vector, own)
+        for name, vectors in self.private.items():
+            state.alone.pieces += pieces_of_all(name, self.replica.flats, vectors)
+        return state
+
+    @override
+    def load_state(self, saved: Saved) -> None:
+        """Go on in the middle of a round, or begin one at the weights that others have agreed on."""
+        super().load_state(saved)
+        if saved.alone is None:
+            self.rounds = 0
+        for name, vectors in self.common.items():
+            if saved.alone is not None or name != ANCHOR:
+                fill_all(saved.joint.tensors, name, self.replica.flats, vectors)
+        for name, vectors in self.private.items():
+            if saved.alone is not None:
+                fill_all(saved.alone.tensors, name, self.replica.flats, vectors)
+
+
+def move_outer(anchor: Tensor, delta: Tensor, velocity: Tensor, lr: float, momentum: float) -> None:
+    """One step of the outer optimizer, SGD with Nesterov's momentum.
+
+        v = momentum v + d
+        anchor = anchor - lr (d + momentum v)
+
+    Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models",
+    arXiv:2311.08105, algorithm 1, line 14, with the optimizer of section 2.
+
+    Args:
+        anchor: where the workers began; overwritten.
+        delta: d, what the workers have done since then, as a gradient: the anchor minus their mean.
+        velocity: v, zeros at first; overwritten.
+        lr: of the outer optimizer.
+        momentum: of the outer optimizer; 0: plain SGD, which with lr 1 ends at the mean.
+    """
+    velocity.mul_(momentum).add_(delta)
+    anchor.sub_(delta, alpha=lr).sub_(velocity, alpha=lr * momentum)

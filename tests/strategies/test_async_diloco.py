@@ -1,0 +1,146 @@
+"""Asynchronous DiLoCo follows its paper, batch by batch and message by message."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from tests.strategies.alone import (
+    LENGTH,
+    SPEEDS,
+    Setting,
+    assert_close,
+    finishes,
+    gradient,
+    run,
+    start,
+)
+from tests.strategies.test_diloco import adamw
+from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadOption
+from tutti.parameter_server.base import Outcome, Push, Slot
+from tutti.parameter_server.rules import DelayedNesterovRule
+from tutti.strategies import AsyncDiLoCo, DiLoCo
+from tutti.strategies.async_diloco import local_steps
+
+
+def test_the_momentum_waits_for_two_messages() -> None:
+    """Numbers worked out by hand: lr 0.5, momentum 0.5, N = 2."""
+    rule, centre = DelayedNesterovRule([], lr=0.5, momentum=0.5, delay=2), torch.tensor([1.0])
+    rule.open([centre], [Slot(0, (slice(0, 1),))], lambda length, dtype: torch.zeros(length, dtype=dtype))
+    expected = [
+        (1.0, 0.75),  # c - 0.5 * 1 / 2
+        (3.0, -0.5),  # c - 0.5 * 3 / 2; then v = 2 and c - 0.5 * 0.5 * 2
+        (2.0, -1.0),  # c - 0.5 * 2 / 2
+        (0.0, -1.5),  # v = 0.5 * 2 + 2 / 2, and c - 0.5 * 0.5 * 2
+    ]
+    for message, after in expected:
+        assert rule.apply(Push(0, (centre,), (torch.tensor([message]),), None)) is Outcome.APPLIED
+        assert centre.item() == after
+
+
+class Server:
+    """Algorithm 3 of the paper, line by line."""
+
+    def __init__(self, options: AsyncDiLoCo, workers: int) -> None:
+        self.options, self.theta, self.t, self.n = options, start(), 0, options.delay or workers
+        self.m = self.delta = torch.zeros(LENGTH, dtype=torch.float64)
+
+    def receive(self, g: Tensor) -> None:
+        lr, beta = self.options.outer_lr, self.options.outer_momentum
+        self.delta = self.delta + g
+        if (self.t + 1) % self.n == 0:
+            self.m = beta * self.m + self.delta / self.n
+            self.theta = self.theta - lr * (beta * self.m + g / self.n)
+            self.delta = torch.zeros_like(g)
+        else:
+            self.theta = self.theta - lr * g / self.n
+        self.t += 1
+
+
+def by_hand(strategy: AsyncDiLoCo, steps: int) -> tuple[Tensor, list[Tensor]]:
+    """The centre in the end, and the last weights of each worker."""
+    workers = len(SPEEDS)
+    server = Server(strategy, workers)
+    x = [nn.Parameter(start()) for _ in range(workers)]
+    began = [start() for _ in range(workers)]
+    optimizers = [optim.AdamW([weights], lr=0.05, weight_decay=0.1) for weights in x]
+    for rank, step in finishes(steps):
+        x[rank].grad = gradient(x[rank].detach(), rank, step)
+        optimizers[rank].step()
+        if (step + 1) % strategy.every == 0:
+            server.receive(began[rank] - x[rank].detach())
+            x[rank].data.copy_(server.theta)
+            began[rank] = server.theta
+        elif step + 1 == steps:
+            server.receive(began[rank] - x[rank].detach())
+    return server.theta, [weights.detach() for weights in x]
+
+
+OPTIONS = [
+    AsyncDiLoCo(every=3),
+    AsyncDiLoCo(every=5),
+    AsyncDiLoCo(every=3, delay=1),
+    AsyncDiLoCo(every=1, delay=4, outer_lr=0.5, outer_momentum=0.25),
+]
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("strategy", OPTIONS, ids=str)
+def test_the_trajectory_is_the_papers(strategy: AsyncDiLoCo, servers: int) -> None:
+    setting = Setting(strategy, adamw, steps=12)
+    centre, weights = by_hand(strategy, setting.steps)
+    found = run(setting, VirtualWorld(3, servers=servers))
+    assert_close(found[0].final, centre)
+    for outcome, expected in zip(found, weights, strict=True):
+        assert_close(outcome.steps[-1], expected)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_worker_without_delay_is_diloco(momentum: float) -> None:
+    found, expected = (
+        run(Setting(kind(every=5, outer_momentum=momentum), adamw, speeds=(1.0,)))[0].final
+        for kind in (AsyncDiLoCo, DiLoCo)
+    )
+    assert_close(found, expected)
+
+
+def test_staleness_and_exchanges_are_counted() -> None:
+    """Workers of equal speed bring their messages in turn: each is behind those of the others."""
+    setting = Setting(AsyncDiLoCo(every=4), adamw, steps=12, speeds=(1.0, 1.001, 1.002))
+    for rank, outcome in enumerate(run(setting)):
+        assert outcome.traffic.exchanges == 3
+        assert outcome.traffic.staleness == {rank: 1, 2: 2} if rank < 2 else {2: 3}
+        assert outcome.traffic.bytes_sent == 3 * 8 * 32  # two parameters, each at an aligned place
+
+
+@pytest.mark.parametrize(("dynamic", "expected"), [(True, [10, 5, 2]), (False, [10, 10, 10])])
+def test_slower_workers_make_fewer_batches_in_a_round(dynamic: bool, expected: list[int]) -> None:
+    """After the workers have met, all rounds take as long as the fastest worker's."""
+    speeds, strategy = (1.0, 2.0, 4.0), AsyncDiLoCo(every=10, dynamic=dynamic)
+    for rank, outcome in enumerate(run(Setting(strategy, steps=60, speeds=speeds, settle_at=19))):
+        assert outcome.traffic.exchanges == 2 + -(-40 // expected[rank])
+
+
+@pytest.mark.parametrize(
+    ("own", "fastest", "expected"),
+    [(1.0, 1.0, 20), (0.0, 0.0, 20), (1.6, 1.0, 12), (0.3, 0.1, 6), (99.0, 1.0, 1)],
+)
+def test_the_batches_of_a_round_follow_from_the_speeds(own: float, fastest: float, expected: int) -> None:
+    assert local_steps(20, own, fastest) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"every": 0}, "every"),
+        ({"outer_lr": 0.0}, "outer_lr"),
+        ({"outer_momentum": 1.0}, "outer_momentum"),
+        ({"delay": -1}, "delay"),
+        ({"dynamic": "yes"}, "dynamic"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, object], name: str) -> None:
+    with pytest.raises(BadOption, match=f"option '{name}' of strategy 'async_diloco'"):
+        AsyncDiLoCo(**options)
