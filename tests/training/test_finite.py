@@ -235,7 +235,7 @@ def in_precision(strategy: Strategy, loss: Loss, ranks: int, precision: str, lr:
 def test_an_overflow_halves_the_scale_on_all_who_step_together_and_many_steps_double_it() -> None:
     def program(comm: Communicator) -> list[float]:
         replica, scale, found = Replica(nn.Linear(2, 1)), LossScale(), []
-        updates = SkippedUpdates(replica, comm, True, 0, scale)
+        updates = SkippedUpdates(replica, comm, comm, 0, scale)
         for step in range(LossScale.GROWS_AFTER + 2):
             replica.flats[0].grads.fill_(math.inf if step == 1 and comm.rank == 1 else scale.factor)
             made = updates.is_usable(step + 1, 0)

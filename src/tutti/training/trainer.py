@@ -104,7 +104,8 @@ class Trainer:
         """
         module, batches, course = self.replica.module, self._schedule.batches, self.course
         hooks, callbacks = self._hooks, self._hooks.callbacks
-        together = self._comm.size > 1 and not batches.own
+        sharing = self._workers.sharing(batches)
+        together = sharing is not None and sharing.size > 1
         objective = check_fit(module, batches.part, self._gradient.objective, together)
         self._gradient.objective = objective
         if not module.training:
@@ -284,9 +285,9 @@ class Trainer:
             if meets:
                 work.note_arrival(computed - left)
             course.lr = learning_rate.value
-            if late or not (samples or not batches.own):
+            if late or not passes:
                 worker.skip()
-            elif gradient.is_usable(made, passes, course.step, epoch, samples, weight):
+            elif gradient.is_usable(passes, course.step, epoch, samples, weight):
                 worker.step()
                 self._average.add(made + 1)
                 work.steps += 1

@@ -187,7 +187,7 @@ class Rehearsal:
             check_fit(module, self._task.dataset.train, objective)
             config = replace(one.applied_to(self._job.config), schedule=None, schedule_options={})
             job, strategy = replace(self._job, config=config), build_strategy(self._job, one.ranks)
-            parts = assemble(job, team, self._task, strategy, Whole(module, team))
+            parts = assemble(job, team, self._task, strategy, Whole(module, team, strategy))
             for group in parts.workers.optimizer.param_groups:
                 group["lr"] = 0.0
             self._assemblies[key] = parts
