@@ -9,6 +9,7 @@ from torch import Tensor, nn, optim
 from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadOption
 from tutti.strategies import Clip, Local
 from tutti.strategies.placement import place
 
@@ -91,6 +92,12 @@ def test_moments_have_periods_of_their_own(name: str, strategy: Local, hosts: tu
                     one.copy_(mean)
     for outcome, weights in zip(run(setting, VirtualWorld(3, hosts)), x, strict=True):
         assert_close(outcome.steps[-1], weights.detach())
+
+
+def test_adams_mean_is_not_averaged_without_its_squares() -> None:
+    setting = Setting(Local(first_moment_every=3), lambda module: optim.AdamW(module.parameters()))
+    with pytest.raises(BadOption, match="is 3 without 'second_moment_every'"):
+        run(setting)
 
 
 def test_averaged_momentum_after_each_step_is_synchronous_training() -> None:

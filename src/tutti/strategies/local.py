@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy
@@ -72,6 +73,11 @@ class Local(PeerStrategy):
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        if self.first_moment_every and not self.second_moment_every and "betas" in optimizer.defaults:
+            raise BadOption(
+                f"{self.as_given('first_moment_every')} without 'second_moment_every', but a mean from "
+                "others makes a huge step where a worker's own squares are 0; give both the same period"
+            )
         return _LocalWorker(self, replica, comm, optimizer, clip)
 
 
