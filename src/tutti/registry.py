@@ -147,13 +147,30 @@ class Registry(Mapping[str, T], Generic[T]):
         return None
 
     def options(self, name: str) -> tuple[str, ...]:
-        """Return the names of those parameters of a function, or fields of a class, that have a default."""
-        node = self._places[name].definition
+        """Return the names of those parameters of a function, or fields of a class, that have a default.
+
+        Of a class's bases those count that are imported from another file of the package.
+        """
+        place = self._places[name]
+        node = place.definition
         if isinstance(node, ast.ClassDef):
-            given = [one for one in node.body if isinstance(one, ast.AnnAssign) and one.value is not None]
-            own = [one.target for one in given if "ClassVar" not in ast.unparse(one.annotation)]
-            return tuple(target.id for target in own if isinstance(target, ast.Name))
+            return tuple(self._fields(place))
         positional = [*node.args.posonlyargs, *node.args.args]
         optional = positional[len(positional) - len(node.args.defaults) :]
         named = [a for a, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value]
         return tuple(argument.arg for argument in (*optional, *named))
+
+    def _fields(self, place: PartFile) -> Iterator[str]:
+        """Yield the fields of a class that have a default, then those of its bases."""
+        node = place.definition
+        assert isinstance(node, ast.ClassDef), "it has fields"
+        given = [one for one in node.body if isinstance(one, ast.AnnAssign) and one.value is not None]
+        own = [one.target for one in given if "ClassVar" not in ast.unparse(one.annotation)]
+        yield from (target.id for target in own if isinstance(target, ast.Name))
+        bases = {ast.unparse(base) for base in node.bases}
+        for one in place.tree.body:
+            module = (one.module or "") if isinstance(one, ast.ImportFrom) else ""
+            if isinstance(one, ast.ImportFrom) and module.rpartition(".")[0] == self._package:
+                file = place.file.with_name(f"{module.rpartition('.')[2]}.py")
+                for imported in bases.intersection(alias.name for alias in one.names):
+                    yield from self._fields(PartFile(file, module, imported))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tests.contracts.training import SPEEDS, adamw, clouds
+from tests.contracts.training import SPEEDS, adamw, clouds, laid_out
 from tests.states import saved_by
 from tutti.comm.base import Communicator
 from tutti.optim.state import load, options_of
@@ -21,7 +21,6 @@ from tutti.state import LocalState, Saved, State, Values
 from tutti.strategies import Clip, Strategy, Worker
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
-from tutti.strategies.placement import place
 
 STOP, END = 5, 9
 """The number of steps before the state is taken, and of all: neither is a multiple of a strategy's period."""
@@ -101,8 +100,7 @@ def begin(comm: Communicator, course: Course) -> Left | None:
     optimizer = course.optimizer(list(module.parameters()))
     if _serves(comm, course, module, optimizer):
         return None
-    replica = place(module, comm, course.strategy.home)
-    worker = course.strategy.worker(replica, comm, optimizer, Clip())
+    replica, worker, _ = laid_out(module, comm, course.strategy, optimizer)
     _train(comm, course, replica, worker, optimizer, range(STOP))
     comm.barrier()
     worker.settle()
@@ -130,8 +128,7 @@ def go_on(comm: Communicator, course: Course, kept: Checkpoint | None) -> Resume
     saved = kept.saved[comm.rank]
     names = {parameter: name for name, parameter in module.named_parameters()}
     load(optimizer, names, saved, kept.options)
-    replica = place(module, comm, course.strategy.home)
-    worker = course.strategy.worker(replica, comm, optimizer, Clip())
+    replica, worker, _ = laid_out(module, comm, course.strategy, optimizer)
     worker.load_state(saved)
     comm.barrier()
     worker.settle()

@@ -40,6 +40,7 @@ from tests.contracts.training import (
     fading,
     frozen,
     halving,
+    laid_out,
     needs_centre,
     normed,
     perceptron,
@@ -54,7 +55,6 @@ from tutti.errors import PeerLost
 from tutti.replica import Replica
 from tutti.strategies import STRATEGIES, Clip, Strategy
 from tutti.strategies.base import Pace
-from tutti.strategies.placement import place
 
 Options = dict[str, Any]
 
@@ -266,7 +266,7 @@ def check_every_hyper_parameter_changes_the_outcome(strategy: type[Strategy], kn
         return _bits(outcomes(Run(options, epochs=3), _demanding_world(known, options)))
 
     for of in fields(strategy):
-        before, changed = known.changes.get(of.name) or (known.brisk, {of.name: _other_value(of, known)})
+        before, changed = _change(of, known)
         first, second = found(strategy(**before)), found(strategy(**{**before, **changed}))
         assert first != second, f"{of.name} of '{strategy.name}': {before}, then {changed}"
 
@@ -282,9 +282,18 @@ def _bits(found: list[Outcome]) -> list[object]:
     return [found[0].weights.tolist(), sent, found[0].seconds]
 
 
+def _change(of: Field[Any], known: Setting) -> tuple[Options, Options]:
+    """The options of a run, and what another has otherwise to show what a hyper-parameter does."""
+    if of.name == "group":
+        return {**known.brisk, "inside": "sync"}, {"group": 1}
+    return known.changes.get(of.name) or (known.brisk, {of.name: _other_value(of, known)})
+
+
 def _other_value(of: Field[Any], known: Setting) -> object:
     """Another valid value of a hyper-parameter, made up from the one that it has."""
     value = known.brisk.get(of.name, of.default)
+    if of.name == "inside":
+        return "sync"
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -379,8 +388,7 @@ def check_evaluation_settles_and_training_resumes(strategy: type[Strategy], know
         if comm.servers is not None and comm.servers.serving:
             options.serve(comm.servers, Replica(module), optimizer, Clip())
             return []
-        replica = place(module, comm, options.home)
-        worker = options.worker(replica, comm, optimizer, Clip())
+        replica, worker, _ = laid_out(module, comm, options, optimizer)
         same = []
         for step in range(6):
             inputs, targets = training.take(torch.arange(8) + 8 * comm.rank)
@@ -464,7 +472,7 @@ def _courses(strategy: type[Strategy], known: Setting) -> list[Course]:
     """A strategy with its usual options, and with each of them changed."""
     given = [known.brisk]
     for of in fields(strategy):
-        before, changed = known.changes.get(of.name) or (known.brisk, {of.name: _other_value(of, known)})
+        before, changed = _change(of, known)
         given += [before, {**before, **changed}]
     first, *others = dict.fromkeys(strategy(**options) for options in given)
     courses = [Course(first, optimizer=optimizer) for optimizer in (adamw, momentum, plain)]

@@ -14,23 +14,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tests.trainers import trainer_of
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, Group
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.data import Batches, Part, open_data
+from tutti.model_parallel.base import Whole
 from tutti.parameter_server.base import Centre
 from tutti.records.run import EpochRecord
 from tutti.records.trace import Trace
 from tutti.replica import Replica
-from tutti.strategies import Clip, Strategy
+from tutti.strategies import Clip, Strategy, Worker
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
-from tutti.strategies.placement import place
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
 
 SPEEDS = (1.0e-3, 1.31e-3, 0.77e-3, 1.13e-3)
 """Seconds that each rank needs for a sample on the virtual clock: no two finish at the same moment."""
+
+_UNCLIPPED = Clip()
 
 Data = Callable[[], tuple[Part, Part]]
 """The training and the test part. A function that can be imported: processes load the data themselves."""
@@ -146,6 +148,15 @@ def needs_centre(strategy: Strategy) -> bool:
     return Centre in strategy.needs
 
 
+def laid_out(
+    module: nn.Module, comm: Communicator, strategy: Strategy, optimizer: Optimizer, clip: Clip = _UNCLIPPED
+) -> tuple[Replica, Worker, Group | None]:
+    """The model on this rank, its worker, and the ranks that this is made of, if there are several."""
+    portion = Whole(module, comm, strategy)
+    replica = portion.place(strategy)
+    return replica, portion.worker(strategy, replica, optimizer, clip), portion.group
+
+
 def train(comm: Communicator, run: Run) -> Outcome | None:
     """One rank's part in a run (collective); a server has no outcome."""
     torch.manual_seed(comm.rank)  # everybody begins with the weights of rank 0
@@ -156,16 +167,19 @@ def train(comm: Communicator, run: Run) -> Outcome | None:
         run.strategy.serve(comm.servers, Replica(module), optimizer, run.clip)
         return None
     (training, test), own = run.data(), run.strategy.pace is not Pace.TOGETHER
-    replica = place(module, comm, run.strategy.home)
+    replica, worker, group = laid_out(module, comm, run.strategy, optimizer, run.clip)
+    dealt = (comm.rank, comm.size) if group is None else (group.lane.rank, group.lane.size)
+    team = (0, 1) if group is None else (group.ranks.rank, group.ranks.size)
     passes = run.passes * run.strategy.passes
     loss, metrics = LOSSES["cross_entropy"], (METRICS["accuracy"],)
     schedule = run.schedule(optimizer) if run.schedule else None
     trainer = trainer_of(
         comm=comm,
         replica=replica,
-        worker=run.strategy.worker(replica, comm, optimizer, run.clip),
+        worker=worker,
+        group=None if group is None else group.ranks,
         optimizer=optimizer,
-        batches=Batches(training, run.batch_size, comm.rank, comm.size, passes, seed=7, own=own),
+        batches=Batches(training, run.batch_size, *dealt, passes, seed=7, own=own, team=team),
         loss=loss,
         metrics=metrics,
         epochs=run.epochs,

@@ -43,7 +43,6 @@ def test_shares_of_all_ranks_and_passes_sum_to_one(cut):
     ranks = [Batches(numbered(count), batch_size, r, size, passes) for r in range(size)]
     for k, updates in enumerate(zip(*(rank.epoch(0) for rank in ranks), strict=True)):
         samples = min(batch_size, count - k * batch_size)
-        assert ranks[0].samples_of(k) == ranks[0].samples_of(3 * ranks[0].updates + k) == samples
         assert ranks[0].samples(k + 1) == k * batch_size + samples
         batches = [batch for _, taken in updates for batch in taken]
         assert all(batch.share == len(batch.targets) / samples for batch in batches)

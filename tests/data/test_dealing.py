@@ -79,7 +79,7 @@ def test_with_batches_of_their_own_all_ranks_together_take_every_sample_once(cou
         updates = list(batches.epoch(1))
         rounds.add(len(updates))
         for update in updates:
-            taken = torch.cat([batch.targets for batch in update[1]])
+            taken = torch.cat([torch.empty(0), *(batch.targets for batch in update[1])])
             assert len(taken) <= 10
             assert sum(batch.share for batch in update[1]) == pytest.approx(1 if len(taken) else 0)
             seen += taken.tolist()
@@ -94,7 +94,7 @@ def test_a_split_by_speed_keeps_the_mean_and_every_sample():
     for mine, other in zip(*(batches.epoch(0) for batches in sides), strict=True):
         batches = [*mine[1], *other[1]]
         assert sum(batch.share for batch in batches) == pytest.approx(1)
-        if sides[0].samples_of(mine[0]) == 40:
+        if sum(len(batch.targets) for batch in batches) == 40:
             assert [len(batch.targets) for batch in batches] == [15, 15, 5, 5]
     whole = [batch.targets for _, (batch,) in Batches(numbered(100), 40).epoch(0)]
     parts = zip(*(batches.epoch(0) for batches in sides), strict=True)
@@ -106,6 +106,22 @@ def test_a_split_by_speed_keeps_the_mean_and_every_sample():
 def test_the_fewest_samples_of_a_shared_pass_are_those_of_the_last_update():
     assert Batches(numbered(49), 20, size=2).fewest == 4
     assert Batches(numbered(49), 20, size=2, passes=3).fewest == 1
+    assert Batches(numbered(52), 20, size=2, own=True, team=(0, 3)).fewest == 2
+    assert Batches(numbered(52), 20, size=2, own=True, team=(0, 3)).fewest_together == 6
+
+
+def test_a_team_shares_the_batches_of_its_worker():
+    alone = [list(batches.epoch(0)) for batches in ranks(53, 10, 2, passes=2, own=True)]
+    for worker, expected in enumerate(alone):
+        team = [
+            Batches(numbered(53), 10, worker, 2, 2, own=True, team=(member, 3)).epoch(0)
+            for member in range(3)
+        ]
+        for (_, whole), *parts in zip(expected, *team, strict=True):
+            for turn, batch in enumerate(whole):
+                mine = [passes[turn] for _, passes in parts]
+                assert torch.equal(torch.cat([one.targets for one in mine]), batch.targets)
+                assert sum(one.share for one in mine) == pytest.approx(batch.share)
 
 
 def test_a_split_by_speed_leaves_the_slowest_two_samples():

@@ -41,7 +41,7 @@ def measure(comm: Communicator, job: TrainJob) -> int:
         layout = layout_of(config, comm.size)
         strategy = build_strategy(job, comm.size if layout is None else layout.data, 1)
         task = prepare_task(job, open_config_data(job, comm))
-        portion = portion_of(layout, comm, task.module, task.workload(config.batch_size))
+        portion = portion_of(layout, comm, task.module, task.workload(config.batch_size), strategy)
         trainer = assemble(job, comm, task, strategy, portion).trainer()
         held = [*portion.module.parameters(), *portion.module.buffers()]
         before = sum(local(x.detach()).nbytes for x in held)

@@ -34,16 +34,6 @@ class Counting(ParameterWise):
         self.state[weights]["count"] = self.state[weights].get("count", 0) + 1
 
 
-class Late(Rebinding):
-    """Remembers something from its second step on."""
-
-    def move(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        late = "velocity" in self.state[weights]
-        super().move(weights, gradient, group)
-        if late:
-            self.state[weights]["slow"] = gradient.clone()
-
-
 class Foreign(optim.SGD):
     """May keep anything anywhere."""
 
@@ -72,7 +62,6 @@ def test_what_an_optimizer_keeps_is_kept_for_all_workers(servers: int) -> None:
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda parameters: Late(parameters, {"lr": LR}), "'slow'"),
         (lambda parameters: Counting(parameters, {"lr": LR}), "'count'"),
         (lambda parameters: Foreign(parameters, lr=LR), "side worker"),
         (optim.LBFGS, "LBFGS"),

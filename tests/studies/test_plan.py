@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption, BadRunFolder, UnknownName, UserError
+from tutti.launch.busy_cores import ThreadTimes
 from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.placement import Placement
 from tutti.run.config import TrainConfig
@@ -267,6 +268,15 @@ def test_ranks_are_started_once_and_unbound_as_many_as_the_largest_way_needs(
     assert (job.choices.shapes, job.dared) == (((1, 1), (1, 4), (2, 2), (4, 1)), ("bf16",))
     assert found.pick.candidate == FAST
     assert found.seconds >= 0
+
+
+def test_the_time_that_all_ranks_waited_for_cores_counts() -> None:
+    after = (ThreadTimes(1.5, 0.0), ThreadTimes(1.5, 1.0), None)
+
+    def rank(comm: Communicator) -> float:
+        return measure._share_waited(comm, ThreadTimes(0.5, 0.0), after[comm.rank])
+
+    assert VirtualWorld(ranks=3).run(rank) == [pytest.approx(1 / 3)] * 3
 
 
 @pytest.mark.parametrize(("waited", "warned"), [(0.1, False), (0.4, True)])

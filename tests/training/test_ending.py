@@ -181,7 +181,7 @@ def test_a_run_that_ends_early_is_the_run_of_so_many_epochs(name: str) -> None:
     assert losses(ended.history)[:2] == losses(short.history)[:2]
     assert same(ended.written, ended.weights)
     assert ended.seen == [1, 2, 3]
-    if name == "easgd":
+    if name in ("easgd", "async_diloco"):
         return  # Its workers bring that to the centre in the order in which they come, which is another one.
     assert ended.final == short.final
     assert same(ended.weights, short.weights)

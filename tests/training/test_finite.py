@@ -154,7 +154,8 @@ def test_all_ranks_skip_an_update_that_is_not_finite_on_one(
 
 @SEVEN_AND_NAN
 @pytest.mark.parametrize(
-    "name", ["hogwild", "downpour", "easgd", "lazy", "local", "gossip", "adpsgd", "diloco"]
+    "name",
+    ["hogwild", "downpour", "easgd", "lazy", "local", "gossip", "adpsgd", "diloco", "noloco", "async_diloco"],
 )
 def test_a_worker_with_steps_of_its_own_leaves_out_one_and_goes_on(how: float, name: str) -> None:
     results = trained(2, spoiled(how), STRATEGIES[name](), epochs=1)
@@ -234,7 +235,7 @@ def in_precision(strategy: Strategy, loss: Loss, ranks: int, precision: str, lr:
 def test_an_overflow_halves_the_scale_on_all_who_step_together_and_many_steps_double_it() -> None:
     def program(comm: Communicator) -> list[float]:
         replica, scale, found = Replica(nn.Linear(2, 1)), LossScale(), []
-        updates = SkippedUpdates(replica, comm, True, 0, scale)
+        updates = SkippedUpdates(replica, comm, comm, 0, scale)
         for step in range(LossScale.GROWS_AFTER + 2):
             replica.flats[0].grads.fill_(math.inf if step == 1 and comm.rank == 1 else scale.factor)
             made = updates.is_usable(step + 1, 0)

@@ -28,8 +28,7 @@ from tutti.replica import Replica
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS, Metric
-from tutti.training.precision import FP32, Arithmetic
-from tutti.training.validation import ValidationTask, background
+from tutti.training.validation import background
 from tutti.training.validation.background import Background
 
 TRAIN, VALIDATION = blobs(205), blobs(61, seed=4)
@@ -89,10 +88,7 @@ def test_nothing_but_the_moment_of_validation_differs(ranks: int) -> None:
             assert one.train == other.train
 
 
-def task(replica: Replica, comm: Communicator, arithmetic: Arithmetic = FP32) -> ValidationTask:
-    return ValidationTask(
-        replica, VALIDATION, comm, Objective(LOSS, [METRICS["accuracy"], SEEN], 4, arithmetic)
-    )
+OBJECTIVE = Objective(LOSS, [METRICS["accuracy"], SEEN], 4)
 
 
 @pytest.mark.parametrize("room", [0, 1 << 28])
@@ -103,16 +99,14 @@ def test_snapshots_are_of_the_weights_at_their_time_however_many_there_is_room_f
 
     def program(comm: Communicator) -> None:
         replica = Replica(model(norm=True))
-        background = Background(task(replica, comm))
+        background = Background(replica, VALIDATION, comm, OBJECTIVE)
         expected = []
         for turn in range(5):
             with torch.no_grad():
                 replica.flats[0].weights.mul_(1.0 + 0.1 * turn)
                 replica.buffers[0].add_(0.1)
             background.begin()
-            expected.append(
-                evaluate(replica.module, VALIDATION, comm, task(replica, comm).objective).total(comm)
-            )
+            expected.append(evaluate(replica.module, VALIDATION, comm, OBJECTIVE).total(comm))
         own = [replica.flats[0].weights.clone(), *(buffer.clone() for buffer in replica.buffers)]
         found = background.collect(everything=True)
         background.close()
@@ -133,7 +127,7 @@ def not_nice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def beside(comm: Communicator, module: nn.Module) -> Background:
     metrics = [METRICS["accuracy"]]
-    return Background(ValidationTask(Replica(module), VALIDATION, comm, Objective(LOSS, metrics)))
+    return Background(Replica(module), VALIDATION, comm, Objective(LOSS, metrics))
 
 
 def found_beside(comm: Communicator, one: Background) -> dict[str, float]:

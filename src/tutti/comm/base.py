@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -233,6 +233,35 @@ def keep_servers(
     assert part is not None, "every rank gave a color"
     part.servers = Servers(comm, tuple(range(workers, comm.size)), levels, server_period or SERVER_PERIOD)
     return part
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks of one worker, where workers have several, and this rank's counterparts.
+
+    Attributes:
+        ranks: those of this worker; they are on one host.
+        lane: the ranks with this one's place in each worker, in the order of the workers.
+    """
+
+    ranks: Communicator
+    lane: Communicator
+
+    @classmethod
+    def of(cls, comm: Communicator, size: int) -> Group:
+        """Cut the ranks of each host into groups of `size`, which divides their number (collective)."""
+        first = cast("int", comm.node.broadcast_object(comm.rank))
+        number = first + comm.node.rank // size * comm.size
+        ranks = comm.split(number)
+        assert ranks is not None, "every rank is in a group"
+        lane = comm.split(ranks.rank, key=number)
+        assert lane is not None, "every rank has a place in its group"
+        return cls(ranks, lane)
+
+    def close(self) -> None:
+        """Leave both communicators."""
+        self.ranks.close()
+        self.lane.close()
 
 
 def by_color(choices: Sequence[tuple[int | None, int]]) -> dict[int | None, list[int]]:

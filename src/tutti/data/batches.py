@@ -79,8 +79,8 @@ class Batches:
 
     The order is a random one of all samples, or of a part that is streamed one by windows (`WindowOrder`).
 
-    With `own`, each rank has whole batches: a round takes one for each rank, the last round what
-    is left, in equal parts.
+    With `own`, each worker has whole batches: a round takes one for each worker, the last round what
+    is left, in equal parts. A worker is one rank, or a team that shares its batches.
 
         order of epoch e    │ round 0                     │ round 1                     │ 2   │
         one round           │ batch of r0 │ of r1 │ of r2 │
@@ -88,15 +88,16 @@ class Batches:
 
     Args:
         part: where the samples come from.
-        batch_size: samples behind one weight update: over all ranks and passes, or with `own` of one rank,
+        batch_size: samples behind one weight update: over all ranks and passes, or with `own` of one worker,
             over all its passes. The last update of an epoch has what is left.
-        rank: whose batches these are.
-        size: the number of ranks.
+        rank: whose batches these are; with `own` the number of the worker.
+        size: the number of ranks; with `own` of workers.
         passes: forward and backward passes of each rank for one update.
         seed: decides the order, together with the epoch.
-        own: each rank has its own batches.
+        own: each worker has its own batches.
         chances: weights of the samples, by which an epoch draws with replacement; None:
             it takes each once.
+        team: with `own`, which of the worker's ranks this one is, and their number.
 
     Attributes:
         updates: the number of updates in one epoch; with `own`, of rounds.
@@ -117,8 +118,9 @@ class Batches:
         seed: int = 0,
         own: bool = False,
         chances: Tensor | None = None,
+        team: tuple[int, int] = (0, 1),
     ) -> None:
-        check_split(batch_size, 1 if own else size)
+        check_split(batch_size, team[1] if own else size)
         self.part, self.batch_size, self.seed = part, batch_size, seed
         self.augment: Augment | None = None
         self.take: Callable[[Tensor], tuple[Inputs, Tensor]] = part.take
@@ -129,6 +131,7 @@ class Batches:
         self.rank, self.size, self.passes, self.own = rank, size, passes, own
         self.round_size = batch_size * size if own else batch_size
         self.updates = self.rounds(len(part))
+        self._member, self._members = team
         self._speeds: Sequence[float] = ()
         self._last_size = self._last_of(len(part))
         self._full = self._spans(self.round_size)
@@ -136,12 +139,12 @@ class Batches:
     @property
     def fewest(self) -> int:
         """The smallest number of samples that a rank may find in one pass."""
-        return self._last_size // self.size // self.passes
+        return self._last_size // self.size // self.passes // self._members
 
     @property
-    def fewest_of_all(self) -> int:
-        """The smallest number of samples in one pass of all ranks together."""
-        return self._last_size // self.passes
+    def fewest_together(self) -> int:
+        """The smallest number of samples in one pass of all ranks that share it."""
+        return self._last_size // (self.size if self.own else 1) // self.passes
 
     def rounds(self, samples: int) -> int:
         """Return the number of rounds that take some samples."""
@@ -231,13 +234,6 @@ class Batches:
         """The samples of the first rounds of an epoch, over all ranks and passes."""
         return min(rounds * self.round_size, len(self.part))
 
-    def samples_of(self, number: int) -> int:
-        """The samples of a round, over all ranks and passes, by its number since the run began."""
-        epoch, update = divmod(number, self.updates)
-        if update < self.updates - 1:
-            return self.round_size
-        return self._last_of(len(self.order(epoch))) if epoch in self._cut_short else self._last_size
-
     def epoch(self, epoch: int, first: int = 0, stop: int | None = None) -> Iterator[Round]:
         """The rounds of one epoch, this rank's passes of each.
 
@@ -270,18 +266,15 @@ class Batches:
         return make
 
     def _spans(self, samples: int) -> list[_Span]:
-        """Return this rank's samples of a round, for each pass."""
-        if self.own:
-            mine = cut(samples, self.size)[self.rank]
-            whole = _length(mine)
-            passes = [(mine.start, part) for part in cut(whole, self.passes)]
-        else:
-            whole = samples
-            passes = [(p.start, self._cut(_length(p))[self.rank]) for p in cut(whole, self.passes)]
-        return [
-            (start + part.start, start + part.stop, _length(part) / whole if whole else 0.0)
-            for start, part in passes
-        ]
+        """Return this rank's samples of a round, for each pass; no pass if its worker has none."""
+        mine = cut(samples, self.size)[self.rank] if self.own else slice(0, samples)
+        whole, found = _length(mine), []
+        for one in cut(whole, self.passes) if whole else ():
+            shares = cut(_length(one), self._members) if self.own else self._cut(_length(one))
+            part = shares[self._member if self.own else self.rank]
+            start = mine.start + one.start
+            found.append((start + part.start, start + part.stop, _length(part) / whole))
+        return found
 
     def _cut(self, samples: int) -> list[slice]:
         """Cut one pass over the ranks."""

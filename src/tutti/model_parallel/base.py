@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, Group
 from tutti.data.columns import Inputs
 from tutti.data.parts import Part
 from tutti.errors import BadOption
@@ -20,7 +20,8 @@ from tutti.records.pipeline import PipelineRecord
 from tutti.replica import NormShare, Replica
 from tutti.state import Saved, State, found_under, put_under
 from tutti.strategies.base import Clip, Strategy, Worker
-from tutti.strategies.placement import place
+from tutti.strategies.inside import GroupWorker
+from tutti.strategies.placement import place, shared_memory
 from tutti.training.losses import Loss
 from tutti.training.precision import Arithmetic
 from tutti.training.run_parts import Compute
@@ -97,6 +98,7 @@ class Portion(ABC):
             the same samples together.
         data: the ranks that hold the same portion, over which the worker adds up gradients.
         parameters: trainable numbers of the whole model.
+        group: the ranks of the worker that this one is part of; None: it is a worker by itself.
         compute: forward and backward of a batch; None: as for any module, outputs first, then the loss.
     """
 
@@ -104,6 +106,7 @@ class Portion(ABC):
     peers: Communicator
     data: Communicator
     parameters: int
+    group: Group | None = None
     compute: Compute | None = None
 
     @abstractmethod
@@ -138,16 +141,25 @@ class Portion(ABC):
 class Whole(Portion):
     """The whole model on every rank: data parallelism."""
 
-    def __init__(self, module: nn.Module, comm: Communicator) -> None:
+    def __init__(self, module: nn.Module, comm: Communicator, strategy: Strategy) -> None:
         self.module, self.peers, self.data, self.parameters = module, comm, comm, count_of(module)
+        self.group = strategy.groups(comm)
 
     @override
     def place(self, strategy: Strategy) -> Replica:
-        return place(self.module, self.peers, strategy.home)
+        memory = None if self.group is None else shared_memory(self.group.ranks)
+        return place(self.module, self.peers, strategy.home, memory)
 
     @override
     def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
+        if self.group is not None:
+            return GroupWorker(strategy, replica, self.group, optimizer, clip)
         return strategy.worker(replica, self.peers, optimizer, clip)
+
+    @override
+    def close(self) -> None:
+        if self.group is not None:
+            self.group.close()
 
     @override
     def state(self, of: Of = values_of) -> dict[str, Any]:

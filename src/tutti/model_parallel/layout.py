@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tutti.comm.base import Communicator
     from tutti.model_parallel.base import Portion, Workload
     from tutti.model_parallel.memory import MemoryNeed
+    from tutti.strategies.base import Strategy
 
 DATA: Final = "data"
 """The direction in which every team has its own samples."""
@@ -136,7 +137,9 @@ def _sizes(text: str) -> tuple[str, int | None, int | None]:
     return ways[0], sizes[ways[0]], sizes.get(DATA, 1)
 
 
-def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload) -> Portion:
+def portion_of(
+    layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload, strategy: Strategy
+) -> Portion:
     """Make this rank's portion of a model (collective); without a layout each rank has the whole.
 
     Raises:
@@ -146,7 +149,7 @@ def portion_of(layout: Layout | None, comm: Communicator, module: nn.Module, wor
     if layout is None:
         from tutti.model_parallel.base import Whole
 
-        return Whole(module, comm)
+        return Whole(module, comm, strategy)
     return cast("Portion", _way(layout).portion(layout, comm, module, workload))
 
 

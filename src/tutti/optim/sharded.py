@@ -134,7 +134,7 @@ class ShardedOptimizer:
         check_usable(type(optimizer))
         if slices is None:
             slices = [slice(0, len(flat.weights)) for flat in replica.flats]
-        whole = all(
+        whole = bool(replica.flats) and all(
             own == slice(0, len(flat.weights)) for own, flat in zip(slices, replica.flats, strict=True)
         )
         vectors = [flat.grads for flat in replica.flats] if grads is None else grads
@@ -263,7 +263,7 @@ def _slices(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[Pa
 
 def check_parameters(optimizer: Optimizer, replica: Replica) -> None:
     """Refuse, by `BadModel`, parameters that are no part of the model: they would not move."""
-    known = {id(parameter) for flat in replica.flats for parameter in flat.parameters}
+    known = {id(parameter) for parameter in replica.module.parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if parameter.requires_grad and id(parameter) not in known:

@@ -79,7 +79,6 @@ class Checkpoints:
         self.values: dict[str, Any] = {}
         loop.folders[folder] = self.close
         loop.keeps_places = True
-        loop.generators += [thing for thing in objects.values() if isinstance(thing, torch.Generator)]
         atexit.register(self.close)
 
     def save(self, step: int, *, wait: bool = False, score: float | None = None, **values: Any) -> bool:

@@ -81,7 +81,6 @@ class LoopBatches:
         exchange: of the models' gradients.
         keeps_places: whether checkpoints are taken.
         resumed: the places where the next iterations go on, to train.
-        generators: those whose states checkpoints have.
     """
 
     comm: Communicator
@@ -91,7 +90,6 @@ class LoopBatches:
     unstepped: list[SampleCounts] = field(default_factory=list)
     keeps_places: bool = False
     resumed: list[IterationStart] = field(default_factory=list)
-    generators: list[torch.Generator] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.counts = self._before_all = SampleCounts(1, self.comm.size)

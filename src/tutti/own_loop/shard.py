@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, cast
@@ -58,7 +57,6 @@ def dealt_to(loop: LoopBatches, batches: Iterable[Any]) -> Iterator[Any]:
     mine = OpenIteration()
     if loop.keeps_places and torch.is_grad_enabled():
         mine.start = loop.start_of(batches)
-        _warn_of_unkept_generators(batches, loop)
     deal = _from_loader if loads else _from_batches
     return _in_loop(deal(cast("DataLoader[Any]", batches), loop, mine.start), mine, loop)
 
@@ -216,13 +214,3 @@ def _length(batch: Any) -> int:
     raise BadOption(
         f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}"
     )
-
-
-def _warn_of_unkept_generators(batches: Any, loop: LoopBatches) -> None:
-    if any(all(one is not kept for kept in loop.generators) for one in generators_of(batches)):
-        warnings.warn(
-            "the loader draws from a torch.Generator that checkpoints do not have: unless it is seeded for "
-            "each epoch, give it to tutti.checkpoints(..., generator=generator), or a restored loop shuffles "
-            "its next epochs otherwise",
-            stacklevel=4,
-        )

@@ -70,24 +70,16 @@ class SharedState:
         self._known = present
 
     def leave(self) -> None:
-        """Copy the tensors that the optimizer has made.
-
-        Raises:
-            BadOption: they are others than `describe` found.
-        """
+        """Copy the tensors that the optimizer has made: those that `describe` found."""
         for number, parameter in enumerate(self._parameters):
             kept = self._optimizer.state.get(parameter, {})
             for name, value in kept.items():
-                at, cell = self._entries.get((number, name), (0, None))
-                if value is None or value is cell:
+                if value is None:
                     continue
-                if cell is None or (cell.shape, cell.dtype) != (value.shape, value.dtype):
-                    raise BadOption(
-                        f"optimizer {type(self._optimizer).__name__} keeps '{name}' otherwise than after its "
-                        "first step, which the workers cannot share; set its options before the first step"
-                    )
-                kept[name] = cell.copy_(value)
-                self._presence[at] = 1
+                at, cell = self._entries[number, name]
+                if value is not cell:
+                    kept[name] = cell.copy_(value)
+                    self._presence[at] = 1
         self._known = bytes(self._presence)
 
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from tutti import models, strategies
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, Group
 from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, open_pool
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Columns
@@ -285,13 +285,19 @@ def graph_of(
 
 
 def deal(
-    config: TrainConfig, strategy: Strategy, part: Part, comm: Communicator, chances: Tensor | None = None
+    config: TrainConfig,
+    strategy: Strategy,
+    part: Part,
+    comm: Communicator,
+    chances: Tensor | None = None,
+    group: Group | None = None,
 ) -> tuple[Batches, SpeedBalance | None]:
     """Deal this rank its batches, with what keeps them balanced (collective)."""
     own = strategy.pace is not Pace.TOGETHER
-    size = config.batch_size
+    size, passes = config.batch_size, passes_of(config, strategy)
+    workers, team = (comm, (0, 1)) if group is None else (group.lane, (group.ranks.rank, group.ranks.size))
     batches = Batches(
-        part, size, comm.rank, comm.size, passes_of(config, strategy), config.seed, own, chances
+        part, size, workers.rank, workers.size, passes, config.seed, own, chances=chances, team=team
     )
     if config.balance == "queue":
         return Queue(batches, comm.counter().add), None
@@ -416,7 +422,7 @@ def assemble(
     average = None if config.average is None else Averaging.parse(config.average)
     ending = Ending(monitor, config.patience, config.goal, config.restore_best, average, tuple(told))
     chances = build_chances(recipe, data)
-    batches, balance = deal(config, strategy, data.train, portion.peers, chances)
+    batches, balance = deal(config, strategy, data.train, portion.peers, chances, portion.group)
     batches.augment = augmentation(recipe, data.train)
     length = Schedule(batches, config.epochs, config.steps)
     replica = portion.place(strategy)
@@ -433,9 +439,10 @@ def assemble(
         skip_nonfinite=config.skip_nonfinite,
     )
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
+    group = None if portion.group is None else portion.group.ranks
     statistics = None
     if _normalises_together(config, portion, strategy, worker):
-        statistics = BatchStatistics(portion.peers)
+        statistics = BatchStatistics(group or portion.peers)
     workers = Workers(
         portion.peers,
         replica,
@@ -444,6 +451,7 @@ def assemble(
         portion.compute or graph_of(config, objective, replica, batches),
         collective=portion.compute is not None,
         everyone=comm,
+        group=group,
         statistics=statistics,
         meets=strategy.pace is not Pace.FREE and portion.compute is None,
     )
@@ -453,10 +461,11 @@ def assemble(
 
 def _normalises_together(config: TrainConfig, portion: Portion, strategy: Strategy, worker: Worker) -> bool:
     """Return whether BatchNorm has the statistics of the whole batch, though ranks have parts of it."""
-    together = strategy.pace is Pace.TOGETHER and worker.waits and config.parallel is None
+    together = (strategy.pace is Pace.TOGETHER and worker.waits) or portion.group is not None
     return (
         config.batch_norm == "sync"
         and together
+        and config.parallel is None
         and portion.peers.size > 1
         and portion.peers.in_backward
         and bool(batch_norms(portion.module))

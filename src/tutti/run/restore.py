@@ -122,7 +122,7 @@ def laid_out(
     saved = None
     if checkpoint is not None:
         saved = saved_for(checkpoint, comm, strategy, config, task.dataset)
-    with closing(portion_of(layout, comm, task.module, work)) as portion:
+    with closing(portion_of(layout, comm, task.module, work, strategy)) as portion:
         if saved is not None:
             load_model(portion.module, saved)
         yield assemble(recipe, comm, task, strategy, portion, saved, ends)

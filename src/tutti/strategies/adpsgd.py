@@ -15,8 +15,8 @@ from tutti.comm.base import Communicator
 from tutti.registry import part
 from tutti.replica import Replica
 from tutti.state import Saved, State
-from tutti.strategies.averaged import AveragedWorker, PeerStrategy
-from tutti.strategies.base import Clip, Pace, Worker
+from tutti.strategies.averaged import AveragedWorker
+from tutti.strategies.base import Clip, Pace, Strategy, WeightPlacement, Worker
 from tutti.strategies.options import choice, whole
 
 CALL: Final = 7310
@@ -144,7 +144,7 @@ GRAPHS: Final = ("all", "ring")
 
 @part("adpsgd")
 @dataclass(frozen=True)
-class ADPSGD(PeerStrategy):
+class ADPSGD(Strategy):
     """Asynchronous decentralized parallel SGD (AD-PSGD): averages of random pairs, without waiting.
 
         g_i = grad l(x_i)
@@ -167,11 +167,18 @@ class ADPSGD(PeerStrategy):
     arXiv:1710.06952, algorithm 1; active and passive workers: section 3.
     """
 
+    home: ClassVar[WeightPlacement] = WeightPlacement.PRIVATE
     pace: ClassVar[Pace] = Pace.FREE
+    joint_norm: ClassVar[bool] = True
 
     graph: str = choice("all", "who averages with whom", GRAPHS)
     every: int = whole(1, "batches of a worker between two averages")
     seed: int = whole(0, "decides the random neighbours", least=0)
+
+    @property
+    @override
+    def period(self) -> int:
+        return self.every
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:

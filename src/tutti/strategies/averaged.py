@@ -14,7 +14,8 @@ from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State
-from tutti.strategies.base import Clip, Pace, Strategy, WeightPlacement
+from tutti.strategies.base import Clip, Pace, WeightPlacement
+from tutti.strategies.inside import GroupedStrategy
 from tutti.strategies.own_weights import OwnWeightsWorker
 
 MOST_ROWS: Final = 8
@@ -87,7 +88,7 @@ class Average:
         return sum(vector.nbytes for vector in vectors)
 
 
-class PeerStrategy(Strategy):
+class PeerStrategy(GroupedStrategy):
     """A strategy without a centre, whose workers exchange something in every `every`-th step."""
 
     home: ClassVar[WeightPlacement] = WeightPlacement.PRIVATE

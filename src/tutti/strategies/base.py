@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 
-from tutti.comm.base import Communicator
+from tutti.comm.base import Communicator, Group
 from tutti.errors import BadOption
 from tutti.parameter_server.base import Centre
 from tutti.parameter_server.connect import check_reachable
@@ -198,6 +198,14 @@ class Strategy(ABC):
                 step, so learning-rate schedulers attached to it work.
             clip: gradient clipping.
         """
+
+    def groups(self, comm: Communicator) -> Group | None:
+        """Make the groups of ranks that are one worker each (collective); None: each rank is a worker.
+
+        Raises:
+            BadOption: the hosts' ranks cannot be grouped like that.
+        """
+        return None
 
     def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
         """Refuse a world that the strategy cannot use.

@@ -39,7 +39,7 @@ def place(
     """
     _check_alike(module, comm)
     if memory is None:
-        memory = _shared_memory(comm) if home is WeightPlacement.SHARED and comm.size > 1 else ReplicaMemory()
+        memory = shared_memory(comm) if home is WeightPlacement.SHARED and comm.size > 1 else ReplicaMemory()
     replica = Replica(module, memory, frozen)
     if comm.size > 1:
         _share_values(replica, comm, home)
@@ -97,7 +97,8 @@ def _difference(first: list[str], other: list[str], rank: int) -> str:
     )
 
 
-def _shared_memory(comm: Communicator) -> ReplicaMemory:
+def shared_memory(comm: Communicator) -> ReplicaMemory:
+    """Allocate weights that the ranks of a host have together, and a row of gradients for each."""
     node = comm.node
     return ReplicaMemory(
         weights=lambda length, dtype, _: node.shared(length, dtype=dtype),

@@ -62,7 +62,7 @@ def _assemble(job: DryRunJob, comm: Communicator, task: Task) -> None:
         load_model(task.module, saved)
     elif job.config.weights is not None:
         load_from(Path(job.config.weights), task.module, comm.rank == 0)
-    whole = portion_of(None, comm, task.module, task.workload(job.config.batch_size))
+    whole = portion_of(None, comm, task.module, task.workload(job.config.batch_size), alone)
     with closing(whole) as portion:
         parts = assemble(job, comm, task, alone, portion, saved)
         if checkpoint is not None and saved is not None:

@@ -64,7 +64,7 @@ class LossScale:
 
 
 class SkippedUpdates:
-    """Decides which updates are skipped: at most `most` in a row, `together` by all workers or alone.
+    """Decides which updates are skipped: at most `most` in a row, by the ranks `together` or alone.
 
     Overflows of a scaled loss cause no warning.
 
@@ -75,7 +75,12 @@ class SkippedUpdates:
     """
 
     def __init__(
-        self, replica: Replica, comm: Communicator, together: bool, most: int, scale: LossScale | None = None
+        self,
+        replica: Replica,
+        comm: Communicator,
+        together: Communicator | None,
+        most: int,
+        scale: LossScale | None = None,
     ) -> None:
         self._replica, self._comm, self._together, self._scale = replica, comm, together, scale
         self._most, self.catches_losses = most if scale is None else OVERFLOWS, most > 0
@@ -101,9 +106,9 @@ class SkippedUpdates:
         usable = self._loss is None and self._replica.gradients.is_finite()
         if not usable:
             self._note(f"{self._what()} in step {step} (epoch {epoch + 1}) on rank {self._comm.rank}")
-        if self._together:
+        if self._together is not None:
             spoiled = torch.tensor([float(not usable)])
-            self._comm.all_reduce(spoiled)
+            self._together.all_reduce(spoiled)
             usable = not spoiled.item()
         if self._scale is not None:
             self._scale.follow(usable)

@@ -96,7 +96,7 @@ def check_smallest_batch(
     module: nn.Module, batches: Batches, whole: bool = False, arithmetic: Arithmetic = FP32
 ) -> None:
     """Raise BadOption if BatchNorm gets a single sample of an update: of a rank's, or of the `whole`."""
-    if (batches.fewest_of_all if whole else batches.fewest) > 1:
+    if (batches.fewest_together if whole else batches.fewest) > 1:
         return
     inputs = arithmetic.inputs(batches.part.take(torch.arange(1))[0])
     try:

@@ -95,7 +95,7 @@ def losses_of(
                 group["lr"] = rate
             epoch, tally = made // batches.updates, Tally(objective, matrix=False)
             samples, weight = gradient.add(passes, made, epoch, tally)
-            usable = gradient.is_usable(made, passes, made, epoch, samples, weight)
+            usable = gradient.is_usable(passes, made, epoch, samples, weight)
             loss = tally.total(workers.comm).loss
             losses.append(loss if usable and math.isfinite(loss) else math.inf)
             if losses[-1] == math.inf:

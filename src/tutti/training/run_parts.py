@@ -52,9 +52,14 @@ class Workers:
     compute: Compute | None = None  # forward and backward of a batch; None: the module and the loss
     collective: bool = False  # several ranks compute together, so also a batch without samples
     everyone: Communicator | None = None  # all ranks of the job, for the records; None: those of `comm`
+    group: Communicator | None = None  # the ranks of this worker, if several are one
     seconds_per_sample: float | None = None
     statistics: BatchStatistics | None = None  # of BatchNorm over the whole batch; None: each rank's own
     meets: bool = True  # the workers come to the exchange of a step together, so that one may be late
+
+    def sharing(self, batches: Batches) -> Communicator | None:
+        """Return the ranks that share each update with this one; None: it makes its own."""
+        return self.group or (None if batches.own else self.comm)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from tutti.training.run_parts import Hooks, Schedule, Workers
 from tutti.training.stopping import Ending
 from tutti.training.timers import EXCHANGE, RankWork
 from tutti.training.update_gradient import UpdateGradient
-from tutti.training.validation import Validation, ValidationPlan, ValidationTask
+from tutti.training.validation import Validation, ValidationPlan
 from tutti.training.validation.background import Background
 from tutti.training.weight_average import WeightAverage
 from tutti.training.weights import names_in_state
@@ -104,15 +104,16 @@ class Trainer:
         """
         module, batches, course = self.replica.module, self._schedule.batches, self.course
         hooks, callbacks = self._hooks, self._hooks.callbacks
-        together = self._comm.size > 1 and not batches.own
+        sharing = self._workers.sharing(batches)
+        together = sharing is not None and sharing.size > 1
         objective = check_fit(module, batches.part, self._gradient.objective, together)
         self._gradient.objective = objective
         if not module.training:
             module.train()
         check_smallest_batch(module, batches, self._workers.statistics is not None, objective.arithmetic)
         if self._plan is not None:
-            task = ValidationTask(self.replica, self._plan.part, self._comm, objective)
-            self._validation = Background(task) if self._plan.how == "background" else Validation(task)
+            way = Background if self._plan.how == "background" else Validation
+            self._validation = way(self.replica, self._plan.part, self._comm, objective)
         if saved is not None:
             self._load_state(saved)
         elif hooks.save is not None:
@@ -284,9 +285,9 @@ class Trainer:
             if meets:
                 work.note_arrival(computed - left)
             course.lr = learning_rate.value
-            if late or not (samples or not batches.own):
+            if late or not passes:
                 worker.skip()
-            elif gradient.is_usable(made, passes, course.step, epoch, samples, weight):
+            elif gradient.is_usable(passes, course.step, epoch, samples, weight):
                 worker.step()
                 self._average.add(made + 1)
                 work.steps += 1

@@ -48,13 +48,16 @@ class UpdateGradient:
         self._shares: dict[float, Tensor] = {}
         self._checked = 0
         self.scale = LossScale() if objective.arithmetic.precision == "fp16" else None
-        waits = not self._batches.own and self._worker.waits
-        if objective.loss.weighed and not self._batches.own and not waits:
+        self._sharing = workers.sharing(self._batches)
+        together = self._sharing if self._worker.waits else None
+        if objective.loss.weighed and self._sharing is not None and together is None:
             raise BadOption(
                 "the loss weighs samples or leaves some out, so that its denominator needs all workers, but "
                 "option 'quorum' is below 1; use '--strategy.quorum 1'"
             )
-        self.skipped = SkippedUpdates(self._replica, self._comm, waits, schedule.skip_nonfinite, self.scale)
+        self.skipped = SkippedUpdates(
+            self._replica, self._comm, together, schedule.skip_nonfinite, self.scale
+        )
         self.masks = SampleMasks(schedule.batches.seed)
 
     def add(self, passes: Sequence[Batch], step: int, epoch: int, tally: Tally) -> tuple[int, float]:
@@ -79,31 +82,27 @@ class UpdateGradient:
             refuse_loss(self._replica, self._comm.rank, loss, epoch, f"steps {first} to {step}")
         self._stages.lap("backward")
 
-    def is_usable(
-        self, made: int, passes: Sequence[Batch], step: int, epoch: int, samples: int, weight: float
-    ) -> bool:
+    def is_usable(self, passes: Sequence[Batch], step: int, epoch: int, samples: int, weight: float) -> bool:
         """Prepare the gradient for the worker's step; return whether it can be made (collective).
 
-        `made` is the number of the update among the batches'; `samples` and `weight` are what `add` returned.
+        `samples` and `weight` are what `add` returned.
         """
         usable = self.skipped.is_usable(step + 1, epoch)
         if usable:
-            self._divide(made, passes, samples, weight)
+            self._divide(passes, samples, weight)
         return usable
 
-    def _divide(self, made: int, passes: Sequence[Batch], samples: int, weight: float) -> None:
+    def _divide(self, passes: Sequence[Batch], samples: int, weight: float) -> None:
         """Set the worker's share of the update; divide by the loss's own denominator, if it has one."""
         worker, own = self._worker, self._batches.own
         if not own:
             worker.share = sum(batch.share for batch in passes)
         if not self.objective.loss.weighed:
             return
-        if own:
-            divide_by_weight(self._replica, None, weight, samples)
-        else:
-            whole = divide_by_weight(self._replica, self._comm, weight, self._batches.samples_of(made))
-            # Without any label the gradient is zero, and the samples' share is as good.
-            worker.share = weight / whole if whole else worker.share
+        whole, _ = divide_by_weight(self._replica, self._sharing, weight, samples)
+        # Without any label the gradient is zero, and the samples' share is as good.
+        if not own and whole:
+            worker.share = weight / whole
 
     def _pass(self, batch: Batch, step: int, epoch: int, tally: Tally) -> tuple[int, float]:
         """Add this batch's gradient; return its samples, and its losses' denominator."""
@@ -161,16 +160,21 @@ class UpdateGradient:
                 self._stages.lap(stage)
 
 
-def divide_by_weight(replica: Replica, comm: Communicator | None, weight: float, samples: int) -> float:
+def divide_by_weight(
+    replica: Replica, comm: Communicator | None, weight: float, samples: int
+) -> tuple[float, float]:
     """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
 
-    Each pass has added the gradient of its sum of losses / `samples` of the update. The denominator over all
-    ranks and passes is the sum of their `weight`, which this returns; without any the gradients become zero.
-    `comm` is None where each rank makes its own updates.
+    Each pass has added the gradient of its sum of losses / samples of the update. `weight` and `samples` are
+    those of this rank; `comm` is None where each rank makes its own updates.
+
+    Returns:
+        The weight of the update, which is the denominator, and its samples. Without any weight the gradients
+        become zero.
     """
-    total = torch.tensor([weight], dtype=torch.float64)
+    totals = torch.tensor([weight, samples], dtype=torch.float64)
     if comm is not None:
-        comm.all_reduce(total)
-    whole = float(total.item())
-    replica.gradients.scale(samples / whole if whole else 0.0)
-    return whole
+        comm.all_reduce(totals)
+    whole, count = totals.tolist()
+    replica.gradients.scale(count / whole if whole else 0.0)
+    return whole, count

@@ -25,7 +25,7 @@ from tutti.comm.base import Communicator
 from tutti.data import Batches
 from tutti.errors import BadOption, UserError
 from tutti.exports.sources import load_from
-from tutti.launch.busy_cores import thread_times
+from tutti.launch.busy_cores import ThreadTimes, thread_times
 from tutti.launch.cores import bind
 from tutti.launch.placement import share_host
 from tutti.model_parallel.base import Whole
@@ -187,7 +187,7 @@ class Rehearsal:
             check_fit(module, self._task.dataset.train, objective)
             config = replace(one.applied_to(self._job.config), schedule=None, schedule_options={})
             job, strategy = replace(self._job, config=config), build_strategy(self._job, one.ranks)
-            parts = assemble(job, team, self._task, strategy, Whole(module, team))
+            parts = assemble(job, team, self._task, strategy, Whole(module, team, strategy))
             for group in parts.workers.optimizer.param_groups:
                 group["lr"] = 0.0
             self._assemblies[key] = parts
@@ -224,17 +224,28 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
             load_from(Path(job.config.weights), task.module, comm.rank == 0)
         reseed(job.config.seed, 1 + comm.rank)
         rehearsal = Rehearsal(job, comm, task)
+        before, began, found = thread_times(), comm.clock(), None
         if comm.rank:
             rehearsal.follow()
-            return None
-        if not job.quiet:
-            print(task.described(), flush=True)
-        began, before = comm.clock(), thread_times()
-        found = _measure_all(job, comm, task, rehearsal)
-        after, seconds = thread_times(), comm.clock() - began
-        waited = after.waiting_since(before) if before and after else 0.0
-        rehearsal.end()
-        return replace(found, seconds=seconds, samples=len(task.dataset.train), waited=waited)
+        else:
+            if not job.quiet:
+                print(task.described(), flush=True)
+            found = _measure_all(job, comm, task, rehearsal)
+            found = replace(found, seconds=comm.clock() - began, samples=len(task.dataset.train))
+            rehearsal.end()
+        waited = _share_waited(comm, before, thread_times())
+        return found and replace(found, waited=waited)
+
+
+def _share_waited(comm: Communicator, before: ThreadTimes | None, after: ThreadTimes | None) -> float:
+    """Return the share of their runnable time in which ranks waited for a core (collective)."""
+    times = (0.0, 0.0)
+    if before is not None and after is not None:
+        times = after.ran - before.ran, after.waited - before.waited
+    ran, waited = map(
+        sum, zip(*cast("list[tuple[float, float]]", comm.all_gather_objects(times)), strict=True)
+    )
+    return waited / max(ran + waited, 1e-9)
 
 
 def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehearsal) -> Recommendation:

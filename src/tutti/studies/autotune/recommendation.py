@@ -42,7 +42,7 @@ class Recommendation:
         seconds: that measuring took.
         allowed_s: seconds that it could take.
         samples: of the training part.
-        waited: the share of the time in which rank 0 waited for a core, as other programs used it.
+        waited: the share of the time in which ranks waited for a core, as other programs used it.
     """
 
     ways: Sequence[Way]

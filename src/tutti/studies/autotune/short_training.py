@@ -111,7 +111,7 @@ def train_shortly(
     task = replace(task, objective=replace(task.objective, arithmetic=arithmetic, metrics=()))
     with_learned_offset(module, task)
     strategy = build_strategy(recipe, 1)
-    parts = assemble(replace(recipe, config=config), comm, task, strategy, Whole(module, comm))
+    parts = assemble(replace(recipe, config=config), comm, task, strategy, Whole(module, comm, strategy))
     reseed(config.seed, 0)
     before = evaluate(module, probe, comm, task.objective).here().loss
     module.train()

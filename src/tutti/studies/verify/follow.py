@@ -149,7 +149,7 @@ class Parallel:
     def _forward_backward(self, number: int, passes: Sequence[Batch], masks: SampleMasks) -> float:
         """Add this rank's share to its gradient; returns the loss over the whole batch."""
         self.worker.share = sum(batch.share for batch in passes)
-        total, weight = torch.zeros(1, dtype=torch.float64), 0.0
+        total, weight, samples = torch.zeros(1, dtype=torch.float64), 0.0, 0
         for batch in passes:
             masks.begin(number // self.batches.updates, batch.samples)
             if self.portion.compute is not None:
@@ -167,15 +167,15 @@ class Parallel:
                 continue
             else:
                 continue
+            samples += len(batch.targets)
             total += found[0] * batch.share
             weight += found[1]
         self.portion.peers.all_reduce(total)
         if not self.task.objective.loss.weighed:
             return total.item()
-        samples = self.batches.samples_of(number)
-        whole = divide_by_weight(self.replica, self.portion.peers, weight, samples)
+        whole, count = divide_by_weight(self.replica, self.portion.peers, weight, samples)
         self.worker.share = weight / whole if whole else 0.0
-        return total.item() * samples / whole if whole else 0.0
+        return total.item() * count / whole if whole else 0.0
 
 
 class _Runs:
@@ -274,7 +274,8 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
     normalised = sync and comm.size > 1 and comm.in_backward and bool(batch_norms(task.module))
     sequential = _Runs(job, task, config.steps, part, parts, normalised) if comm.rank == 0 else None
     names = trained_names(task.module)
-    with closing(portion_of(layout, comm, task.module, task.workload(config.batch_size))) as portion:
+    work = task.workload(config.batch_size)
+    with closing(portion_of(layout, comm, task.module, work, strategy)) as portion:
         # Each rank gets the same share: the speeds of ranks do not count here.
         even = replace(job, config=replace(config, balance="none"))
         parallel = Parallel(assemble(even, comm, task, strategy, portion), names)

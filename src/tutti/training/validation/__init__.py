@@ -18,16 +18,6 @@ from tutti.training.evaluation import Objective, evaluate
 
 
 @dataclass(frozen=True)
-class ValidationTask:
-    """The arguments of `tutti.training.evaluation.evaluate`."""
-
-    replica: Replica
-    part: Part
-    comm: Communicator
-    objective: Objective
-
-
-@dataclass(frozen=True)
 class ValidationPlan:
     """The part that is evaluated after every epoch, and how: "pause" or "background"."""
 
@@ -36,17 +26,19 @@ class ValidationPlan:
 
 
 class Validation:
-    """All ranks stop, evaluate their shares, and go on with the result. All make the same calls."""
+    """All ranks stop, evaluate their shares, and go on with the result. All make the same calls.
 
-    def __init__(self, task: ValidationTask) -> None:
-        self._task = task
+    The arguments are those of `tutti.training.evaluation.evaluate`.
+    """
+
+    def __init__(self, replica: Replica, part: Part, comm: Communicator, objective: Objective) -> None:
+        self._replica, self._part, self._comm, self._objective = replica, part, comm, objective
         self._found: list[Evaluation] = []
 
     def begin(self) -> None:
         """Evaluate the weights and buffers of the replica; they may change when this returns."""
-        task = self._task
-        tally = evaluate(task.replica.module, task.part, task.comm, task.objective)
-        self._found.append(tally.total(task.comm))
+        tally = evaluate(self._replica.module, self._part, self._comm, self._objective)
+        self._found.append(tally.total(self._comm))
 
     def collect(self, everything: bool) -> list[Evaluation]:
         """Return the new results, or wait for all, in the order of `begin` (collective)."""

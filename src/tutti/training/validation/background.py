@@ -32,13 +32,14 @@ from torch import nn
 from typing_extensions import override
 
 from tutti.comm.base import Communicator, cut
+from tutti.data.parts import Part
 from tutti.errors import BadOption, TuttiError
 from tutti.load_object import import_files, imported_files
 from tutti.records.run import Evaluation
 from tutti.replica import Replica
 from tutti.state import State, Values
-from tutti.training.evaluation import Sums, Tally, evaluate, load_buffers, named_buffers
-from tutti.training.validation import Validation, ValidationTask
+from tutti.training.evaluation import Objective, Sums, Tally, evaluate, load_buffers, named_buffers
+from tutti.training.validation import Validation
 
 PROGRAM: Final = (
     "import json, os, signal, sys; os.nice(19); "
@@ -60,14 +61,12 @@ class Background(Validation):
     At the end, or at a checkpoint, the ranks evaluate the rest.
     """
 
-    def __init__(self, task: ValidationTask) -> None:
-        super().__init__(task)
-        mine = cut(len(task.part), task.comm.size)[task.comm.rank]
+    def __init__(self, replica: Replica, part: Part, comm: Communicator, objective: Objective) -> None:
+        super().__init__(replica, part, comm, objective)
+        mine = cut(len(part), comm.size)[comm.rank]
         alone = cast("Communicator", SimpleNamespace(rank=0, size=1, note_progress=lambda: None))
         # The process gets a copy of this, and of the module.
-        self._evaluate = partial(
-            evaluate, task.replica.module, task.part.stretch(mine), alone, task.objective
-        )
+        self._evaluate = partial(evaluate, replica.module, part.stretch(mine), alone, objective)
         self._waiting: deque[BinaryIO] = deque()
         self._results: deque[Sums] = deque()
         self._process, self._connection = self._started()
@@ -107,7 +106,7 @@ class Background(Validation):
         self._poll()
         if everything:
             self._finish()
-        comm, tally = self._task.comm, Tally(self._task.objective)
+        comm, tally = self._comm, Tally(self._objective)
         ready = min(cast("list[int]", comm.all_gather_objects(len(self._results))))
         self._found += [tally.total_of(self._results.popleft(), comm) for _ in range(ready)]
 
@@ -122,7 +121,7 @@ class Background(Validation):
         self._end()
         if not self._waiting:
             return
-        replica = self._task.replica
+        replica = self._replica
         weights, buffers = [flat.weights for flat in replica.flats], self._snapshot()["buffers"]
         while self._waiting:
             with self._waiting.popleft() as file:
@@ -139,7 +138,7 @@ class Background(Validation):
             self._process = None
 
     def _snapshot(self) -> Values:
-        replica = self._task.replica
+        replica = self._replica
         buffers = {name: one.clone() for name, one in named_buffers(replica.module).items()}
         return {"weights": [flat.weights.clone() for flat in replica.flats], "buffers": buffers}
 
@@ -148,7 +147,7 @@ class Background(Validation):
         try:
             with open(os.dup(work), "wb") as stream:
                 arithmetic = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-                cloudpickle.dump((self._task.replica.module, self._evaluate, *arithmetic), stream)
+                cloudpickle.dump((self._replica.module, self._evaluate, *arithmetic), stream)
         except Exception as error:
             os.close(work)
             raise BadOption(
