@@ -272,6 +272,8 @@ def fragments_of(flats: Sequence[Flat], count: int) -> list[list[slice]]:
     Raises:
         BadOption: there are more fragments than parameters.
     """
+    if not flats:  # A rank may have no part of its worker's weights.
+        return [[] for _ in range(count)]
     most = max(len(flat.parameters) for flat in flats)
     if count > most:
         raise BadOption(
