@@ -124,7 +124,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         brisk={"every": 2},
         alone={},
         changes={
-            "first_moment_every": ({"every": 2}, {"first_moment_every": 4}),
+            "first_moment_every": ({"every": 2, "second_moment_every": 4}, {"first_moment_every": 4}),
             "second_moment_every": ({"every": 2}, {"second_moment_every": 4}),
         },
     ),
