@@ -264,7 +264,8 @@ def fragments_of(flats: Sequence[Flat], count: int) -> list[list[slice]]:
 
     Args:
         flats: the vectors.
-        count: how many fragments there are; each has a parameter of the longest vector at least.
+        count: how many fragments there are; each has a parameter of the longest vector at least, if there
+            is a vector.
 
     Returns:
         For each fragment, its stretch of each vector; that of a vector with few parameters may be empty.
@@ -272,7 +273,7 @@ def fragments_of(flats: Sequence[Flat], count: int) -> list[list[slice]]:
     Raises:
         BadOption: there are more fragments than parameters.
     """
-    most = max(len(flat.parameters) for flat in flats)
+    most = max((len(flat.parameters) for flat in flats), default=count)
     if count > most:
         raise BadOption(
             f"option 'fragments' of strategy 'diloco' is {count}, but the model has {most} parameters, which "
