@@ -57,7 +57,7 @@ def test_verify_and_compare_know_the_device(
     devices = ["cpu"] if device == "cpu" else ["cpu", device]
     words = f"compare mlp --devices {','.join(devices)} --strategies solo --repeats 1 --epochs 3 --out found"
     assert main(words.split()) == 0
-    results = read_results([folder / "found"], force=False)
+    results = read_results([folder / "found"])
     assert {row.combination.device for row in results.rows} == set(devices)
     learned = [row.accuracy for row in results.rows]
     assert min(learned) > 0.6

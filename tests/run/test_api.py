@@ -201,12 +201,6 @@ def test_a_run_ends_by_a_metric_of_ones_own_and_has_the_weights_of_the_best_epoc
         tutti.train(net(), DATA, **ONE, metrics=[unnamed], monitor="val_unnamed", patience=1)
 
 
-def test_a_time_limit_that_is_over_before_the_first_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(tutti.BadOption, match=r"^time_limit is '0\.001s', which is over before"):
-        tutti.train(net(), DATA, **ONE, time_limit="0.001s", out=str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
 def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:
     with pytest.raises(tutti.BadOption, match=r"data cannot be sent to the ranks.*give a function"):
         tutti.train(net(), (i for i in range(3)), **ONE)

@@ -49,7 +49,9 @@ OF_FLOAT64 = {"check_sample_weight_equivalence_on_dense_data": "float32 rounds; 
 
 
 @parametrize_with_checks(
-    [classifier(epochs=10), regressor(epochs=10)], expected_failed_checks=lambda _: OF_FLOAT64
+    [classifier(epochs=10), regressor(epochs=10)],
+    expected_failed_checks=lambda _: OF_FLOAT64,
+    xfail_strict=False,  # Some processors round so that it passes.
 )
 def test_scikit_learns_own_checks(estimator: Estimator, check: Any) -> None:
     check(estimator)

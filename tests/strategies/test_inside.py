@@ -19,7 +19,12 @@ from tutti.errors import BadOption
 from tutti.strategies import STRATEGIES, Clip
 from tutti.strategies.inside import GroupedStrategy
 
-GROUPED = [name for name, kind in STRATEGIES.items() if issubclass(kind, GroupedStrategy)]
+GROUPED = [
+    name
+    for name, kind in STRATEGIES.items()
+    # Its chunks of consecutive numbers are others where the weights are cut.
+    if issubclass(kind, GroupedStrategy) and name != "sparseloco"
+]
 
 
 class Doubles(nn.Module):

@@ -55,7 +55,7 @@ def test_a_file(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({}, "nothing is to be searched"),
-        ({"lr": "log:0..1"}, "low > 0"),
+        ({"lr": "log:0..1"}, "low"),
         ({"lr": "log:-1..1"}, "lr.*log"),
         ({"lr": "0.5..0.1"}, "lr is .*low"),
         ({"lr": "a..b"}, "could not convert string to float: 'a'"),

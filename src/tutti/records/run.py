@@ -207,8 +207,8 @@ class RunStart(Record):
         anew: what started over there, in words.
         batch_size: `TrainConfig.batch_size` from there on; None: it is not known.
         lr: `TrainConfig.lr` from there on; None: it is not known.
+        why: the run went on with other ranks by itself, in words; empty: it did not.
         lr_why: which rate a range test has picked, and why; empty: there was none.
-            why: the run went on with other ranks by itself, in words; empty: it did not.
         pace: the name of its strategy's pace, in lower case.
     """
 

@@ -264,8 +264,7 @@ def fragments_of(flats: Sequence[Flat], count: int) -> list[list[slice]]:
 
     Args:
         flats: the vectors.
-        count: how many fragments there are; each has a parameter of the longest vector at least, if there
-            is a vector.
+        count: how many fragments there are; each has a parameter of the longest vector at least.
 
     Returns:
         For each fragment, its stretch of each vector; that of a vector with few parameters may be empty.
@@ -273,7 +272,9 @@ def fragments_of(flats: Sequence[Flat], count: int) -> list[list[slice]]:
     Raises:
         BadOption: there are more fragments than parameters.
     """
-    most = max((len(flat.parameters) for flat in flats), default=count)
+    if not flats:  # A rank may have no part of its worker's weights.
+        return [[] for _ in range(count)]
+    most = max(len(flat.parameters) for flat in flats)
     if count > most:
         raise BadOption(
             f"option 'fragments' of strategy 'diloco' is {count}, but the model has {most} parameters, which "

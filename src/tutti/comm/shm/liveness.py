@@ -188,7 +188,7 @@ class Backoff:
         return waited_s > LONGEST_NAP_S / NAP_SHARE
 
 
-class Group(Protocol):
+class RanksOfGroup(Protocol):
     """The ranks of a communicator, with their numbers in the job."""
 
     global_ranks: tuple[int, ...]
@@ -200,7 +200,7 @@ class Group(Protocol):
 def wait(
     ready: Callable[[], bool],
     peers: Peers,
-    group: Group,
+    group: RanksOfGroup,
     needed: Callable[[], Sequence[int]],
     moving_s: float | None = None,
 ) -> None:
