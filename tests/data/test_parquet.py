@@ -62,15 +62,16 @@ def test_columns_of_numbers_lists_and_texts(read, form):
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "found", "labels"),
     [
-        ([True, False, True], [1, 0, 1]),
-        ([Decimal("1.50"), Decimal("2.25"), Decimal(3)], [1.5, 2.25, 3]),
-        (arrow.array(["v", "u", "v"]).dictionary_encode(), [1, 0, 1]),
+        ([True, False, True], [1, 0, 1], (False, True)),
+        ([Decimal("1.50"), Decimal("2.25"), Decimal(3)], [1.5, 2.25, 3], ()),
+        (arrow.array(["v", "u", "v"]).dictionary_encode(), [1, 0, 1], ("u", "v")),
     ],
 )
-def test_targets_of_every_type_are_read(read, values, found):
-    assert read({"a": [1, 2, 3], "y": values})[1].tolist() == found
+def test_targets_of_every_type_are_read(read, values, found, labels):
+    _, targets, contents = read({"a": [1, 2, 3], "y": values})
+    assert (targets.tolist(), contents.labels) == (found, labels)
 
 
 def test_parts_whose_numbers_stand_for_other_classes_are_refused(tmp_path):

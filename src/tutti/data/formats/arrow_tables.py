@@ -262,7 +262,7 @@ def _target(path: Path, values: Any, name: str) -> Array:
     if types.is_dictionary(kind):
         return _target(path, values.cast(kind.value_type), name)
     if kind_of(kind) in _NUMBERS:
-        return as_array(plain_numbers(values))
+        return as_array(values if types.is_boolean(kind) else plain_numbers(values))
     if kind_of(kind) is not None:
         return np.array(values.cast(arrow_package().string()).to_pylist(), dtype=str)
     found = _lists(path, values, name) if _is_list(kind) else None
