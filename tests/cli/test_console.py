@@ -49,5 +49,5 @@ def test_the_same_command_under_mpirun_trains_on_mpirun_s_ranks(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("plan: 2 ranks x 1 thread, started by mpirun") == 1
-    assert done.stdout.count("359 samples") == 1
+    assert done.stdout.count("\ntest: 359 samples") == 1
     assert "\x1b" not in done.stdout, "a bar was drawn, although no terminal shows it"

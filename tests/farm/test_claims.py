@@ -112,6 +112,7 @@ def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_pat
         left._look_at = 0.0
         assert left.next() == jobs[1]
         assert not left.elsewhere()
-    # A later launch tries again what has failed.
+    # A later launch tries again what has failed; a file has the time of the kernel's last tick.
+    os.utime(folder.job("failed") / ERROR, (1, 1))
     with folder.launch() as later:
         assert Unclaimed(folder, later, JobList(jobs), told.append).next() == jobs[0]
