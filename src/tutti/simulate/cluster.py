@@ -38,11 +38,6 @@ class Cluster:
         self.lanes = min(hosts)
         self._numbers: dict[Hashable, int] = {}
 
-    @property
-    def ports(self) -> int:
-        """How many ports the ways so far have."""
-        return len(self._numbers)
-
     def seconds(self, operation: Operation, sizes: Sequence[int]) -> float:
         """Return the seconds of a collective over hosts of these numbers of ranks."""
         cost = getattr(self.network, f"{operation.kind}_s")

@@ -10,8 +10,9 @@ from typing import Final
 
 import numpy
 
-from tutti.simulate.cluster import Cluster, Hop
+from tutti.simulate.cluster import Cluster
 from tutti.simulate.pattern import Steps
+from tutti.simulate.ports import Ports
 from tutti.simulate.recorder import Operation
 from tutti.simulate.step_times import Floats
 
@@ -99,36 +100,11 @@ class _Replay:
         self._there = [cluster.way(*pair) for pair in every]
         self._back = [cluster.way(*reversed(pair)) for pair in every]
         self._overhead_s = [cluster.overhead_s(*pair) for pair in every]
-        self._begin, self._free = [0.0] * cluster.ports, [0.0] * cluster.ports
-
-    def _send(self, way: tuple[Hop, ...], nbytes: float, at: float) -> tuple[float, float]:
-        """Send bytes; returns when the sender is done, and when the last byte arrives."""
-        begin, free = self._begin, self._free
-        done, tail, slowest = -1.0, 0.0, 0.0
-        for port, s_per_byte, latency_s in way:
-            seconds = nbytes * s_per_byte
-            # What comes before the last busy period is not delayed by it.
-            if at + seconds > begin[port]:
-                if at > free[port]:
-                    begin[port] = at
-                else:
-                    at = free[port]
-                end = free[port] = at + seconds
-            else:
-                end = at + seconds
-            if done < 0:
-                done = end
-            # The last byte leaves a fast port no sooner than it comes there from a slow one.
-            if seconds >= slowest:
-                tail, slowest = end + latency_s, seconds
-            else:
-                tail = max(tail, end) + latency_s
-            at += latency_s
-        return done, tail
+        self._ports = Ports()
 
     def run(self) -> tuple[Floats, float]:
         servers, stages, requests, waits = self._servers, 3 * self._servers, self._requests, self._waits
-        there, back, send, count = self._there, self._back, self._send, len(self._requests)
+        there, back, send, count = self._there, self._back, self._ports.send, len(self._requests)
         overhead_s, pushes = self._overhead_s, [request.pushes for request in requests]
         missing, resumed, ends = [0] * self._ranks, [0.0] * self._ranks, list(waits[0])
         # Of the first server: its version, and the one that each worker has seen.
@@ -138,7 +114,8 @@ class _Replay:
         events = [(at, rank * count * stages, 0.0) for rank, at in enumerate(ends) if count]
         heapify(events)
         while events:
-            at, number, arrival = heappop(events)
+            now, number, arrival = heappop(events)
+            at = now
             rank, rest = divmod(number, count * stages)
             made, rest = divmod(rest, stages)
             server, stage = divmod(rest, 3)
@@ -147,7 +124,7 @@ class _Replay:
                 if not server:
                     missing[rank] = 1 + (servers if request.answers[0] else 0)
                 pair, nbytes = rank * servers + server, request.sent[server]
-                at, arrival = send(there[pair], nbytes, at + request.parts * overhead_s[pair])
+                at, arrival = send(there[pair], nbytes, at + request.parts * overhead_s[pair], at)
                 header_s = arrival - (nbytes - request.header) * there[pair][-1].s_per_byte
                 heappush(events, (header_s, number + HEADER, arrival))
                 if server + 1 < servers:
@@ -167,7 +144,7 @@ class _Replay:
                 if request.answers[server]:
                     pair = rank * servers + server
                     at += (request.parts + request.answer_parts) * overhead_s[pair]
-                    at, arrival = send(back[pair], request.answers[server], at)
+                    at, arrival = send(back[pair], request.answers[server], at, now)
                     arrival += request.answer_parts * overhead_s[pair]
                     if not server:
                         behind, readings = behind + version - seen[rank], readings + 1
