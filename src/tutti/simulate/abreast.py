@@ -33,13 +33,6 @@ def replay_abreast(steps: Steps, cluster: Cluster, work: Floats) -> Floats:
 
 def _meeting(operation: Operation, cluster: Cluster) -> Callable[[Floats], None]:
     """Return a function that lets the clocks of each group meet: the latest, and the seconds it takes."""
-    if operation.group == "all":
-        seconds = cluster.seconds(operation, cluster.sizes)
-
-        def all_meet(clocks: Floats) -> None:
-            clocks[:] = clocks.max() + seconds
-
-        return all_meet
     if operation.group == "host":
         of_hosts = numpy.array([cluster.seconds(operation, (size,)) for size in cluster.sizes])
 
@@ -47,10 +40,13 @@ def _meeting(operation: Operation, cluster: Cluster) -> Callable[[Floats], None]
             clocks[:] = (numpy.maximum.reduceat(clocks, cluster.starts) + of_hosts)[cluster.host_of]
 
         return hosts_meet
-    seconds = cluster.seconds(operation, (1,) * len(cluster.sizes))
-    ranks = cluster.starts[:, None] + numpy.arange(cluster.lanes)
+    whole = operation.group == "all"
+    seconds = cluster.seconds(operation, cluster.sizes if whole else (1,) * len(cluster.sizes))
+    # A column for each group of ranks; the last ranks of a large host may be in none.
+    first = numpy.arange(cluster.ranks) if whole else cluster.starts
+    ranks = first[:, None] + numpy.arange(1 if whole else min(cluster.sizes))
 
-    def lanes_meet(clocks: Floats) -> None:
+    def columns_meet(clocks: Floats) -> None:
         clocks[ranks] = clocks[ranks].max(axis=0) + seconds
 
-    return lanes_meet
+    return columns_meet

@@ -99,13 +99,15 @@ class _Replay:
         every = [(rank, cluster.ranks + server) for rank in range(cluster.ranks) for server in range(servers)]
         self._there = [cluster.way(*pair) for pair in every]
         self._back = [cluster.way(*reversed(pair)) for pair in every]
+        self._slowest = [max(hop.s_per_byte for hop in way) for way in self._there]
         self._overhead_s = [cluster.overhead_s(*pair) for pair in every]
         self._ports = Ports()
 
     def run(self) -> tuple[Floats, float]:
         servers, stages, requests, waits = self._servers, 3 * self._servers, self._requests, self._waits
         there, back, send, count = self._there, self._back, self._ports.send, len(self._requests)
-        overhead_s, pushes = self._overhead_s, [request.pushes for request in requests]
+        slowest, overhead_s = self._slowest, self._overhead_s
+        pushes = [request.pushes for request in requests]
         missing, resumed, ends = [0] * self._ranks, [0.0] * self._ranks, list(waits[0])
         # Of the first server: its version, and the one that each worker has seen.
         version, seen, behind, readings = 0, [0] * self._ranks, 0, 0
@@ -125,7 +127,7 @@ class _Replay:
                     missing[rank] = 1 + (servers if request.answers[0] else 0)
                 pair, nbytes = rank * servers + server, request.sent[server]
                 at, arrival = send(there[pair], nbytes, at + request.parts * overhead_s[pair], at)
-                header_s = arrival - (nbytes - request.header) * there[pair][-1].s_per_byte
+                header_s = arrival - (nbytes - request.header) * slowest[pair]
                 heappush(events, (header_s, number + HEADER, arrival))
                 if server + 1 < servers:
                     heappush(events, (at, number + 3, 0.0))
