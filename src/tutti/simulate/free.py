@@ -121,11 +121,11 @@ class _Replay:
             rank, rest = divmod(number, count * stages)
             made, rest = divmod(rest, stages)
             server, stage = divmod(rest, 3)
-            request = requests[made]
+            request, pair = requests[made], rank * servers + server
             if stage == POST:
                 if not server:
                     missing[rank] = 1 + (servers if request.answers[0] else 0)
-                pair, nbytes = rank * servers + server, request.sent[server]
+                nbytes = request.sent[server]
                 at, arrival = send(there[pair], nbytes, at + request.parts * overhead_s[pair], at)
                 header_s = arrival - (nbytes - request.header) * slowest[pair]
                 heappush(events, (header_s, number + HEADER, arrival))
@@ -134,7 +134,8 @@ class _Replay:
                     continue
             else:
                 if stage == HEADER:
-                    at = busy[server] if busy[server] > arrival else arrival
+                    # The server takes the header while the message is still coming.
+                    at = max(busy[server] + overhead_s[pair], arrival)
                     if servers > 1:  # others may take the ports until then
                         queues[server].append((number + 1, arrival))
                         if len(queues[server]) == 1:
@@ -144,10 +145,9 @@ class _Replay:
                     version += 1
                     seen[rank] += 1
                 if request.answers[server]:
-                    pair = rank * servers + server
-                    at += (request.parts + request.answer_parts) * overhead_s[pair]
+                    at += (request.parts - 1 + request.answer_parts) * overhead_s[pair]
                     at, arrival = send(back[pair], request.answers[server], at, now)
-                    arrival += request.answer_parts * overhead_s[pair]
+                    arrival += (request.answer_parts - 1) * overhead_s[pair]
                     if not server:
                         behind, readings = behind + version - seen[rank], readings + 1
                         seen[rank] = version
