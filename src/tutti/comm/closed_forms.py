@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf
+from functools import lru_cache
+from math import ceil, inf
 from typing import Protocol
 
 from tutti.comm.topology import Hop, Link
@@ -74,7 +75,7 @@ class Fabric(Protocol):
         """Return the links of a round's messages, each at its share of bandwidth, and their numbers."""
 
 
-class Ways:
+class Contended:
     """A fabric of messages that contend where they share a port.
 
     Args:
@@ -122,21 +123,27 @@ def round_s(fabric: Fabric, messages: Round, ranks: int, nbytes: float) -> float
 def ring_s(fabric: Fabric, ring: Rings, ranks: int, nbytes: float, steps: int) -> float:
     """Seconds of `steps` messages of `nbytes` from each rank of a ring to the next: steps (α + nβ).
 
-    A rank passes on what it has got. Where links differ, a part takes each link in turn, and the narrowest
-    one carries all parts one after the other: the longer of both.
+    A rank passes on what it has got. Where links differ, a part takes each kind of link in turn, and the
+    narrowest link carries all parts one after the other: the longer of both.
     """
     links = fabric.links(ring, ranks)
     if not links or ring.length == 1:
         return 0.0
-    turn = sum(link.message_s(nbytes) * count for link, count in links.items()) / sum(links.values())
-    return max(steps * turn, max(link.start_s + steps * link.transfer_s(nbytes) for link in links))
+    passed, left = 0.0, steps
+    for link in sorted(links, key=lambda link: link.message_s(nbytes), reverse=True):
+        times = min(left, ceil(steps * links[link] / sum(links.values())))
+        passed += times * link.message_s(nbytes)
+        left -= times
+    return max(passed, max(link.start_s + steps * link.transfer_s(nbytes) for link in links))
 
 
+@lru_cache(maxsize=1024)
 def barrier_s(fabric: Fabric, ranks: int) -> float:
     """Seconds of a barrier by dissemination: ⌈log2 p⌉ α (Hensgen, Finkel, Manber 1988)."""
     return sum(round_s(fabric, Pairs(distance), ranks, 0) for distance in distances(ranks))
 
 
+@lru_cache(maxsize=1024)
 def broadcast_s(fabric: Fabric, ranks: int, nbytes: float) -> float:
     """Seconds of a broadcast (TRG section 4.2).
 
@@ -154,6 +161,7 @@ def broadcast_s(fabric: Fabric, ranks: int, nbytes: float) -> float:
     )
 
 
+@lru_cache(maxsize=1024)
 def all_gather_s(fabric: Fabric, ranks: int, nbytes: float) -> float:
     """Seconds of an all-gather of `nbytes` in all.
 
@@ -173,6 +181,7 @@ def reduce_scatter_s(fabric: Fabric, ranks: int, nbytes: float, adding_s_per_byt
     return all_gather_s(fabric, ranks, nbytes) + (ranks - 1) / ranks * nbytes * adding_s_per_byte
 
 
+@lru_cache(maxsize=1024)
 def all_reduce_s(fabric: Fabric, ranks: int, nbytes: float, adding_s_per_byte: float = 0.0) -> float:
     """Seconds until all have the sum (TRG section 4.5).
 

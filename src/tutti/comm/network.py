@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import inf
 
 from typing_extensions import override
 
 from tutti.comm.closed_forms import (
+    Contended,
     Fabric,
-    Ways,
     all_gather_s,
     all_reduce_s,
     barrier_s,
@@ -84,8 +84,7 @@ class Network:
     topology: Topology = field(default=Switch())
 
     def __post_init__(self) -> None:
-        # Building the links checks their values.
-        _ = self.remote, self.local
+        _ = self.remote, self.local  # checks their values
         if not self.adding_s_per_byte >= 0:
             raise ValueError(f"adding_s_per_byte is {self.adding_s_per_byte}; expected 0 or more seconds")
         if not all(speed > 0 for speed in self.link_speeds):
@@ -121,12 +120,12 @@ class Network:
         words = [bandwidth_text(self.bandwidth_bytes_per_s), time_text(self.latency_s)]
         return ",".join(words if self.topology == Switch() else [*words, str(self.topology)])
 
-    @property
+    @cached_property
     def remote(self) -> Link:
         """The link between a host and the network."""
         return Link(self.latency_s, self.bandwidth_bytes_per_s, self.overhead_s)
 
-    @property
+    @cached_property
     def local(self) -> Link:
         """The link between two ranks of one host."""
         return Link(self.local_latency_s, self.local_bandwidth_bytes_per_s)
@@ -155,7 +154,11 @@ class Network:
         """Return the links between this number of hosts, for closed forms."""
         if self.topology == Switch() and not self.link_speeds:
             return self.remote
-        return _between(self, hosts)
+        return _ranks(self, (1,) * hosts)
+
+    def ranks(self, hosts: Sequence[int]) -> Fabric:
+        """Return the links between ranks on hosts of these numbers of ranks, for closed forms."""
+        return _ranks(self, tuple(hosts))
 
     def barrier_s(self, hosts: Sequence[int]) -> float:
         """Seconds of a barrier over hosts of these numbers of ranks: inside the hosts, then between them."""
@@ -191,5 +194,13 @@ class Network:
 
 
 @lru_cache(maxsize=64)
-def _between(network: Network, hosts: int) -> Fabric:
-    return Ways(lambda here, there: network.route(here, there, hosts))
+def _ranks(network: Network, hosts: tuple[int, ...]) -> Fabric:
+    host_of = [host for host, ranks in enumerate(hosts) for _ in range(ranks)]
+
+    def route(sender: int, receiver: int) -> tuple[Hop, ...]:
+        here, there = host_of[sender], host_of[receiver]
+        if here == there:
+            return (Hop(("memory", receiver), network.local),)
+        return network.route(here, there, len(hosts))
+
+    return Contended(route)

@@ -94,8 +94,8 @@ class Port:
             index += 1
         end = begin + length
         if index and busy[index - 1][1] == begin:
-            busy[index - 1] = busy[index - 1][0], end
-        elif length:
+            busy[index - 1] = (busy[index - 1][0], end)
+        else:
             busy.insert(index, (begin, end))
         return end
 
@@ -152,7 +152,7 @@ class Cluster:
             # A port that is faster than one before it has the last byte no sooner than that one.
             tail = end if seconds >= slowest else max(end, tail)
             slowest = max(slowest, seconds)
-            head = end - seconds + link.latency_s
+            head = tail - slowest + link.latency_s
             tail += link.latency_s
             ends.append(end)
         arrival = max(tail, self._last.get((sender, receiver), 0.0))
