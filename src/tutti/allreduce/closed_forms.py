@@ -1,6 +1,7 @@
 """Closed forms of the sums that users choose by name, on any network: seconds until all ranks have the sum.
 
-The symbols are those of `tutti.comm.closed_forms`; k is the number of ranks on a host, h the number of hosts.
+The symbols are those of `tutti.comm.network`. Each takes a network, the number of ranks on each host, and the
+bytes of the vector.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tutti.allreduce.torus import width
-from tutti.comm.closed_forms import Branches, Pairs, Rings, distances, ring_s, round_s
-from tutti.comm.network import Network
+from tutti.comm.network import Network, distances
+from tutti.comm.rounds import Branches, Pairs, Rings, ring_s, round_s
 
 Hosts = Sequence[int]
-"""The number of ranks on each host."""
 
 
 def ring_all_reduce_s(network: Network, hosts: Hosts, nbytes: float) -> float:
@@ -26,27 +26,25 @@ def ring_all_reduce_s(network: Network, hosts: Hosts, nbytes: float) -> float:
 def tree_all_reduce_s(network: Network, hosts: Hosts, nbytes: float) -> float:
     """2 ⌊log2 p⌋ α + 2 ⌈log2 p⌉ nβ + ⌈log2 p⌉ nγ (TRG sections 4.2 and 4.5)."""
     ranks, fabric = sum(hosts), network.ranks(hosts)
-    branches = [Branches(distance) for distance in distances(ranks)]
-    one_way = sum(round_s(fabric, branch, ranks, nbytes) for branch in branches)
-    if ranks & (ranks - 1):  # the longest way has one branch less than the root
-        one_way -= min(round_s(fabric, branch, ranks, 0) for branch in branches)
-    return 2 * one_way + len(branches) * nbytes * network.adding_s_per_byte
+    levels = [Branches(distance) for distance in distances(ranks)]
+    one_way = sum(round_s(fabric, level, ranks, nbytes) for level in levels)
+    if ranks & (ranks - 1):  # no power of two: the longest branch has a level less than the root
+        one_way -= min(round_s(fabric, level, ranks, 0) for level in levels)
+    return 2 * one_way + len(levels) * nbytes * network.adding_s_per_byte
 
 
 def halving_doubling_all_reduce_s(network: Network, hosts: Hosts, nbytes: float) -> float:
     """2 log2 p α + 2 (p - 1)/p nβ + (p - 1)/p nγ (TRG section 4.5).
 
-    Unless p is a power of two, this is of the largest one below p, and 2α + 5/2 nβ + nγ come on top: ranks
-    below it get a whole vector, while another one sends them half of its own, and send the sum back.
+    Unless p is a power of two, this is of the largest one below p, and 2α + 5/2 nβ + nγ come on top: a rank
+    gets a whole vector and another one's first half at the same time, and sends the whole sum back.
     """
-    ranks, fabric, adding = sum(hosts), network.ranks(hosts), network.adding_s_per_byte
+    ranks, fabric = sum(hosts), network.ranks(hosts)
     power = 1 << (ranks.bit_length() - 1)
-    beyond = round_s(fabric, Pairs(power), ranks, nbytes) + round_s(fabric, Pairs(power), ranks, 1.5 * nbytes)
-    halves = sum(
-        2 * round_s(fabric, Pairs(distance), power, nbytes * distance / power)
-        for distance in distances(power)
-    )
-    return beyond + halves + ((power - 1) / power + (ranks > power)) * nbytes * adding
+    beyond = sum(round_s(fabric, Pairs(power), ranks, part * nbytes) for part in (1, 1.5))
+    halves = (round_s(fabric, Pairs(far), power, nbytes * far / power) for far in distances(power))
+    added = (power - 1) / power + (ranks > power)
+    return beyond + 2 * sum(halves) + added * nbytes * network.adding_s_per_byte
 
 
 def torus_all_reduce_s(network: Network, hosts: Hosts, nbytes: float) -> float:
@@ -60,19 +58,18 @@ def torus_all_reduce_s(network: Network, hosts: Hosts, nbytes: float) -> float:
 
 
 def hierarchical_all_reduce_s(network: Network, hosts: Hosts, nbytes: float) -> float:
-    """(3 k - 2) α + 4 (k - 1)/k nβ inside the hosts, and a ring between them (Jia et al. 2018)."""
-    most, count, local = max(hosts), len(hosts), network.local
+    """(3 k - 2) α + 4 (k - 1)/k nβ in each host of k ranks, and a ring between hosts (Jia et al. 2018)."""
+    most, local = max(hosts), network.local
     inside = ring_s(local, Rings(most), most, nbytes / most, 3 * (most - 1))
-    scatter = local.start_s + local.transfer_s((most - 1) / most * nbytes) if most > 1 else 0.0
-    between = ring_s(network.between(count), Rings(count), count, nbytes / count, 2 * (count - 1))
-    added = (most - 1) / most + (count - 1) / count
-    return inside + scatter + between + added * nbytes * network.adding_s_per_byte
+    scatter = local.message_s((most - 1) / most * nbytes) if most > 1 else 0.0
+    between = ring_all_reduce_s(network, (1,) * len(hosts), nbytes)
+    return inside + scatter + between + (most - 1) / most * nbytes * network.adding_s_per_byte
 
 
 def adasum_s(network: Network, hosts: Hosts, nbytes: float) -> float:
-    """⌊log2 p⌋ (α + nβ), and unless p is a power of two, 2 (α + nβ) (Maleki et al. 2020, section 3).
+    """⌊log2 p⌋ (α + nβ), and α + 2 nβ or 2 (α + nβ) unless p is a power of two (Maleki et al. 2020).
 
-    Where at most every third rank is beyond that power, the first α passes while the others exchange.
+    The ranks beyond that power send while others exchange, if at most every third rank is beyond it.
     """
     ranks, fabric = sum(hosts), network.ranks(hosts)
     power = 1 << (ranks.bit_length() - 1)
@@ -91,4 +88,4 @@ CLOSED_FORMS: Final[dict[str, Callable[[Network, Hosts, float], float]]] = {
     "hierarchical": hierarchical_all_reduce_s,
     "adasum": adasum_s,
 }
-"""The seconds of each sum, by the names of `sync`'s options `collective` and `reduce`."""
+"""The closed form of each sum, by the names of `sync`'s options `collective` and `reduce`."""

@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from tutti.comm.base import ANY
-from tutti.comm.network import Link, Network
+from tutti.comm.network import Network
+from tutti.comm.topology import Link
 from tutti.comm.virtual.scheduler import RankTask, Scheduler, whole_ticks
 from tutti.errors import PeerLost
 
