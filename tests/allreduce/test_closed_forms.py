@@ -27,7 +27,7 @@ def run(comm: Communicator, name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [100, 24_000])
-@pytest.mark.parametrize("hosts", [(1,) * 8, (1,) * 6, (8,), (1,)], ids=["8", "6", "1 host", "1 rank"])
+@pytest.mark.parametrize("hosts", [(1,) * 8, (1,) * 6, (1,) * 12, (8,), (1,)], ids=str)
 @pytest.mark.parametrize("name", [*ALGORITHMS, "adasum"])
 def test_a_closed_form_is_the_time_of_its_algorithm(name: str, hosts: tuple[int, ...], length: int) -> None:
     world = VirtualWorld(sum(hosts), hosts, NETWORK)

@@ -69,14 +69,15 @@ def hierarchical_all_reduce_s(network: Network, hosts: Hosts, nbytes: float) -> 
 def adasum_s(network: Network, hosts: Hosts, nbytes: float) -> float:
     """⌊log2 p⌋ (α + nβ), and α + 2 nβ or 2 (α + nβ) unless p is a power of two (Maleki et al. 2020).
 
-    The ranks beyond that power send while others exchange, if at most every third rank is beyond it.
+    The ranks beyond that power send while others exchange, if at most every third rank is beyond it. If p is
+    odd, a rank gets two vectors at once: nβ more.
     """
     ranks, fabric = sum(hosts), network.ranks(hosts)
     power = 1 << (ranks.bit_length() - 1)
-    beyond = 2 * round_s(fabric, Pairs(power), ranks, nbytes)
+    beyond = sum(round_s(fabric, Pairs(power), ranks, part * nbytes) for part in (1, 1 + ranks % 2))
     if 3 * (ranks - power) <= ranks:
         beyond -= round_s(fabric, Pairs(power), ranks, 0)
-    return beyond + sum(round_s(fabric, Pairs(distance), power, nbytes) for distance in distances(power))
+    return beyond + sum(round_s(fabric, Pairs(far), power, nbytes) for far in distances(power))
 
 
 CLOSED_FORMS: Final[dict[str, Callable[[Network, Hosts, float], float]]] = {

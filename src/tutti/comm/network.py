@@ -15,7 +15,7 @@ exchange the longest parts, and a ring is charged where it is cheaper.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import inf
 
@@ -128,11 +128,11 @@ class Network:
     overhead_s: float = 0.0
     adding_s_per_byte: float = 0.0
     link_speeds: tuple[float, ...] = (1.0,)
-    topology: Switch = Switch()
+    topology: Switch = field(default=Switch())
 
     def __post_init__(self) -> None:
         # Building the links checks their values.
-        _ = self.remote, self.local, [self._link_of(host) for host in range(len(self.link_speeds))]
+        _ = self.remote, self.local, self._links
         if not self.adding_s_per_byte >= 0:
             raise ValueError(f"adding_s_per_byte is {self.adding_s_per_byte}; expected 0 or more seconds")
 
@@ -185,9 +185,13 @@ class Network:
             raise ValueError(f"topology is {self.topology}; expected the number of hosts as `size`")
         return self.topology.route(here, there, size or max(here, there) + 1, self._link_of)
 
+    @cached_property
+    def _links(self) -> list[Link]:
+        speeds = [self.bandwidth_bytes_per_s * speed for speed in self.link_speeds]
+        return [Link(self.latency_s, speed, self.overhead_s) for speed in speeds]
+
     def _link_of(self, host: int) -> Link:
-        speed = self.link_speeds[host % len(self.link_speeds)]
-        return Link(self.latency_s, self.bandwidth_bytes_per_s * speed, self.overhead_s)
+        return self._links[host % len(self._links)]
 
     def between(self, hosts: int) -> Fabric:
         """Return the links between the first hosts."""

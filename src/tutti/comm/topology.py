@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -57,6 +57,12 @@ class Hop:
     link: Link
 
 
+@lru_cache(maxsize=1024)
+def _tail(link: Link) -> Link:
+    """Return a link that a message leaves without latency."""
+    return replace(link, latency_s=0.0)
+
+
 LinkOf = Callable[[int], Link]
 """The link between a host and the network."""
 
@@ -82,7 +88,7 @@ class Switch:
 
     def uplink(self, link: Link) -> Link:
         """Return the link of a group, where `link` is that of a host; its latency comes on top."""
-        return replace(link, latency_s=0.0)
+        return _tail(link)
 
     def route(self, here: int, there: int, size: int, link_of: LinkOf) -> tuple[Hop, ...]:
         """Return the ports that a message from `here` takes to `there`, two of `size` hosts.
@@ -92,13 +98,13 @@ class Switch:
         """
         out, into = (
             Hop(("out", here), link_of(here)),
-            Hop(("into", there), replace(link_of(there), latency_s=0.0)),
+            Hop(("into", there), _tail(link_of(there))),
         )
         first, last = self.group(here, size), self.group(there, size)
         if first == last:
             return out, into
         up = self.uplink(link_of(here))
-        return out, Hop(("up", first), up), Hop(("down", last), replace(up, latency_s=0.0)), into
+        return out, Hop(("up", first), up), Hop(("down", last), _tail(up)), into
 
 
 @dataclass(frozen=True)
