@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from tutti.simulate.step_times import StepTimes
+from tutti.studies.simulate.step_times import StepTimes
 
 
 def test_samples_follow_the_quantiles() -> None:

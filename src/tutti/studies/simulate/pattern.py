@@ -15,9 +15,9 @@ from tutti.comm.base import Servers
 from tutti.errors import BadOption
 from tutti.optim import build
 from tutti.parameter_server.base import Centre
-from tutti.simulate.recorder import Operation, Recorder, Unpredictable
 from tutti.strategies import Clip, Gossip, NoLoCo, Strategy, place
 from tutti.strategies.base import Pace
+from tutti.studies.simulate.recorder import Operation, Recorder, Unpredictable
 
 LAYERS: Final = 64
 """Matrices of the stand-in for a model."""

@@ -7,13 +7,13 @@ from heapq import heapify, heappop, heappush
 
 import numpy
 
-from tutti.simulate.cluster import Cluster
-from tutti.simulate.pattern import Steps
-from tutti.simulate.ports import Ports
-from tutti.simulate.step_times import Floats
 from tutti.strategies import Gossip, NoLoCo, Strategy
 from tutti.strategies.gossip import links
 from tutti.strategies.noloco import order_of_pairs
+from tutti.studies.simulate.cluster import Cluster
+from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.ports import Ports
+from tutti.studies.simulate.step_times import Floats
 
 
 def partners(strategy: Strategy, size: int, turn: int) -> tuple[list[int], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tutti.simulate.cluster import Hop
+from tutti.studies.simulate.cluster import Hop
 
 
 class Ports:

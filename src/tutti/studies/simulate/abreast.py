@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy
 
-from tutti.simulate.cluster import Cluster
-from tutti.simulate.pattern import Steps
-from tutti.simulate.recorder import Operation
-from tutti.simulate.step_times import Floats
+from tutti.studies.simulate.cluster import Cluster
+from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.recorder import Operation
+from tutti.studies.simulate.step_times import Floats
 
 
 def replay_abreast(steps: Steps, cluster: Cluster, work: Floats) -> Floats:

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy
 
-from tutti.simulate.cluster import Cluster
-from tutti.simulate.pattern import Steps
-from tutti.simulate.ports import Ports
-from tutti.simulate.recorder import Operation
-from tutti.simulate.step_times import Floats
+from tutti.studies.simulate.cluster import Cluster
+from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.ports import Ports
+from tutti.studies.simulate.recorder import Operation
+from tutti.studies.simulate.step_times import Floats
 
 POST: Final = 0
 """The stage of an event in which a worker sends a message to a server; in the third the server serves it."""
