@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
+from tutti.cli.command import Command, writable
 from tutti.cli.options import Parser, Words, command_words, numbers_of, words_of
 from tutti.errors import BadOption
 from tutti.records.json_lines import to_json
@@ -58,7 +58,7 @@ class PlanCommand(Command):
         for one, several in (("precision", own.precisions), ("batch_size", own.batch_sizes)):
             if one in given and several:
                 raise BadOption(f"both {flag(one)} and {flag(one)}s are given; give one of them")
-        file = None if own.json is None else _writable(Path(own.json))
+        file = None if own.json is None else writable(Path(own.json), "--json")
         config = words.config()
         found = plan(
             config,
@@ -76,15 +76,3 @@ class PlanCommand(Command):
             record = {**found.as_json(), "command": command}
             file.write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
         return 0
-
-
-def _writable(path: Path) -> Path:
-    """The path, of a file that can be written: found out before a minute is spent on what goes there."""
-    there = path.exists()
-    try:
-        path.open("a").close()
-        if not there:
-            path.unlink()
-    except OSError as error:
-        raise BadOption(f"cannot write --json {path}: {error.strerror}; name another file") from error
-    return path

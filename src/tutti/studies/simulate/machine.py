@@ -1,0 +1,166 @@
+"""A kind of host and the network between such hosts, from a TOML file. Needs no torch.
+
+    name = "two-cores"                          these keys are needed, the others are optional
+    source = "timed on this machine, 2026"
+    ranks_per_host = 2
+    [network]
+    between = "10gbit,50us"                     as `Network.parse` reads it
+    inside = "64gbit,1us"
+    [compute]
+    flops_per_s = 4e10                          of a rank; without it, the model is timed on this machine
+    spread = [0.9, 1.0, 1.2]                    quantiles of the time of a step / its median
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from tutti.comm.network import Network
+from tutti.errors import BadOption, UnknownName
+from tutti.launch.cores import allowed_cores
+
+FOLDER: Final = Path(__file__).with_name("machines")
+
+INCLUDED: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+"""The names of the machines that come with the package."""
+
+BETWEEN: Final = "10gbit,50us"
+INSIDE: Final = "64gbit,1us"
+"""Links of a machine that is not described."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kind of host; the fields are the keys of its file.
+
+    Attributes:
+        name: of the machine.
+        source: where the figures come from, with the year.
+        ranks_per_host: workers of a host.
+        between: the network between hosts, in words.
+        inside: the link between two ranks of a host, in words.
+        price_per_hour: of a host; None: unknown.
+        speeds: relative speeds of the hosts, in turn.
+        flops_per_s: floating-point operations of a rank in a second; None: the model is timed here.
+        spread: equally spaced quantiles of the time of a step, over the median.
+        hours_between: hours from one failure of a host to the next.
+        repair_s: seconds until a failed host is back.
+        samples_per_s: that the input of a rank can read.
+
+    Raises:
+        BadOption: the words name no network that can be.
+    """
+
+    name: str
+    source: str
+    ranks_per_host: int
+    between: str
+    inside: str
+    price_per_hour: float | None = None
+    speeds: tuple[float, ...] = (1.0,)
+    flops_per_s: float | None = None
+    spread: tuple[float, ...] = (1.0, 1.0)
+    hours_between: float = inf
+    repair_s: float = 600.0
+    samples_per_s: float = inf
+
+    def __post_init__(self) -> None:
+        _ = self.network
+
+    @property
+    def network(self) -> Network:
+        """The links of a cluster of such hosts."""
+        try:
+            inside, between = Network.parse(self.inside).remote, Network.parse(self.between)
+        except ValueError as error:
+            raise BadOption(f"the network of machine '{self.name}': {error}") from error
+        here = {"local_latency_s": inside.latency_s, "local_bandwidth_bytes_per_s": inside.bandwidth_bytes_per_s}
+        return replace(between, **here)
+
+    def hosts(self, workers: int) -> list[int]:
+        """Return the workers of each host; hosts are filled in turn."""
+        full, rest = divmod(workers, self.ranks_per_host)
+        return [self.ranks_per_host] * full + [rest] * (rest > 0)
+
+    def written(self) -> str:
+        """Return the text of a file that `read_machine` reads as this machine, from name to spread."""
+        spread = ", ".join(f"{one:.4g}" for one in self.spread)
+        return (
+            f"name = {json.dumps(self.name)}\nsource = {json.dumps(self.source)}\n"
+            f"ranks_per_host = {self.ranks_per_host}\n\n"
+            f"[network]\nbetween = {json.dumps(self.between)}\ninside = {json.dumps(self.inside)}\n\n"
+            f"[compute]\nflops_per_s = {self.flops_per_s:.6g}\nspread = [{spread}]\n"
+        )
+
+
+def machine_of(
+    given: str | Machine | None, network: str | None = None, price_per_hour: float | None = None
+) -> Machine:
+    """Return a machine, by default this one; with another network or price if they are given.
+
+    Args:
+        given: a machine, the name of one that is included, or the path of a TOML file.
+        network: between hosts, in words.
+        price_per_hour: of a host.
+
+    Raises:
+        UserError: the machine cannot be read, or has a value that cannot be.
+    """
+    if given is None:
+        given = Machine("this machine", "timed now", allowed_cores().usable, BETWEEN, INSIDE)
+    machine = read_machine(given) if isinstance(given, str) else given
+    machine = machine if network is None else replace(machine, between=network)
+    if price_per_hour is not None and not _is_positive(price_per_hour):
+        raise BadOption(f"--price is {price_per_hour}; give what a host costs for an hour, such as 3.06")
+    return machine if price_per_hour is None else replace(machine, price_per_hour=price_per_hour)
+
+
+def read_machine(given: str) -> Machine:
+    """Return one of the machines that are included, or that of a TOML file."""
+    path = FOLDER / f"{given}.toml" if given in INCLUDED else Path(given)
+    if path.suffix != ".toml":
+        raise UnknownName("machine", given, INCLUDED, "Or give a file: --machine mine.toml.")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadOption(f"cannot read the machine's file {path}: {why}; name another") from error
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        values |= value if isinstance(value, dict) else {key: value}
+    known = {f.name: f for f in fields(Machine)}
+    for key in values:
+        if key not in known:
+            raise UnknownName("key", key, known, of=f"the machine's file {path}")
+    missing = [key for key, f in known.items() if f.default is MISSING and key not in values]
+    if missing:
+        example = FOLDER / f"{INCLUDED[0]}.toml"
+        raise BadOption(f"the machine's file {path} has no '{missing[0]}'; add it, as {example} has it")
+    return Machine(**{key: _checked(path, known[key], value) for key, value in values.items()})
+
+
+def _checked(path: Path, of: Field[Any], value: Any) -> Any:
+    """Return the value of a key, or refuse one that cannot be."""
+    kind = str(of.type)
+    if kind == "str":
+        right, expected = isinstance(value, str), "a text"
+    elif kind == "int":
+        right, expected = type(value) is int and value > 0, "a whole number of at least 1"
+    elif kind.startswith("tuple"):
+        least = len(of.default) if isinstance(of.default, tuple) else 1
+        right = isinstance(value, list) and len(value) >= least and all(map(_is_positive, value))
+        value, expected = tuple(value) if right else value, f"a list of at least {least} numbers above 0"
+    else:
+        right, expected = _is_positive(value), "a number above 0"
+    if not right:
+        raise BadOption(f"'{of.name}' in the machine's file {path} is {value!r}; give {expected}")
+    return value
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value > 0
