@@ -1,0 +1,1 @@
+"""Predict how a training scales on a cluster: its speed, traffic and losses, by virtual ranks."""
