@@ -17,9 +17,9 @@ from tutti.errors import BadOption
 from tutti.optim import build
 from tutti.parameter_server.base import Centre
 from tutti.replica import Replica
-from tutti.simulate.pattern import record
-from tutti.simulate.step_times import StepTimes
-from tutti.simulate.timing import Timing, replay
+from tutti.studies.simulate.pattern import record
+from tutti.studies.simulate.step_times import StepTimes
+from tutti.studies.simulate.timing import Timing, replay
 from tutti.strategies import Clip, Strategy, named, place
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred

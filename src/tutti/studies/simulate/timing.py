@@ -9,12 +9,12 @@ from math import inf
 import numpy
 
 from tutti.comm.network import Network
-from tutti.simulate.abreast import replay_abreast
-from tutti.simulate.cluster import Cluster
-from tutti.simulate.failures import Failures, goodput
-from tutti.simulate.free import replay_free
-from tutti.simulate.pattern import Pattern
-from tutti.simulate.step_times import Floats, StepTimes
+from tutti.studies.simulate.abreast import replay_abreast
+from tutti.studies.simulate.cluster import Cluster
+from tutti.studies.simulate.failures import Failures, goodput
+from tutti.studies.simulate.free import replay_free
+from tutti.studies.simulate.pattern import Pattern
+from tutti.studies.simulate.step_times import Floats, StepTimes
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tutti.comm.base import Servers
 from tutti.errors import BadOption
 from tutti.optim import build
 from tutti.parameter_server.base import Centre
-from tutti.simulate.peers import has_peers
-from tutti.simulate.recorder import Operation, Recorder, Unpredictable
+from tutti.studies.simulate.peers import has_peers
+from tutti.studies.simulate.recorder import Operation, Recorder, Unpredictable
 from tutti.strategies import Clip, Strategy, place
 from tutti.strategies.base import Pace
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy
 from numpy.typing import NDArray
 
-from tutti.simulate.cluster import Cluster
-from tutti.simulate.pattern import Steps
-from tutti.simulate.peers import Partners, partners
-from tutti.simulate.recorder import Operation
-from tutti.simulate.step_times import Floats
+from tutti.studies.simulate.cluster import Cluster
+from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.peers import Partners, partners
+from tutti.studies.simulate.recorder import Operation
+from tutti.studies.simulate.step_times import Floats
 from tutti.strategies import Strategy
 
 Ints = NDArray[numpy.int64]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy
 
 from tutti.comm.network import Network
-from tutti.simulate.recorder import Operation
+from tutti.studies.simulate.recorder import Operation
 
 
 class Hop(NamedTuple):

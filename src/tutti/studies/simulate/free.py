@@ -8,10 +8,10 @@ from heapq import heapify, heappop, heappush
 
 import numpy
 
-from tutti.simulate.cluster import Cluster, Hop
-from tutti.simulate.pattern import Steps
-from tutti.simulate.recorder import Operation
-from tutti.simulate.step_times import Floats
+from tutti.studies.simulate.cluster import Cluster, Hop
+from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.recorder import Operation
+from tutti.studies.simulate.step_times import Floats
 
 
 @dataclass
