@@ -93,7 +93,9 @@ def test_a_replay_takes_as_long_as_the_strategy_itself(
     ends, staleness = run(strategy, hosts, SLOW, steps, servers, seed=3)
     pattern = record(strategy, "sgd", PARAMETERS, max(hosts), servers=max(1, servers))
     timing = replay(pattern, hosts, SLOW, TIMES, steps, seed=3)
-    print(f"{name} {options} {hosts} {servers}: {timing.seconds/ends.max()-1:+.4%} {timing.steps_per_s/(steps/ends).mean()-1:+.4%} {timing.staleness:.3f} {staleness:.3f} util {timing.utilisation:.2f}")
+    print(
+        f"{name} {options} {hosts} {servers}: {timing.seconds / ends.max() - 1:+.4%} {timing.steps_per_s / (steps / ends).mean() - 1:+.4%} {timing.staleness:.3f} {staleness:.3f} util {timing.utilisation:.2f}"
+    )
     assert timing.seconds == pytest.approx(ends.max(), rel=0.01)
     assert timing.steps_per_s == pytest.approx((steps / ends).mean(), rel=0.01)
     assert timing.staleness == pytest.approx(staleness, rel=0.05)

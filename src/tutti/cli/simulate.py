@@ -16,7 +16,7 @@ from tutti.records.comparison import WEAK
 from tutti.records.json_lines import to_json
 from tutti.registry import part
 from tutti.run.start import run as run_job
-from tutti.studies.simulate.machine import BETWEEN, INCLUDED, INSIDE, machine_of
+from tutti.studies.simulate.machine import BETWEEN, INCLUDED, machine_of
 from tutti.studies.simulate.question import DECIDED, Question, SimulateJob, Way
 from tutti.studies.simulate.result import Simulation
 
@@ -43,13 +43,13 @@ class SimulateCommand(Command):
         parser.option("--strategies", ways, "NAMES", "sync,easgd,diloco")
         parser.option("-n, --workers", "numbers of workers, with commas", "NUMBERS", "1,8")
         network = (
-            f"between hosts: bandwidth, latency and topology, such as 1gbit,100us (default: the machine's, or "
+            "between hosts: bandwidth, latency and topology, such as 1gbit,100us (default: the machine's, or "
             f"{BETWEEN})"
         )
         parser.option("--network", network, "WORDS")
         machine = (
-            f"the hosts: {', '.join(INCLUDED)}, or a TOML file (default: hosts like this one, on which the model is "
-            f"timed, with {INSIDE} inside)"
+            f"the hosts: {', '.join(INCLUDED)}, or a TOML file (default: hosts like this one, on which the "
+            "model is timed)"
         )
         parser.option("--machine", machine, "NAME")
         parser.option("--price", "what a host costs for an hour (default: the machine's)", "X", type=float)
@@ -60,8 +60,6 @@ class SimulateCommand(Command):
             WEAK,
         )
         parser.option("--timing", "simulate the time alone, without gradients")
-        goal = "value of the first metric, such as 0.97, whose time is looked up"
-        parser.option("--goal", goal, "X", type=float)
         parser.option("--calibrate", "write what is timed here as a machine's TOML file", "FILE")
         parser.option("--json", "write all rows there", "FILE")
         parser.option("--figure", "draw speed and accuracy against workers: .svg, .png or .html", "FILE")
@@ -72,9 +70,7 @@ class SimulateCommand(Command):
         own = words.own
         machine = machine_of(own.machine, own.network, own.price)
         if own.calibrate is not None and machine.flops_per_s is not None:
-            raise BadOption(
-                "--calibrate times this machine, and --machine says what is computed; leave one out"
-            )
+            raise BadOption("--calibrate times this machine, and --machine says its speed; leave one out")
         if own.figure is not None:
             require_packages("a figure needs", ["altair", "vl_convert"], "plots")
         for option in ("calibrate", "json", "figure"):
@@ -86,7 +82,6 @@ class SimulateCommand(Command):
             machine,
             own.scaling,
             own.timing,
-            own.goal,
         )
         found = cast("Simulation", run_job(SimulateJob(words.config(), question, own.calibrate)))
         found.show(sys.stdout)

@@ -42,8 +42,8 @@ Compute = Callable[[Batch], Computed]
 class Workers:
     """The workers of a run, as one of them sees them.
 
-    With `seconds_per_sample`, the cost of forward and backward, a virtual clock measures all times. It may be a
-    function of the samples of an update that returns its seconds.
+    With `seconds_per_sample`, the cost of forward and backward, a virtual clock measures all times. It may be
+    a function of the samples of an update that returns their seconds.
     """
 
     comm: Communicator  # over which samples are dealt: the whole job, unless several ranks hold one model

@@ -16,7 +16,7 @@ from tutti.run.pickled_arguments import by_name
 from tutti.run.start import run
 from tutti.strategies import Strategy
 from tutti.studies.simulate.machine import Machine, machine_of
-from tutti.studies.simulate.question import Question, SimulateJob, Way
+from tutti.studies.simulate.question import DECIDED, Question, SimulateJob, Way
 from tutti.studies.simulate.result import Simulation
 
 
@@ -32,7 +32,6 @@ def simulate(
     price: float | None = None,
     scaling: str = "weak",
     timing: bool = False,
-    goal: float | None = None,
     quiet: bool = False,
     **options: Unpack[TrainOptions],
 ) -> Simulation:
@@ -49,7 +48,6 @@ def simulate(
         price: of a host for an hour; by default the machine's.
         scaling: "weak": `batch_size` is that of each worker; "strong": of all workers together.
         timing: simulate the time alone, without gradients, so that thousands of workers are cheap.
-        goal: a value of the first metric whose time is looked up.
         quiet: print nothing.
         **options: as for `tutti.train`. The length is that of each row: `epochs` are as many samples for any
             number of workers, `steps` are those of each worker.
@@ -64,7 +62,8 @@ def simulate(
         >>> found = tutti.simulate("mlp", "mnist", workers=[1, 8, 64], network="1gbit,50us", timing=True)
         >>> print(found.stops())
     """
-    refuse_unknown(options, TrainOptions.__annotations__, "simulate")
+    known = [name for name in TrainOptions.__annotations__ if name not in DECIDED]
+    refuse_unknown(options, known, "simulate")
     data = without_loaders(data, options, quiet)
     spell(options)
     values, objects = by_name({"model": model, "data": data})
@@ -75,7 +74,6 @@ def simulate(
         machine_of(machine, network, price),
         scaling,
         timing,
-        goal,
     )
     found = cast("Simulation", run(SimulateJob(config, question, objects=objects, quiet=quiet)))
     if not quiet:

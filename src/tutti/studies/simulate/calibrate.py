@@ -96,7 +96,7 @@ def flops_of_sample(task: Task) -> float:
 
 
 def reckoned_steps(machine: Machine, task: Task, batch_size: int) -> StepTimes:
-    """Return the seconds of a step of `batch_size` samples on a rank of a machine that says what it computes."""
+    """Return the seconds of a step of `batch_size` samples, by what a rank of the machine computes."""
     assert machine.flops_per_s is not None
     usual = flops_of_sample(task) * batch_size / machine.flops_per_s
     return StepTimes(tuple(usual * one for one in machine.spread))

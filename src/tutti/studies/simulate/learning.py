@@ -1,12 +1,11 @@
-"""Train on virtual workers: real gradients and messages, under a clock that steps and links move."""
+"""Training on virtual workers: real gradients and messages, under a clock that steps and links move."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
+import numpy
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -28,19 +27,19 @@ def learn(
     strategy: Strategy,
     machine: Machine,
     workers: int,
-    times: StepTimes,
     batch: int,
+    times: StepTimes,
 ) -> list[EpochRecord]:
-    """Train on virtual workers.
+    """Train on virtual workers, which fill hosts in turn.
 
     Args:
-        recipe: the run; its batch size is as `tutti train` takes it.
+        recipe: the run, as `tutti train` takes it.
         task: data and model; the model stays as it is.
         strategy: of the workers.
         machine: the hosts.
-        workers: how many there are; hosts are filled one after the other.
-        times: seconds of a step of `batch` samples.
+        workers: how many there are.
         batch: samples of a worker's step.
+        times: its seconds.
 
     Returns:
         A record of each epoch; its times are those of the virtual clock.
@@ -56,24 +55,18 @@ def learn(
             clip = Clip(config.clip_norm, config.clip_value)
             strategy.serve(comm.servers, replica, build_optimizer(recipe, own.module), clip)
             return None
+        generator = numpy.random.default_rng((config.seed, comm.rank))
+        speed = machine.speeds[comm.rank // machine.ranks_per_host % len(machine.speeds)]
+
+        def seconds(samples: int) -> float:
+            drawn = float(times.sample(generator, 1)[0])
+            return max(drawn * samples / batch / speed, samples / machine.samples_per_s)
+
         with laid_out(recipe, comm, own, strategy, None) as parts:
-            cost = step_cost(machine, times, batch, comm.rank, config.seed)
-            on_clock = replace(parts, workers=replace(parts.workers, seconds_per_sample=cost))
-            return on_clock.trainer().fit()
+            workers = replace(parts.workers, seconds_per_sample=seconds)
+            return replace(parts, workers=workers).trainer().fit()
 
     world = VirtualWorld(workers, machine.ranks_per_host, machine.network, servers=config.servers)
     history = world.run(program)[0]
     assert history is not None, "worker 0 trains"
     return history
-
-
-def step_cost(machine: Machine, times: StepTimes, batch: int, rank: int, seed: int) -> Callable[[int], float]:
-    """Return a function of the samples of a step that draws its seconds, for one worker."""
-    generator = np.random.default_rng((seed, rank))
-    speed = machine.speed_of(rank)
-
-    def seconds(samples: int) -> float:
-        drawn = float(times.sample(generator, (1,))[0])
-        return max(drawn * samples / batch / speed, samples / machine.samples_per_s)
-
-    return seconds

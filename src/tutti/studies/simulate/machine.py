@@ -1,14 +1,14 @@
 """A kind of host and the network between such hosts, from a TOML file. Needs no torch.
 
-    name = "two-cores"                          these keys are needed, the others are optional
-    source = "timed on this machine, 2026"
-    ranks_per_host = 2
-    [network]
-    between = "10gbit,50us"                     as `Network.parse` reads it
-    inside = "64gbit,1us"
-    [compute]
-    flops_per_s = 4e10                          of a rank; without it, the model is timed on this machine
-    spread = [0.9, 1.0, 1.2]                    quantiles of the time of a step / its median
+name = "two-cores"                          these keys are needed, the others are optional
+source = "timed on this machine, 2026"
+ranks_per_host = 2
+[network]
+between = "10gbit,50us"                     as `Network.parse` reads it
+inside = "64gbit,1us"
+[compute]
+flops_per_s = 4e10                          of a rank; without it, the model is timed on this machine
+spread = [0.9, 1.0, 1.2]                    quantiles of the time of a step / its median
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Machine:
         spread: equally spaced quantiles of the time of a step, over the median.
         hours_between: hours from one failure of a host to the next.
         repair_s: seconds until a failed host is back.
+        checkpoint_every_s: seconds between two checkpoints.
+        restart_s: seconds from a failure until ranks train again, where hosts are there.
         samples_per_s: that the input of a rank can read.
 
     Raises:
@@ -67,6 +69,8 @@ class Machine:
     spread: tuple[float, ...] = (1.0, 1.0)
     hours_between: float = inf
     repair_s: float = 600.0
+    checkpoint_every_s: float = 600.0
+    restart_s: float = 60.0
     samples_per_s: float = inf
 
     def __post_init__(self) -> None:
@@ -79,7 +83,10 @@ class Machine:
             inside, between = Network.parse(self.inside).remote, Network.parse(self.between)
         except ValueError as error:
             raise BadOption(f"the network of machine '{self.name}': {error}") from error
-        here = {"local_latency_s": inside.latency_s, "local_bandwidth_bytes_per_s": inside.bandwidth_bytes_per_s}
+        here = {
+            "local_latency_s": inside.latency_s,
+            "local_bandwidth_bytes_per_s": inside.bandwidth_bytes_per_s,
+        }
         return replace(between, **here)
 
     def hosts(self, workers: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The question of a simulation, and the job that answers it. Needs no torch."""
+"""What is simulated: ways to train, numbers of workers, and a kind of host. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tutti.launch.placement import Placement, place_ranks
 from tutti.load_object import names_object
 from tutti.parts import STRATEGIES
 from tutti.records.comparison import SCALINGS, STRONG, WEAK
-from tutti.run.config import DEFAULT_EPOCHS, OF_LONG_RUNS, TrainConfig
+from tutti.run.config import OF_LONG_RUNS, TrainConfig
 from tutti.run.jobs import Job
 from tutti.studies.crossing import with_options
 from tutti.studies.simulate.machine import Machine
@@ -25,19 +25,21 @@ REPLAYED: Final = 200
 
 DECIDED: Final = (
     *("strategy", "strategy_options", "workers", "hosts", "servers", "levels", "server_period", "parallel"),
-    *("parallel_options", "threads", "device", "cuda_graph", "validate", "callbacks", "log", "out", "split"),
+    *("parallel_options", "threads", "device", "cuda_graph", "validate", "callbacks", "log", "out"),
     *(name for name in OF_LONG_RUNS if name not in ("weights", "skip_nonfinite")),
 )
 """The options of a run that a simulation decides, or has no use for."""
 
+_FREE: Final = [one.name for one in fields(TrainConfig) if one.name not in DECIDED]
+
 
 @dataclass(frozen=True)
 class Way:
-    """A strategy with options of its own.
+    """A way to train: a strategy with options of its own.
 
     Attributes:
         name: in the table.
-        strategy: its name.
+        strategy: the name of the strategy.
         options: fields of a `TrainConfig`; an option of the strategy is called "strategy.every".
     """
 
@@ -47,22 +49,33 @@ class Way:
 
     @classmethod
     def parse(cls, text: str) -> Way:
-        """Return the way that a text such as "diloco:every=20:lr=0.1" means."""
+        """Return the way that a text such as "diloco:every=20:lr=0.1" means.
+
+        Raises:
+            UnknownName: there is no such strategy, or it has no such option.
+        """
         words = text.split(":")
-        given = [word for word in words if "=" in word]
         name = ":".join(word for word in words if "=" not in word)
-        options: dict[str, Any] = {}
+        known = None
         if not names_object(name):
             STRATEGIES.check(name)
-        own = () if names_object(name) else STRATEGIES.options(name)
-        known = [one.name for one in fields(TrainConfig) if one.name not in DECIDED]
-        for word in given:
-            key, _, value = word.partition("=")
+            known = STRATEGIES.options(name)
+        options: dict[str, Any] = {}
+        for word in words:
+            key, equals, value = word.partition("=")
             key = key.replace("-", "_")
-            if key not in (*own, *known) and not names_object(name):
-                raise UnknownName("option", key, own, of=f"the strategy '{name}'")
-            options[key if key in known else f"strategy.{key}"] = _value(value)
+            if equals and known is not None and key not in (*known, *_FREE):
+                raise UnknownName("option", key, known, of=f"the strategy '{name}'")
+            if equals:
+                options[key if key in _FREE else f"strategy.{key}"] = _value(value)
         return cls(text, name, options)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,6 @@ class Question:
         machine: the hosts.
         scaling: "weak": the batch size is that of each worker; "strong": of all workers together.
         timing: simulate the time alone, without gradients.
-        goal: a value of the first metric whose time is looked up; None: of none.
     """
 
     ways: Sequence[Way]
@@ -83,7 +95,6 @@ class Question:
     machine: Machine
     scaling: str = WEAK
     timing: bool = False
-    goal: float | None = None
 
     def __post_init__(self) -> None:
         for name, given in (("strategies", self.ways), ("workers", self.workers)):
@@ -93,8 +104,6 @@ class Question:
             raise BadOption(f"--workers has {min(self.workers)}; the smallest possible is 1")
         if self.scaling not in SCALINGS:
             raise UnknownName("value", self.scaling, SCALINGS, of="--scaling")
-        if self.timing and self.goal is not None:
-            raise BadOption("--goal needs real gradients; leave --timing out")
 
 
 @dataclass(frozen=True)
@@ -105,32 +114,25 @@ class SimulateJob(Job):
     announced: ClassVar[bool] = False
 
     question: Question
-    calibrate: str | None = None  # a file to write, of this machine
+    calibrate: str | None = None  # the file of this machine, to be written
 
     @override
     def placement(self) -> Placement:
-        # Each rank simulates some of the rows. To time the model here, all cores are to be busy.
-        timed = self.question.machine.flops_per_s is None
-        rows = len(self.question.ways) * len(self.question.workers)
-        cores = allowed_cores().usable
-        return place_ranks(cores if timed else min(cores, rows), self.config.threads)
+        # Each rank simulates some of the rows. Where the model is timed, all cores are to be busy.
+        question, cores = self.question, allowed_cores().usable
+        if question.machine.flops_per_s is not None:
+            cores = min(cores, len(question.ways) * len(question.workers))
+        return place_ranks(cores, self.config.threads)
 
-    def config_of(self, way: Way, workers: int, together: bool, servers: int) -> TrainConfig:
-        """Return the configuration of one simulated run."""
+    def config_of(self, way: Way, workers: int, servers: int, together: bool) -> TrainConfig:
+        """Return the configuration of a simulated run; workers may make each update `together`."""
         config = with_options(self.config.as_json(), {**way.options, "strategy": way.strategy})
-        whole = config.batch_size
-        own = max(1, whole // workers) if self.question.scaling == STRONG else whole
-        batch = (whole if self.question.scaling == STRONG else own * workers) if together else own
-        config = replace(config, workers=str(workers), servers=servers, batch_size=batch)
-        if config.epochs is None and config.steps is None:
-            length = {"steps": REPLAYED} if self.question.timing else {"epochs": DEFAULT_EPOCHS}
-            config = replace(config, **length)
-        return config
-
-
-def _value(text: str) -> Any:
-    """Return the JSON value of a text, or the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        batch = config.batch_size
+        if self.question.scaling == WEAK and together:
+            batch *= workers
+        elif self.question.scaling == STRONG and not together:
+            batch = max(1, batch // workers)
+        steps = config.steps
+        if self.question.timing and config.epochs is None:
+            steps = steps or REPLAYED
+        return replace(config, workers=str(workers), servers=servers, batch_size=batch, steps=steps)

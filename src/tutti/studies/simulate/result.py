@@ -32,11 +32,10 @@ class Row:
         computes: the share of the workers' time in which they compute.
         bytes_per_step: that a worker sends in a step.
         goodput: the share of the work that failures of hosts leave.
-        staleness: mean number of updates by others between a gradient's weights and its use; None: no such.
+        staleness: updates by others between what a gradient was computed from and its use, in the mean.
         cost: of the hosts, in the unit of the price; None: there is no price.
         loss: on the validation part at the end; None: timing alone.
         metrics: likewise, by name.
-        to_goal_s: seconds to the goal; None: it was not reached.
         error: why this cannot be run; empty: it can.
     """
 
@@ -48,11 +47,10 @@ class Row:
     computes: float = 0.0
     bytes_per_step: float = 0.0
     goodput: float = 1.0
-    staleness: float | None = None
+    staleness: float = 0.0
     cost: float | None = None
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    to_goal_s: float | None = None
     error: str = ""
 
     @property
@@ -108,14 +106,13 @@ class Simulation:
                 "computes": f"{row.computes:.0%}" if ran else "",
                 "kB/step": f"{row.bytes_per_step / 1000:,.1f}" if ran else "",
                 "goodput": f"{row.goodput:.1%}" if row.goodput < 1 else "",
-                "late by": "" if row.staleness is None else f"{row.staleness:.1f}",
+                "late by": f"{row.staleness:.1f}" if row.staleness else "",
                 "cost": "" if row.cost is None else f"{row.cost:,.4g}",
                 "loss": "" if row.loss is None else loss_text(row.loss),
                 **{
                     name: metric_text(name, row.metrics[name]) if name in row.metrics else ""
                     for name in names
                 },
-                "to goal": "" if row.to_goal_s is None else f"{row.to_goal_s:,.1f} s",
                 "remark": row.error,
             }
             for head, cell in cells.items():
