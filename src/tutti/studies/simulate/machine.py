@@ -1,22 +1,11 @@
-"""A kind of host and the network between such hosts, from a TOML file. Needs no torch.
-
-name = "two-cores"                          these keys are needed, the others are optional
-source = "timed on this machine, 2026"
-ranks_per_host = 2
-[network]
-between = "10gbit,50us"                     as `Network.parse` reads it
-inside = "64gbit,1us"
-[compute]
-flops_per_s = 4e10                          of a rank; without it, the model is timed on this machine
-spread = [0.9, 1.0, 1.2]                    quantiles of the time of a step / its median
-"""
+"""A kind of host and the network between such hosts, from a TOML file. Needs no torch."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,14 +69,14 @@ class Machine:
     def network(self) -> Network:
         """The links of a cluster of such hosts."""
         try:
-            inside, between = Network.parse(self.inside).remote, Network.parse(self.between)
+            inside, between = Network.parse(self.inside), Network.parse(self.between)
         except ValueError as error:
             raise BadOption(f"the network of machine '{self.name}': {error}") from error
-        here = {
-            "local_latency_s": inside.latency_s,
-            "local_bandwidth_bytes_per_s": inside.bandwidth_bytes_per_s,
-        }
-        return replace(between, **here)
+        return replace(
+            between,
+            local_latency_s=inside.latency_s,
+            local_bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s,
+        )
 
     def hosts(self, workers: int) -> list[int]:
         """Return the workers of each host; hosts are filled in turn."""
@@ -122,7 +111,7 @@ def machine_of(
         given = Machine("this machine", "timed now", allowed_cores().usable, BETWEEN, INSIDE)
     machine = read_machine(given) if isinstance(given, str) else given
     machine = machine if network is None else replace(machine, between=network)
-    if price_per_hour is not None and not _is_positive(price_per_hour):
+    if price_per_hour is not None and not price_per_hour > 0:
         raise BadOption(f"--price is {price_per_hour}; give what a host costs for an hour, such as 3.06")
     return machine if price_per_hour is None else replace(machine, price_per_hour=price_per_hour)
 
@@ -154,20 +143,19 @@ def read_machine(given: str) -> Machine:
 def _checked(path: Path, of: Field[Any], value: Any) -> Any:
     """Return the value of a key, or refuse one that cannot be."""
     kind = str(of.type)
+    listed = kind.startswith("tuple")
     if kind == "str":
         right, expected = isinstance(value, str), "a text"
-    elif kind == "int":
-        right, expected = type(value) is int and value > 0, "a whole number of at least 1"
-    elif kind.startswith("tuple"):
-        least = len(of.default) if isinstance(of.default, tuple) else 1
-        right = isinstance(value, list) and len(value) >= least and all(map(_is_positive, value))
-        value, expected = tuple(value) if right else value, f"a list of at least {least} numbers above 0"
     else:
-        right, expected = _is_positive(value), "a number above 0"
+        numbers = value if listed and isinstance(value, list) else [value]
+        kinds = int if kind == "int" else int | float
+        right = all(isinstance(one, kinds) and 0 < one < inf for one in numbers)
+        expected = "a list of numbers above 0" if listed else "a number above 0"
+    if of.name == "spread":
+        right, expected = (
+            right and len(numbers) > 1 and numbers == sorted(numbers),
+            "2 or more rising numbers",
+        )
     if not right:
         raise BadOption(f"'{of.name}' in the machine's file {path} is {value!r}; give {expected}")
-    return value
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value > 0
+    return tuple(numbers) if listed else value

@@ -35,15 +35,9 @@ _FREE: Final = [one.name for one in fields(TrainConfig) if one.name not in DECID
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: a strategy with options of its own.
+    """A way to train: a strategy, with fields of a `TrainConfig`, or "strategy.every" for its own options."""
 
-    Attributes:
-        name: in the table.
-        strategy: the name of the strategy.
-        options: fields of a `TrainConfig`; an option of the strategy is called "strategy.every".
-    """
-
-    name: str
+    name: str  # in the table
     strategy: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,16 +50,13 @@ class Way:
         """
         words = text.split(":")
         name = ":".join(word for word in words if "=" not in word)
-        known = None
         if not names_object(name):
             STRATEGIES.check(name)
-            known = STRATEGIES.options(name)
         options: dict[str, Any] = {}
-        for word in words:
-            key, equals, value = word.partition("=")
+        for key, equals, value in (word.partition("=") for word in words):
             key = key.replace("-", "_")
-            if equals and known is not None and key not in (*known, *_FREE):
-                raise UnknownName("option", key, known, of=f"the strategy '{name}'")
+            if equals and key not in _FREE and not names_object(name):
+                STRATEGIES.check_options(name, [key])
             if equals:
                 options[key if key in _FREE else f"strategy.{key}"] = _value(value)
         return cls(text, name, options)
@@ -80,14 +71,10 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Question:
-    """What is simulated.
+    """Ways to train, each with each number of workers, on hosts of a kind.
 
-    Attributes:
-        ways: to train.
-        workers: numbers of them, each with each way.
-        machine: the hosts.
-        scaling: "weak": the batch size is that of each worker; "strong": of all workers together.
-        timing: simulate the time alone, without gradients.
+    With "weak" scaling the batch size is that of each worker, with "strong" of all workers together. With
+    `timing` there are no gradients.
     """
 
     ways: Sequence[Way]
@@ -97,11 +84,8 @@ class Question:
     timing: bool = False
 
     def __post_init__(self) -> None:
-        for name, given in (("strategies", self.ways), ("workers", self.workers)):
-            if not given:
-                raise BadOption(f"nothing to simulate; give --{name} at least one value")
-        if min(self.workers) < 1:
-            raise BadOption(f"--workers has {min(self.workers)}; the smallest possible is 1")
+        if min(self.workers, default=0) < 1:
+            raise BadOption(f"--workers is {self.workers}; give numbers of at least 1, such as 1,8,64")
         if self.scaling not in SCALINGS:
             raise UnknownName("value", self.scaling, SCALINGS, of="--scaling")
 
@@ -118,21 +102,30 @@ class SimulateJob(Job):
 
     @override
     def placement(self) -> Placement:
-        # Each rank simulates some of the rows. Where the model is timed, all cores are to be busy.
+        # Ranks divide the rows among them. Where the model is timed, all cores are to be busy.
         question, cores = self.question, allowed_cores().usable
-        if question.machine.flops_per_s is not None:
-            cores = min(cores, len(question.ways) * len(question.workers))
-        return place_ranks(cores, self.config.threads)
+        rows = len(question.ways) * len(question.workers)
+        timed = question.machine.flops_per_s is None
+        return place_ranks(cores if timed or not rows else min(cores, rows))
 
     def config_of(self, way: Way, workers: int, servers: int, together: bool) -> TrainConfig:
         """Return the configuration of a simulated run; workers may make each update `together`."""
         config = with_options(self.config.as_json(), {**way.options, "strategy": way.strategy})
-        batch = config.batch_size
+        batch, steps = config.batch_size, config.steps
         if self.question.scaling == WEAK and together:
             batch *= workers
         elif self.question.scaling == STRONG and not together:
             batch = max(1, batch // workers)
-        steps = config.steps
         if self.question.timing and config.epochs is None:
             steps = steps or REPLAYED
         return replace(config, workers=str(workers), servers=servers, batch_size=batch, steps=steps)
+
+
+@dataclass(frozen=True)
+class AdviseJob(SimulateJob):
+    """A choice of strategy, local steps and batch size for some hosts, by short simulated trainings."""
+
+    entry: ClassVar[str] = "tutti.studies.simulate.advice:work"
+
+    batch_sizes: Sequence[int] = ()  # of a worker's step, to choose from
+    budget_s: float = 50.0  # seconds for the trainings

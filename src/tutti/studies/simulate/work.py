@@ -27,7 +27,7 @@ from tutti.studies.simulate.calibrate import calibrated, measured_steps, reckone
 from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.learning import learn
 from tutti.studies.simulate.machine import Machine
-from tutti.studies.simulate.pattern import record
+from tutti.studies.simulate.pattern import Pattern
 from tutti.studies.simulate.question import SimulateJob, Way
 from tutti.studies.simulate.result import Row, Simulation
 from tutti.studies.simulate.step_times import StepTimes
@@ -61,37 +61,68 @@ def work(comm: Communicator, payload: bytes) -> Simulation:
         UserError: the input is wrong, or memory does not hold the virtual workers.
     """
     job = load_job(payload, SimulateJob)
-    question = job.question
     with seeded(job.config.seed):
-        rows = [plan_row(job, way, workers) for way in question.ways for workers in sorted(question.workers)]
-        for way in question.ways:
-            errors = [one.error for one in rows if isinstance(one, Row) and one.way == way.name]
-            if len(errors) == len(question.workers):
-                raise BadOption(errors[0])
-        task = prepare_task(job, open_config_data(job, comm))
-        if job.config.weights is not None:
-            load_from(Path(job.config.weights), task.module, comm.rank == 0)
-        if comm.rank == 0 and not job.quiet:
-            print(task.described(), flush=True)
-        plans = {at: one for at, one in enumerate(rows) if isinstance(one, Plan)}
-        busy = comm.size if question.timing else _at_a_time(job, comm, task, [*plans.values()])
-        times = _step_times(job, comm, task, {plan.batch for plan in plans.values()})
-        # The largest first; whichever rank is free takes the next one.
-        order = sorted(plans, key=lambda at: -plans[at].row.workers)
-        take, mine = comm.counter().add, dict[int, Row]()
-        while comm.rank < busy and (number := take(1)) < len(order):
-            plan = plans[order[number]]
-            simulated = _timed if question.timing else _learned
-            mine[order[number]] = simulated(plan, question.machine, task, times[plan.batch])
-            if not (job.quiet or question.timing):
-                print(f"simulated: {plan.row.way}, workers: {plan.row.workers:,}", flush=True)
-        found = cast("list[dict[int, Row]]", comm.all_gather_objects(mine))
+        rows = plan_rows(job)
+        task = opened(job, comm)
+        return simulated(job, comm, task, rows)
+
+
+def opened(job: SimulateJob, comm: Communicator) -> Task:
+    """Return data and model (collective), and print what they are."""
+    task = prepare_task(job, open_config_data(job, comm))
+    if job.config.weights is not None:
+        load_from(Path(job.config.weights), task.module, comm.rank == 0)
+    if comm.rank == 0 and not job.quiet:
+        print(task.described(), flush=True)
+    return task
+
+
+def simulated(job: SimulateJob, comm: Communicator, task: Task, rows: Sequence[Plan | Row]) -> Simulation:
+    """Simulate the rows that can be (collective)."""
+    timing, machine = job.question.timing, job.question.machine
+    plans = {at: one for at, one in enumerate(rows) if isinstance(one, Plan)}
+    busy = comm.size if timing else _at_a_time(job, comm, task, [*plans.values()])
+    times = _step_times(job, comm, task, {plan.batch for plan in plans.values()})
+    # The largest first; whichever rank is free takes the next one.
+    order = sorted(plans, key=lambda at: -plans[at].row.workers)
+    take, mine = comm.counter().add, dict[int, Row]()
+    while comm.rank < busy and (number := take(1)) < len(order):
+        plan = plans[order[number]]
+        mine[order[number]] = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
+        if not (job.quiet or timing):
+            print(f"simulated: {plan.row.way}, workers: {plan.row.workers:,}", flush=True)
+    found = cast("list[dict[int, Row]]", comm.all_gather_objects(mine))
     done = {at: row for part in found for at, row in part.items()}
-    return Simulation([one if isinstance(one, Row) else done[at] for at, one in enumerate(rows)])
+    rows = [done.get(at, one) for at, one in enumerate(rows)]
+    _refuse_ways(rows)
+    return Simulation(cast("list[Row]", rows))
 
 
-def plan_row(job: SimulateJob, way: Way, workers: int) -> Plan | Row:
-    """Return what is to be simulated, or a row that says why it cannot be."""
+def plan_rows(job: SimulateJob) -> list[Plan | Row]:
+    """Return what is to be simulated, way by way; a row says why it cannot be.
+
+    Raises:
+        BadOption: a way cannot be simulated with any number of workers.
+    """
+    question = job.question
+    if not question.ways:
+        raise BadOption("nothing to simulate; give --strategies at least one, such as sync")
+    rows = [_planned(job, way, workers) for way in question.ways for workers in sorted(question.workers)]
+    _refuse_ways(rows)
+    return rows
+
+
+def _refuse_ways(rows: Sequence[Plan | Row]) -> None:
+    errors: dict[str, list[str]] = {}
+    for one in rows:
+        row = one if isinstance(one, Row) else one.row
+        errors.setdefault(row.way, []).append(row.error)
+    for found in errors.values():
+        if all(found):
+            raise BadOption(found[0])
+
+
+def _planned(job: SimulateJob, way: Way, workers: int) -> Plan | Row:
     hosts, kind = len(job.question.machine.hosts(workers)), named(way.strategy)
     row = Row(way.name, workers, hosts)
     if kind.most_hosts is not None and hosts > kind.most_hosts:
@@ -145,7 +176,8 @@ def _timed(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
     steps = config.steps or max(1, samples // update)
     hosts = machine.hosts(row.workers)
     try:
-        pattern = record(strategy, config.optimizer, task.parameters, machine.ranks_per_host)
+        servers = int(Centre in strategy.needs)
+        pattern = Pattern(strategy, config.optimizer, task.parameters, servers)
         timing = replay(
             pattern,
             hosts,
