@@ -24,10 +24,10 @@ from tutti.strategies import Clip, Strategy, named, place
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 
-LAYERS = 4
+LAYERS = 16
 PARAMETERS = LAYERS * 64 * 64
 TIMES = StepTimes((0.9e-3, 1e-3, 1.1e-3, 1.5e-3))
-SLOW = Network(200e-6, 125e6, 1e-6, 8e9)
+SLOW = Network(200e-6, 500e6, 1e-6, 8e9)
 """A message of the model takes half of a step."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from tutti.studies.simulate.step_times import Floats
 from tutti.strategies import Strategy
 
 Ints = NDArray[numpy.int64]
+
+KEPT: Final = 32
+"""The partners whose messages' ways are kept."""
 
 
 def replay_abreast(strategy: Strategy, steps: Steps, cluster: Cluster, work: Floats) -> Floats:
@@ -68,58 +72,90 @@ def _meeting(operation: Operation, cluster: Cluster) -> Callable[[Floats], None]
     return lanes_meet
 
 
+class _Stretch(NamedTuple):
+    """The n-th hops of messages: the numbers of the messages, and of each its port and the port's figures.
+
+    `alone`: no two messages have a port in common.
+    """
+
+    messages: Ints
+    port: Ints
+    s_per_byte: Floats
+    latency_s: Floats
+    alone: bool
+
+
 class Ports:
     """The ports of a cluster; of each its last busy period is known."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._begin = self._free = numpy.zeros(0)
+        self._ways: dict[int, tuple[Partners, list[_Stretch]]] = {}
 
     def exchange(self, clocks: Floats, of_all: Partners, nbytes: float) -> Floats:
         """Return the clocks after each rank has sent to its partner, and has what its source sends."""
         senders = numpy.flatnonzero(of_all.to >= 0)
-        ways = [self._cluster.way(rank, int(of_all.to[rank])) for rank in senders]
-        self._grow()
-        at = head = clocks[senders]
-        tail = done = at
-        for number in range(max(map(len, ways), default=0)):
-            on = numpy.array([index for index, way in enumerate(ways) if number < len(way)])
-            port, s_per_byte, latency_s = numpy.array([ways[index][number] for index in on]).T
-            seconds = nbytes * s_per_byte
-            end = self._carry(port.astype(int), head[on], seconds)
+        head = clocks[senders]
+        done = tail = head
+        for number, stretch in enumerate(self._way(of_all, senders)):
+            seconds = nbytes * stretch.s_per_byte
+            end = self._carry(stretch, head[stretch.messages], seconds)
             done = end if number == 0 else done
             tail, head = tail.copy(), head.copy()
-            tail[on], head[on] = end + latency_s, end - seconds + latency_s
+            tail[stretch.messages] = end + stretch.latency_s
+            head[stretch.messages] = end - seconds + stretch.latency_s
         arrival = numpy.zeros(len(clocks))
         arrival[of_all.to[senders]] = tail
         after = clocks.copy()
         after[senders] = numpy.maximum(done, arrival[senders])
         return after
 
-    def _grow(self) -> None:
+    def _way(self, of_all: Partners, senders: Ints) -> list[_Stretch]:
+        """Return the hops of all messages, kept for partners that come again."""
+        if id(of_all) in self._ways:
+            return self._ways[id(of_all)][1]
+        ways = [self._cluster.way(rank, to) for rank, to in zip(senders, of_all.to[senders], strict=True)]
+        found = []
+        for number in range(max(map(len, ways), default=0)):
+            on = [index for index, way in enumerate(ways) if number < len(way)]
+            port, s_per_byte, latency_s = map(numpy.array, zip(*(ways[index][number] for index in on), strict=True))
+            alone = len(numpy.unique(port)) == len(port)
+            found.append(_Stretch(numpy.array(on), port, s_per_byte, latency_s, alone))
         more = numpy.zeros(self._cluster.ports - len(self._free))
         self._begin, self._free = (numpy.concatenate([old, more]) for old in (self._begin, self._free))
+        if len(self._ways) == KEPT:
+            self._ways.clear()
+        self._ways[id(of_all)] = of_all, found
+        return found
 
-    def _carry(self, port: Ints, at: Floats, seconds: Floats) -> Floats:
+    def _carry(self, stretch: _Stretch, at: Floats, seconds: Floats) -> Floats:
         """Carry messages, each port in the order in which they come; returns when each is done.
 
         A message from a round before may come first and be entered later: it is not delayed by a later one.
         """
-        order = numpy.lexsort((at, port))
-        port, at, seconds = port[order], at[order], seconds[order]
+        port = stretch.port
+        if not stretch.alone:
+            order = numpy.lexsort((at, port))
+            port, at, seconds = port[order], at[order], seconds[order]
         late = at + seconds > self._begin[port]
         begin = numpy.where(late, numpy.maximum(at, self._free[port]), at)
-        # done_i = max(begin_i, done_(i-1)) + seconds_i = total_i + max over j <= i of (begin_j - total_(j-1))
-        total = numpy.cumsum(seconds)
-        slack = begin - (total - seconds)
-        # Each port lies above the one before, so that its maximum begins there.
-        lift = (numpy.cumsum(numpy.diff(port, prepend=port[:1]) > 0)) * (numpy.ptp(slack) + 1.0)
-        done = total + numpy.maximum.accumulate(slack + lift) - lift
-        last = numpy.diff(port, append=-1) != 0
-        ports, ends, lengths = port[last], done[last], seconds[last]
-        newer = ends > self._free[ports]
-        self._begin[ports[newer]] = (ends - lengths)[newer]
-        self._free[ports[newer]] = ends[newer]
+        if stretch.alone:
+            done = begin + seconds
+            last = done > self._free[port]
+        else:
+            # done_i = max(begin_i, done_(i-1)) + seconds_i
+            #        = total_i + max over j <= i of (begin_j - total_(j-1))       on one port
+            total = numpy.cumsum(seconds)
+            slack = begin - (total - seconds)
+            # Each port lies above the one before, so that its maximum begins there.
+            lift = numpy.cumsum(numpy.diff(port, prepend=port[0]) > 0) * (numpy.ptp(slack) + 1.0)
+            done = total + numpy.maximum.accumulate(slack + lift) - lift
+            last = (numpy.diff(port, append=-1) != 0) & (done > self._free[port])
+        self._begin[port[last]] = (done - seconds)[last]
+        self._free[port[last]] = done[last]
+        if stretch.alone:
+            return done
         result = numpy.empty_like(done)
         result[order] = done
         return result

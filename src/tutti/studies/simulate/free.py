@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 import numpy
 
@@ -12,6 +14,11 @@ from tutti.studies.simulate.cluster import Cluster, Hop
 from tutti.studies.simulate.pattern import Steps
 from tutti.studies.simulate.recorder import Operation
 from tutti.studies.simulate.step_times import Floats
+
+POST: Final = 0
+"""The stage of an event in which a worker sends a message to a server; in the third the server serves it."""
+HEADER: Final = 1
+"""The stage in which the header of a message comes to the server."""
 
 
 @dataclass
@@ -107,47 +114,61 @@ class _Replay:
         return done, end
 
     def run(self) -> tuple[Floats, float]:
-        servers, legs, requests, waits = self._servers, self._servers + 1, self._requests, self._waits
+        servers, stages, requests, waits = self._servers, 3 * self._servers, self._requests, self._waits
         there, back, send, count = self._there, self._back, self._send, len(self._requests)
         missing, resumed, ends = [0] * self._ranks, [0.0] * self._ranks, list(waits[0])
         # Of the first server: its version, and the one that each worker has seen.
         version, seen, behind, readings = 0, [0] * self._ranks, 0, 0
-        busy = [0.0] * servers
-        # A time, the number of worker, request and leg, and when the whole message is there. Leg 0 is the post
-        # of a request, a further leg the coming of its header to a server.
-        events = [(at, rank * count * legs, 0.0) for rank, at in enumerate(ends) if count]
+        busy, queues = [0.0] * servers, [deque[tuple[int, float]]() for _ in range(servers)]
+        # A time, the number of worker, request, server and stage, and when the whole message is there.
+        events = [(at, rank * count * stages, 0.0) for rank, at in enumerate(ends) if count]
         heapify(events)
         while events:
             at, number, arrival = heappop(events)
-            rank, rest = divmod(number, count * legs)
-            made, leg = divmod(rest, legs)
+            rank, rest = divmod(number, count * stages)
+            made, rest = divmod(rest, stages)
+            server, stage = divmod(rest, 3)
             request = requests[made]
-            if not leg:
-                for server, nbytes in enumerate(request.sent):
-                    way = there[rank * servers + server]
-                    at, arrival = send(way, nbytes, at)
-                    body_s = (nbytes - request.header) * way[-1].s_per_byte
-                    heappush(events, (arrival - body_s, number + 1 + server, arrival))
-                resumed[rank] = at
-                missing[rank] = servers if request.answers[0] else 0
+            if stage == POST:
+                if not server:
+                    missing[rank] = 1 + (servers if request.answers[0] else 0)
+                way, nbytes = there[rank * servers + server], request.sent[server]
+                at, arrival = send(way, nbytes, at)
+                header_s = arrival - (nbytes - request.header) * way[-1].s_per_byte
+                heappush(events, (header_s, number + HEADER, arrival))
+                if server + 1 < servers:
+                    heappush(events, (at, number + 3, 0.0))
+                    continue
             else:
-                server = leg - 1
-                if busy[server] < arrival:
-                    busy[server] = arrival
-                if not server and request.pushes:
+                if stage == HEADER:
+                    at = busy[server] if busy[server] > arrival else arrival
+                    if servers > 1:  # others may take the ports until then
+                        queues[server].append((number + 1, arrival))
+                        if len(queues[server]) == 1:
+                            heappush(events, (at, number + 1, arrival))
+                        continue
+                if request.pushes and not server:
                     version += 1
                     seen[rank] += 1
+                if request.answers[server]:
+                    at, arrival = send(back[rank * servers + server], request.answers[server], at)
+                    if not server:
+                        behind, readings = behind + version - seen[rank], readings + 1
+                        seen[rank] = version
+                busy[server] = at
+                if servers > 1:
+                    queue = queues[server]
+                    queue.popleft()
+                    if queue:
+                        heappush(events, (max(at, queue[0][1]), *queue[0]))
                 if not request.answers[server]:
                     continue
-                busy[server], arrival = send(back[rank * servers + server], request.answers[server], busy[server])
-                if arrival > resumed[rank]:
-                    resumed[rank] = arrival
-                if not server:
-                    behind, readings = behind + version - seen[rank], readings + 1
-                    seen[rank] = version
-                missing[rank] -= 1
+                at = arrival
+            if at > resumed[rank]:
+                resumed[rank] = at
+            missing[rank] -= 1
             if not missing[rank]:
                 ends[rank] = resumed[rank] + waits[made + 1][rank]
                 if made + 1 < count:
-                    heappush(events, (ends[rank], number - leg + legs, 0.0))
+                    heappush(events, (ends[rank], number - rest + stages, 0.0))
         return numpy.array(ends), behind / readings if readings else 0.0

@@ -26,6 +26,9 @@ LAYERS: Final = 64
 UNIT: Final = 102_400
 """Numbers of the smaller stand-in for each rank of a host: whole chunks and whole percentages of them."""
 
+FEW: Final = 4
+"""Hosts of a recording where messages of all workers are added up; more of them are on a line with 2 FEW."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -131,31 +134,42 @@ def _steps(pattern: Pattern, hosts: tuple[int, ...], count: int) -> Steps:
             f"strategy '{pattern.strategy.name}' has no fixed pattern of communication: {error}; simulate it "
             "with real gradients, without --timing"
         ) from error
-    return Steps(first, once)
+    return Steps(tuple(first), tuple(once))
 
 
-def _recorded(pattern: Pattern, hosts: tuple[int, ...], count: int) -> tuple[Step, ...]:
+def _recorded(pattern: Pattern, hosts: tuple[int, ...], count: int) -> list[Step]:
+    """Record steps on these hosts, or on a few of them where each rank adds up messages of all."""
+    few = _of_model(pattern, hosts[:FEW], count)
+    if len(hosts) <= FEW:
+        return few
+    if not any(one.kind == "all_gather" for step in few for one in step.operations):
+        return _of_model(pattern, hosts, count)
+    share = (sum(hosts) - sum(hosts[:FEW])) / sum(hosts[FEW : 2 * FEW])
+    return _between(few, _of_model(pattern, hosts[: 2 * FEW], count), share)
+
+
+def _of_model(pattern: Pattern, hosts: tuple[int, ...], count: int) -> list[Step]:
     """Record steps with two stand-ins, and return those of the model itself."""
     sizes = [UNIT * hosts[0], 2 * UNIT * hosts[0]]
     small, large = (_run(pattern, hosts, numbers, count) for numbers in sizes)
-    share = (pattern.parameters - sizes[0]) / (sizes[1] - sizes[0])
+    return _between(small, large, (pattern.parameters - sizes[0]) / (sizes[1] - sizes[0]))
+
+
+def _between(some: list[Step], others: list[Step], share: float) -> list[Step]:
+    """Return steps with all bytes on the line through those of two recordings."""
     found = []
-    for (ours, sent), (theirs, sent_of_larger) in zip(small, large, strict=True):
-        if [one._replace(nbytes=0) for one in ours] != [one._replace(nbytes=0) for one in theirs]:
-            raise Unpredictable("its operations depend on the size of the model")
-        pairs = zip(ours, theirs, strict=True)
-        scaled = [
-            one._replace(nbytes=max(0.0, one.nbytes + share * (other.nbytes - one.nbytes)))
-            for one, other in pairs
-        ]
-        found.append(Step(tuple(scaled), max(0.0, sent + share * (sent_of_larger - sent))))
-    return tuple(found)
+    for one, other in zip(some, others, strict=True):
+        if [a._replace(nbytes=0) for a in one.operations] != [b._replace(nbytes=0) for b in other.operations]:
+            raise Unpredictable("its operations depend on the size of the model, or on the number of workers")
+        pairs = zip(one.operations, other.operations, strict=True)
+        operations = [a._replace(nbytes=max(0.0, a.nbytes + share * (b.nbytes - a.nbytes))) for a, b in pairs]
+        sent = one.bytes_sent + share * (other.bytes_sent - one.bytes_sent)
+        found.append(Step(tuple(operations), max(0.0, sent)))
+    return found
 
 
-def _run(
-    pattern: Pattern, hosts: tuple[int, ...], numbers: int, count: int
-) -> list[tuple[list[Operation], int]]:
-    """Run steps of rank 0 alone; returns the operations of each, and the bytes that the strategy counts."""
+def _run(pattern: Pattern, hosts: tuple[int, ...], numbers: int, count: int) -> list[Step]:
+    """Run steps of rank 0 alone with a stand-in of this size."""
     strategy, ranks = pattern.strategy, sum(hosts)
     operations: list[Operation] = []
     comm = Recorder(operations, hosts)
@@ -179,7 +193,7 @@ def _run(
         worker.step()
         if any(one.kind == "exchange" for one in operations) and not has_peers(strategy):
             raise Unpredictable("its sums are made of messages between ranks")
-        steps.append((_joined(operations, ranks), worker.traffic.bytes_sent))
+        steps.append(Step(tuple(_joined(operations, ranks)), worker.traffic.bytes_sent))
     return steps
 
 
