@@ -39,18 +39,17 @@ def simulate(
 
     Args:
         model: as `tutti.train` takes it.
-        data: as `tutti.train` takes it.
-        strategies: each a name, one with options such as "diloco:every=100", or one of tutti's strategies.
+        data: likewise.
+        strategies: names, such as "sync" or "diloco:every=100", or strategies of tutti.
         workers: numbers of workers, each with each strategy.
         network: between hosts, such as "10gbit,50us"; by default the machine's.
-        machine: one of those included, the path of a TOML file, or a `Machine`; by default this one, on which
-            the model is timed.
+        machine: a name, the path of a TOML file, or a `Machine`; by default the model is timed here.
         price: of a host for an hour; by default the machine's.
         scaling: "weak": `batch_size` is that of each worker; "strong": of all workers together.
-        timing: simulate the time alone, without gradients, so that thousands of workers are cheap.
+        timing: simulate the time alone, without gradients: thousands of workers are cheap.
         quiet: print nothing.
-        **options: as for `tutti.train`. The length is that of each row: `epochs` are as many samples for any
-            number of workers, `steps` are those of each worker.
+        **options: as for `tutti.train`. `epochs` are as many samples for any number of workers, `steps` are
+            those of each worker.
 
     Returns:
         The rows, and where each strategy stops paying.

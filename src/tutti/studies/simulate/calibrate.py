@@ -25,29 +25,17 @@ from tutti.training.trainer import Trainer
 MEASURED_S: Final = 1.5
 """Seconds for which steps are timed."""
 
-FIRST: Final = 5
-"""Steps that are not counted: the first ones allocate memory."""
-
-LEAST, MOST = 20, 2000
-"""Limits on the steps that are timed."""
+FIRST, LEAST, MOST = 5, 20, 2000
+"""Steps that are not counted, as they allocate memory, and limits on those that are."""
 
 PASSES: Final = 3
 """A backward pass has twice the products of a forward pass."""
 
 
 def measured_steps(recipe: Recipe, comm: Communicator, task: Task, batch_size: int) -> StepTimes:
-    """Time training steps of a worker alone, on all ranks of this host at once (collective).
+    """Return the seconds of a training step of `batch_size` samples, on all ranks at once (collective).
 
     A step is that of the training loop: batch, forward, backward, metrics and the optimizer's update.
-
-    Args:
-        recipe: what to train.
-        comm: the ranks.
-        task: the model and the data; the model stays as it is.
-        batch_size: samples of a step.
-
-    Returns:
-        The seconds of a step, over all ranks.
     """
     alone = comm.split(comm.rank)
     assert alone is not None, "every rank has a color"

@@ -30,19 +30,16 @@ def learn(
     batch: int,
     times: StepTimes,
 ) -> list[EpochRecord]:
-    """Train on virtual workers, which fill hosts in turn.
+    """Return the record of each epoch of a training on virtual workers, by the virtual clock.
 
     Args:
         recipe: the run, as `tutti train` takes it.
         task: data and model; the model stays as it is.
         strategy: of the workers.
-        machine: the hosts.
+        machine: the hosts, which are filled in turn.
         workers: how many there are.
         batch: samples of a worker's step.
         times: its seconds.
-
-    Returns:
-        A record of each epoch; its times are those of the virtual clock.
     """
     config = recipe.config
 

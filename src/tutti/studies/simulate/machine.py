@@ -27,40 +27,24 @@ INSIDE: Final = "64gbit,1us"
 class Machine:
     """A kind of host; the fields are the keys of its file.
 
-    Attributes:
-        name: of the machine.
-        source: where the figures come from, with the year.
-        ranks_per_host: workers of a host.
-        between: the network between hosts, in words.
-        inside: the link between two ranks of a host, in words.
-        price_per_hour: of a host; None: unknown.
-        speeds: relative speeds of the hosts, in turn.
-        flops_per_s: floating-point operations of a rank in a second; None: the model is timed here.
-        spread: equally spaced quantiles of the time of a step, over the median.
-        hours_between: hours from one failure of a host to the next.
-        repair_s: seconds until a failed host is back.
-        checkpoint_every_s: seconds between two checkpoints.
-        restart_s: seconds from a failure until ranks train again, where hosts are there.
-        samples_per_s: that the input of a rank can read.
-
     Raises:
         BadOption: the words name no network that can be.
     """
 
     name: str
-    source: str
+    source: str  # of the figures, with the year
     ranks_per_host: int
-    between: str
-    inside: str
-    price_per_hour: float | None = None
-    speeds: tuple[float, ...] = (1.0,)
-    flops_per_s: float | None = None
-    spread: tuple[float, ...] = (1.0, 1.0)
-    hours_between: float = inf
-    repair_s: float = 600.0
+    between: str  # the network between hosts, as `Network.parse` reads it
+    inside: str  # the link between two ranks of a host, likewise
+    price_per_hour: float | None = None  # of a host; None: unknown
+    speeds: tuple[float, ...] = (1.0,)  # relative, of the hosts in turn
+    flops_per_s: float | None = None  # of a rank; None: the model is timed on this machine
+    spread: tuple[float, ...] = (1.0, 1.0)  # equally spaced quantiles of a step's time, over the median
+    hours_between: float = inf  # from one failure of a host to the next
+    repair_s: float = 600.0  # until a failed host is back
     checkpoint_every_s: float = 600.0
-    restart_s: float = 60.0
-    samples_per_s: float = inf
+    restart_s: float = 60.0  # from a failure until ranks train again, where hosts are there
+    samples_per_s: float = inf  # that the input of a rank can read
 
     def __post_init__(self) -> None:
         _ = self.network
@@ -97,12 +81,7 @@ class Machine:
 def machine_of(
     given: str | Machine | None, network: str | None = None, price_per_hour: float | None = None
 ) -> Machine:
-    """Return a machine, by default this one; with another network or price if they are given.
-
-    Args:
-        given: a machine, the name of one that is included, or the path of a TOML file.
-        network: between hosts, in words.
-        price_per_hour: of a host.
+    """Return a machine, of a name, a TOML file, or by default this one; with another network or price.
 
     Raises:
         UserError: the machine cannot be read, or has a value that cannot be.

@@ -23,37 +23,21 @@ DEAR: Final = 2.0
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train with one number of workers.
-
-    Attributes:
-        way: as it was given.
-        workers: how many.
-        hosts: that they fill.
-        samples: trained on, over all workers.
-        seconds: that it takes without failures, validation not counted.
-        computes: the share of the workers' time in which they compute.
-        bytes_per_step: that a worker sends in a step.
-        staleness: updates by others between what a gradient was computed from and its use, in the mean.
-        goodput: the share of the steps that failures of hosts leave.
-        cost: of the hosts, in the unit of the price; None: there is no price.
-        loss: on the validation part at the end; None: timing alone.
-        metrics: likewise, by name.
-        error: why this cannot be run; empty: it can.
-    """
+    """One way to train with one number of workers."""
 
     way: str
     workers: int
     hosts: int
-    samples: int = 0
-    seconds: float = 0.0
-    computes: float = 0.0
-    bytes_per_step: float = 0.0
-    staleness: float = 0.0
-    goodput: float = 1.0
-    cost: float | None = None
-    loss: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    error: str = ""
+    samples: int = 0  # over all workers
+    seconds: float = 0.0  # without failures and validation
+    computes: float = 0.0  # the share of the workers' time in which they compute
+    bytes_per_step: float = 0.0  # that a worker sends
+    staleness: float = 0.0  # updates by others between a gradient's weights and its use, in the mean
+    goodput: float = 1.0  # the share of the steps that failures of hosts leave
+    cost: float | None = None  # of the hosts, in the unit of the price; None: there is no price
+    loss: float | None = None  # on the validation part at the end; None: timing alone
+    metrics: dict[str, float] = field(default_factory=dict)  # likewise
+    error: str = ""  # why it cannot be run
 
     @property
     def rate(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from math import isfinite
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption, NotFinite
@@ -35,6 +35,9 @@ from tutti.studies.simulate.timing import replay
 
 VECTORS: Final = 3
 """Vectors of a virtual worker, besides the optimizer's: weights, gradients, and one that it exchanges."""
+
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -93,33 +96,24 @@ def simulated(job: SimulateJob, comm: Communicator, task: Task, rows: Sequence[P
             print(f"simulated: {plan.row.way}, workers: {plan.row.workers:,}", flush=True)
     found = cast("list[dict[int, Row]]", comm.all_gather_objects(mine))
     done = {at: row for part in found for at, row in part.items()}
-    rows = [done.get(at, one) for at, one in enumerate(rows)]
-    _refuse_ways(rows)
-    return Simulation(cast("list[Row]", rows))
+    return Simulation(_possible([one if isinstance(one, Row) else done[at] for at, one in enumerate(rows)]))
 
 
 def plan_rows(job: SimulateJob) -> list[Plan | Row]:
-    """Return what is to be simulated, way by way; a row says why it cannot be.
-
-    Raises:
-        BadOption: a way cannot be simulated with any number of workers.
-    """
+    """Return what is to be simulated, way by way; a row says why it cannot be."""
     question = job.question
     if not question.ways:
         raise BadOption("nothing to simulate; give --strategies at least one, such as sync")
     rows = [_planned(job, way, workers) for way in question.ways for workers in sorted(question.workers)]
-    _refuse_ways(rows)
+    return _possible(rows)
+
+
+def _possible(rows: list[R]) -> list[R]:
+    """Return the rows, or refuse all of them by the error of the first."""
+    errors = [one.error for one in rows if isinstance(one, Row) and one.error]
+    if len(errors) == len(rows):
+        raise BadOption(errors[0])
     return rows
-
-
-def _refuse_ways(rows: Sequence[Plan | Row]) -> None:
-    errors: dict[str, list[str]] = {}
-    for one in rows:
-        row = one if isinstance(one, Row) else one.row
-        errors.setdefault(row.way, []).append(row.error)
-    for found in errors.values():
-        if all(found):
-            raise BadOption(found[0])
 
 
 def _planned(job: SimulateJob, way: Way, workers: int) -> Plan | Row:
