@@ -13,10 +13,9 @@ from torch import nn
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption
 from tutti.optim import build
-from tutti.parameter_server.base import Centre
 from tutti.replica import Replica
+from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.pattern import record
 from tutti.studies.simulate.step_times import StepTimes
 from tutti.studies.simulate.timing import Timing, replay
@@ -93,9 +92,49 @@ def test_a_replay_takes_as_long_as_the_strategy_itself(
     ends, staleness = run(strategy, hosts, SLOW, steps, servers, seed=3)
     pattern = record(strategy, "sgd", PARAMETERS, max(hosts), servers=max(1, servers))
     timing = replay(pattern, hosts, SLOW, TIMES, steps, seed=3)
-    print(
-        f"{name} {options} {hosts} {servers}: {timing.seconds / ends.max() - 1:+.4%} {timing.steps_per_s / (steps / ends).mean() - 1:+.4%} {timing.staleness:.3f} {staleness:.3f} util {timing.utilisation:.2f}"
-    )
     assert timing.seconds == pytest.approx(ends.max(), rel=0.01)
     assert timing.steps_per_s == pytest.approx((steps / ends).mean(), rel=0.01)
     assert timing.staleness == pytest.approx(staleness, rel=0.05)
+
+
+def replayed(name: str, hosts: Sequence[int] = (1, 1, 1, 1), **options: Any) -> Timing:
+    pattern = record(named(name)(), "sgd", PARAMETERS, 1)
+    return replay(pattern, hosts, Network.free(), StepTimes((1e-3, 1e-3)), 40, **options)
+
+
+@pytest.mark.parametrize("name", ["local", "gossip", "easgd"])
+def test_a_replay_gives_the_same_bits_every_time(name: str) -> None:
+    pattern = record(named(name)(), "sgd", PARAMETERS, 2)
+    found = [replay(pattern, [2, 2, 1], SLOW, TIMES, 30, seed=seed) for seed in (5, 5, 6)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_slow_host_delays_all_synchronous_workers_and_no_free_ones() -> None:
+    speeds = [1.0, 1.0, 1.0, 0.5]
+    assert replayed("sync", speeds=speeds).steps_per_s == pytest.approx(500)
+    assert replayed("downpour", speeds=speeds).steps_per_s == pytest.approx((3 * 1000 + 500) / 4)
+
+
+def test_a_step_takes_as_long_as_its_input() -> None:
+    assert replayed("sync", input_batches_per_s=200).steps_per_s == pytest.approx(200)
+    assert replayed("sync", input_batches_per_s=2000).steps_per_s == pytest.approx(1000)
+
+
+def test_goodput_is_that_of_the_failures() -> None:
+    failures = Failures(1.0, 60.0, 300.0, 30.0)
+    assert replayed("sync", failures=failures).goodput == goodput(failures, Pace.TOGETHER, 4, 0) < 1
+    assert replayed("sync").goodput == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hosts": []}, "at least 1 of each"),
+        ({"speeds": [1.0]}, "one for each host"),
+        ({"speeds": [1.0, 1.0, 1.0, 0.0]}, "numbers above 0"),
+        ({"input_batches_per_s": 0.0}, "expected more than 0"),
+    ],
+)
+def test_impossible_replays_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replayed("sync", **wrong)

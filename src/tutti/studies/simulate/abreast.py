@@ -1,4 +1,4 @@
-"""The replay of workers that make their k-th step together: all of them at once, in vectors over the ranks."""
+"""The replay of workers that make their k-th step together: all at once, in vectors over the ranks."""
 
 from __future__ import annotations
 
@@ -91,43 +91,53 @@ class Ports:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._begin = self._free = numpy.zeros(0)
-        self._ways: dict[int, tuple[Partners, list[_Stretch]]] = {}
+        self._ways: dict[int, tuple[Partners, tuple[Floats, list[_Stretch]]]] = {}
 
     def exchange(self, clocks: Floats, of_all: Partners, nbytes: float) -> Floats:
         """Return the clocks after each rank has sent to its partner, and has what its source sends."""
         senders = numpy.flatnonzero(of_all.to >= 0)
-        head = clocks[senders]
-        done = tail = head
-        for number, stretch in enumerate(self._way(of_all, senders)):
+        overhead_s, stretches = self._way(of_all, senders)
+        head = clocks[senders] + overhead_s
+        done = head
+        tail, slowest = numpy.zeros((2, len(senders)))
+        for number, stretch in enumerate(stretches):
+            on = stretch.messages
             seconds = nbytes * stretch.s_per_byte
-            end = self._carry(stretch, head[stretch.messages], seconds)
+            end = self._carry(stretch, head[on], seconds)
             done = end if number == 0 else done
-            tail, head = tail.copy(), head.copy()
-            tail[stretch.messages] = end + stretch.latency_s
-            head[stretch.messages] = end - seconds + stretch.latency_s
+            # The last byte leaves a fast port no sooner than it comes there from a slow one.
+            tail[on] = (
+                numpy.where(seconds >= slowest[on], end, numpy.maximum(end, tail[on])) + stretch.latency_s
+            )
+            slowest[on] = numpy.maximum(slowest[on], seconds)
+            head[on] = end - seconds + stretch.latency_s
         arrival = numpy.zeros(len(clocks))
-        arrival[of_all.to[senders]] = tail
+        arrival[of_all.to[senders]] = tail + overhead_s
         after = clocks.copy()
         after[senders] = numpy.maximum(done, arrival[senders])
         return after
 
-    def _way(self, of_all: Partners, senders: Ints) -> list[_Stretch]:
-        """Return the hops of all messages, kept for partners that come again."""
+    def _way(self, of_all: Partners, senders: Ints) -> tuple[Floats, list[_Stretch]]:
+        """Return the overhead and the hops of all messages, kept for partners that come again."""
         if id(of_all) in self._ways:
             return self._ways[id(of_all)][1]
-        ways = [self._cluster.way(rank, to) for rank, to in zip(senders, of_all.to[senders], strict=True)]
+        pairs = [*zip(senders.tolist(), of_all.to[senders].tolist(), strict=True)]
+        ways = [self._cluster.way(*pair) for pair in pairs]
+        overhead_s = numpy.array([self._cluster.overhead_s(*pair) for pair in pairs])
         found = []
         for number in range(max(map(len, ways), default=0)):
             on = [index for index, way in enumerate(ways) if number < len(way)]
-            port, s_per_byte, latency_s = map(numpy.array, zip(*(ways[index][number] for index in on), strict=True))
+            port, s_per_byte, latency_s = map(
+                numpy.array, zip(*(ways[index][number] for index in on), strict=True)
+            )
             alone = len(numpy.unique(port)) == len(port)
             found.append(_Stretch(numpy.array(on), port, s_per_byte, latency_s, alone))
         more = numpy.zeros(self._cluster.ports - len(self._free))
         self._begin, self._free = (numpy.concatenate([old, more]) for old in (self._begin, self._free))
         if len(self._ways) == KEPT:
             self._ways.clear()
-        self._ways[id(of_all)] = of_all, found
-        return found
+        self._ways[id(of_all)] = of_all, (overhead_s, found)
+        return overhead_s, found
 
     def _carry(self, stretch: _Stretch, at: Floats, seconds: Floats) -> Floats:
         """Carry messages, each port in the order in which they come; returns when each is done.

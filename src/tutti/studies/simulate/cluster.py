@@ -28,7 +28,6 @@ class Cluster:
         host_of: the host of each worker.
         place: the number of each worker on its host.
         lanes: the number of ranks that every host has at least.
-        ports: how many ports there are by now.
     """
 
     def __init__(self, network: Network, hosts: Sequence[int]) -> None:
@@ -38,10 +37,10 @@ class Cluster:
         self.place = numpy.arange(self.ranks) - self.starts[self.host_of]
         self.lanes = min(hosts)
         self._numbers: dict[Hashable, int] = {}
-        self._ways: dict[tuple[int, int], tuple[Hop, ...]] = {}
 
     @property
     def ports(self) -> int:
+        """How many ports the ways so far have."""
         return len(self._numbers)
 
     def seconds(self, operation: Operation, sizes: Sequence[int]) -> float:
@@ -59,13 +58,14 @@ class Cluster:
                 Hop(self._port("sender", sender), 1 / link.bandwidth_bytes_per_s, link.latency_s),
                 Hop(self._port("memory", receiver), 1 / link.bandwidth_bytes_per_s, 0.0),
             )
-        if (here, there) not in self._ways:
-            link = self.network.remote
-            self._ways[here, there] = (
-                Hop(self._port("out", here), 1 / link.bandwidth_bytes_per_s, link.latency_s),
-                Hop(self._port("into", there), 1 / link.bandwidth_bytes_per_s, 0.0),
-            )
-        return self._ways[here, there]
+        return tuple(
+            Hop(self._port(hop.port), 1 / hop.link.bandwidth_bytes_per_s, hop.link.latency_s)
+            for hop in self.network.route(here, there, len(self.sizes))
+        )
+
+    def overhead_s(self, sender: int, receiver: int) -> float:
+        """Return the seconds of each end's processor for a message."""
+        return self.network.overhead_s if self._host(sender) != self._host(receiver) else 0.0
 
     def _host(self, rank: int) -> int:
         server = rank - self.ranks

@@ -34,7 +34,9 @@ class Failures:
             value = getattr(self, field.name)
             positive = field.name in ("hours_between", "checkpoint_every_s")
             if not (value > 0 if positive else value >= 0):
-                raise ValueError(f"{field.name} is {value}; expected {'more than 0' if positive else '0 or more'}")
+                raise ValueError(
+                    f"{field.name} is {value}; expected {'more than 0' if positive else '0 or more'}"
+                )
 
 
 def goodput(failures: Failures, pace: Pace, hosts: int, servers: int) -> float:
@@ -48,9 +50,9 @@ def goodput(failures: Failures, pace: Pace, hosts: int, servers: int) -> float:
     Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
     Generation Computer Systems 22, equation 13; a checkpoint itself takes no time here.
 
-    Workers of the pace FREE stop for the failures of hosts with a server alone. Otherwise a host's own workers
-    stop, until the host is repaired and they have started: a share M / (M + repair + restart) of the time is
-    left, M of one host.
+    Under the pace FREE all workers stop like that when a host with a server fails. Otherwise only the workers
+    of the failed host stop, until it is repaired and they have started again: M / (M + repair + restart) of
+    their time is left, with M of one host.
 
     Args:
         failures: of the hosts.

@@ -1,10 +1,10 @@
-"""The replay of workers that never wait for each other, and of the servers of their centre: event by event."""
+"""The replay of workers that never wait for each other, and of their servers: event by event."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -29,13 +29,20 @@ class Request:
         header: the first part of each message.
         sent: each message.
         answers: each answer; 0: the worker does not wait for one.
-        pushes: whether it brings something that moves the centre.
+        parts: how many messages a worker sends to each server.
+        answer_parts: how many it gets back.
     """
 
-    header: float = 0.0
-    sent: list[float] = field(default_factory=list)
-    answers: list[float] = field(default_factory=list)
-    pushes: bool = False
+    header: float
+    sent: list[float]
+    answers: list[float]
+    parts: int = 0
+    answer_parts: int = 0
+
+    @property
+    def pushes(self) -> bool:
+        """True if it brings something that moves the centre."""
+        return self.parts > 1
 
 
 def requests_of(operations: Iterable[Operation], servers: int) -> list[Request]:
@@ -47,10 +54,11 @@ def requests_of(operations: Iterable[Operation], servers: int) -> list[Request]:
             if answered:
                 found.append(Request(one.nbytes, [0.0] * servers, [0.0] * servers))
                 answered = False
-            found[-1].pushes |= found[-1].sent[one.peer] > 0
             found[-1].sent[one.peer] += one.nbytes
+            found[-1].parts += one.peer == 0
         else:
             found[-1].answers[one.peer] += one.nbytes
+            found[-1].answer_parts += one.peer == 0
             answered = True
     return found
 
@@ -90,12 +98,13 @@ class _Replay:
         every = [(rank, cluster.ranks + server) for rank in range(cluster.ranks) for server in range(servers)]
         self._there = [cluster.way(*pair) for pair in every]
         self._back = [cluster.way(*reversed(pair)) for pair in every]
+        self._overhead_s = [cluster.overhead_s(*pair) for pair in every]
         self._begin, self._free = [0.0] * cluster.ports, [0.0] * cluster.ports
 
     def _send(self, way: tuple[Hop, ...], nbytes: float, at: float) -> tuple[float, float]:
         """Send bytes; returns when the sender is done, and when the last byte arrives."""
         begin, free = self._begin, self._free
-        done = end = -1.0
+        done, tail, slowest = -1.0, 0.0, 0.0
         for port, s_per_byte, latency_s in way:
             seconds = nbytes * s_per_byte
             # What comes before the last busy period is not delayed by it.
@@ -109,13 +118,18 @@ class _Replay:
                 end = at + seconds
             if done < 0:
                 done = end
+            # The last byte leaves a fast port no sooner than it comes there from a slow one.
+            if seconds >= slowest:
+                tail, slowest = end + latency_s, seconds
+            else:
+                tail = max(tail, end) + latency_s
             at += latency_s
-            end += latency_s
-        return done, end
+        return done, tail
 
     def run(self) -> tuple[Floats, float]:
         servers, stages, requests, waits = self._servers, 3 * self._servers, self._requests, self._waits
         there, back, send, count = self._there, self._back, self._send, len(self._requests)
+        overhead_s, pushes = self._overhead_s, [request.pushes for request in requests]
         missing, resumed, ends = [0] * self._ranks, [0.0] * self._ranks, list(waits[0])
         # Of the first server: its version, and the one that each worker has seen.
         version, seen, behind, readings = 0, [0] * self._ranks, 0, 0
@@ -132,9 +146,9 @@ class _Replay:
             if stage == POST:
                 if not server:
                     missing[rank] = 1 + (servers if request.answers[0] else 0)
-                way, nbytes = there[rank * servers + server], request.sent[server]
-                at, arrival = send(way, nbytes, at)
-                header_s = arrival - (nbytes - request.header) * way[-1].s_per_byte
+                pair, nbytes = rank * servers + server, request.sent[server]
+                at, arrival = send(there[pair], nbytes, at + request.parts * overhead_s[pair])
+                header_s = arrival - (nbytes - request.header) * there[pair][-1].s_per_byte
                 heappush(events, (header_s, number + HEADER, arrival))
                 if server + 1 < servers:
                     heappush(events, (at, number + 3, 0.0))
@@ -147,11 +161,14 @@ class _Replay:
                         if len(queues[server]) == 1:
                             heappush(events, (at, number + 1, arrival))
                         continue
-                if request.pushes and not server:
+                if not server and pushes[made]:
                     version += 1
                     seen[rank] += 1
                 if request.answers[server]:
-                    at, arrival = send(back[rank * servers + server], request.answers[server], at)
+                    pair = rank * servers + server
+                    at += (request.parts + request.answer_parts) * overhead_s[pair]
+                    at, arrival = send(back[pair], request.answers[server], at)
+                    arrival += request.answer_parts * overhead_s[pair]
                     if not server:
                         behind, readings = behind + version - seen[rank], readings + 1
                         seen[rank] = version

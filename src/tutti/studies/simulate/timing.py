@@ -102,7 +102,9 @@ def _work(
     if steps < 1 or not hosts or min(hosts) < 1:
         raise ValueError(f"{steps} steps on hosts of {list(hosts)} ranks; expected at least 1 of each")
     if speeds and (len(speeds) != len(hosts) or not min(speeds) > 0):
-        raise ValueError(f"speeds are {list(speeds)}; expected {len(hosts)} numbers above 0, one for each host")
+        raise ValueError(
+            f"speeds are {list(speeds)}; expected {len(hosts)} numbers above 0, one for each host"
+        )
     if not input_batches_per_s > 0:
         raise ValueError(f"input_batches_per_s is {input_batches_per_s}; expected more than 0")
     ranks, passes = sum(hosts), pattern.strategy.passes
