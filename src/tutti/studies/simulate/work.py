@@ -176,10 +176,10 @@ def _timed(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
             pattern,
             hosts,
             machine.network,
-            times,
+            times.scaled(1 / strategy.passes),
             steps,
             speeds=[*islice(cycle(machine.speeds), len(hosts))],
-            input_batches_per_s=machine.samples_per_s / plan.batch,
+            input_batches_per_s=machine.samples_per_s * strategy.passes / plan.batch,
             seed=config.seed,
         )
     except BadOption as error:
