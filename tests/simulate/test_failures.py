@@ -7,8 +7,8 @@ import math
 import numpy
 import pytest
 
-from tutti.studies.simulate.failures import HOUR_S, Failures, goodput
 from tutti.strategies.base import Pace
+from tutti.studies.simulate.failures import HOUR_S, Failures, goodput
 
 FAILURES = Failures(hours_between=4.0, repair_s=900.0, checkpoint_every_s=300.0, restart_s=60.0)
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tutti.errors import BadOption
-from tutti.studies.simulate.pattern import record
-from tutti.studies.simulate.peers import partners
 from tutti.strategies import named
 from tutti.strategies.gossip import links
 from tutti.strategies.noloco import partner_of
+from tutti.studies.simulate.pattern import record
+from tutti.studies.simulate.peers import partners
 
 MODEL = 1_000_000
 """Numbers of a model, of 4 bytes each."""

@@ -15,13 +15,13 @@ from tutti.comm.network import Network
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.optim import build
 from tutti.replica import Replica
+from tutti.strategies import Clip, Strategy, named, place
+from tutti.strategies.base import Pace
+from tutti.strategies.centred import Centred
 from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.pattern import record
 from tutti.studies.simulate.step_times import StepTimes
 from tutti.studies.simulate.timing import Timing, replay
-from tutti.strategies import Clip, Strategy, named, place
-from tutti.strategies.base import Pace
-from tutti.strategies.centred import Centred
 
 LAYERS = 16
 PARAMETERS = LAYERS * 64 * 64
