@@ -21,8 +21,8 @@ MODEL = 1_000_000
     ("name", "options", "rph", "expected"),
     [
         ("sync", {}, 2, ["barrier host 0", "all_reduce lane 2000000", "barrier host 0"]),
-        ("sync", {"collective": "mpi"}, 1, ["all_reduce all 4000000"]),
-        ("sync", {"compress": "bf16"}, 1, ["all_gather lane 20000000"]),
+        ("sync", {"collective": "mpi"}, 1, ["all_reduce all 4000000", "barrier host 0"]),
+        ("sync", {"compress": "bf16"}, 1, ["barrier host 0", "all_gather lane 20000000", "barrier host 0"]),
         ("local", {"every": 1}, 2, ["all_reduce all 4000000"]),
         ("diloco", {"every": 1, "compress": "e3m0"}, 1, ["all_gather all 5078125"]),
         ("gossip", {}, 1, ["exchange all 4000000"]),

@@ -66,7 +66,7 @@ def run(
 CASES: list[tuple[str, dict[str, Any], list[int], int]] = [
     ("sync", {}, [1] * 8, 0),
     ("sync", {"every": 2}, [2, 2, 2], 0),
-    ("sync", {"compress": "bf16"}, [3, 2], 0),
+    ("sync", {"compress": "bf16"}, [3, 1], 0),
     ("local", {"every": 4, "after": 3}, [2] * 4, 0),
     ("diloco", {"every": 6, "fragments": 2, "delay": 1}, [1] * 5, 0),
     ("sparseloco", {"every": 5}, [2] * 3, 0),

@@ -58,7 +58,8 @@ class Recorder(Communicator):
         self.size, self.hosts = sum(sizes), len(sizes)
 
     def _note(self, kind: str, nbytes: float = 0.0, peer: int = 0) -> None:
-        if self.size > 1:
+        # Another host may have several ranks.
+        if self.size > 1 or self._group == "host":
             self._operations.append(Operation(kind, self._group, nbytes, peer))
 
     @override

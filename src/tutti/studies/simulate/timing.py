@@ -86,7 +86,7 @@ def replay(
         seconds=float(ends.max()),
         steps_per_s=float((steps / ends).mean()),
         bytes_per_worker_step=sum(recorded[step].bytes_sent for step in range(steps)) / steps,
-        utilisation=float(work.sum() / ends.sum()),
+        utilisation=min(1.0, float(work.sum() / ends.sum())),
         goodput=kept,
         staleness=staleness,
     )
