@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -12,6 +13,7 @@ from torch import nn
 
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
+from tutti.comm.topology import FatTree, Sites
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.optim import build
 from tutti.replica import Replica
@@ -95,6 +97,25 @@ def test_a_replay_takes_as_long_as_the_strategy_itself(
     assert timing.seconds == pytest.approx(ends.max(), rel=0.01)
     assert timing.steps_per_s == pytest.approx((steps / ends).mean(), rel=0.01)
     assert timing.staleness == pytest.approx(staleness, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "network"),
+    [
+        ("noloco", [2] * 4, replace(SLOW, topology=Sites(2, 50e6, 2e-3))),
+        ("gossip", [1] * 6, replace(SLOW, topology=FatTree(2, 4.0))),
+        ("downpour", [1] * 6, replace(SLOW, topology=Sites(2, 50e6, 2e-3))),
+        ("downpour", [1] * 4, replace(SLOW, overhead_s=50e-6)),
+        ("sync", [2] * 4, replace(SLOW, topology=FatTree(2, 4.0))),
+    ],
+)
+def test_messages_contend_where_they_share_a_port(name: str, hosts: list[int], network: Network) -> None:
+    strategy = named(name)(**({"every": 2} if name == "noloco" else {}))
+    ends, _ = run(strategy, hosts, network, 20, int(name == "downpour"), seed=3)
+    pattern = record(strategy, "sgd", PARAMETERS, max(hosts))
+    timing = replay(pattern, hosts, network, TIMES, 20, seed=3)
+    assert timing.seconds == pytest.approx(ends.max(), rel=0.01)
+    assert timing.seconds > 1.05 * replay(pattern, hosts, SLOW, TIMES, 20, seed=3).seconds
 
 
 def replayed(name: str, hosts: Sequence[int] = (1, 1, 1, 1), **options: Any) -> Timing:

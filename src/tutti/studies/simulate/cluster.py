@@ -26,22 +26,13 @@ class Cluster:
     Attributes:
         starts: the first rank of each host.
         host_of: the host of each worker.
-        place: the number of each worker on its host.
-        lanes: the number of ranks that every host has at least.
     """
 
     def __init__(self, network: Network, hosts: Sequence[int]) -> None:
         self.network, self.sizes, self.ranks = network, tuple(hosts), sum(hosts)
         self.starts = numpy.array([0, *accumulate(hosts)][:-1])
         self.host_of = numpy.repeat(numpy.arange(len(hosts)), hosts)
-        self.place = numpy.arange(self.ranks) - self.starts[self.host_of]
-        self.lanes = min(hosts)
         self._numbers: dict[Hashable, int] = {}
-
-    @property
-    def ports(self) -> int:
-        """How many ports the ways so far have."""
-        return len(self._numbers)
 
     def seconds(self, operation: Operation, sizes: Sequence[int]) -> float:
         """Return the seconds of a collective over hosts of these numbers of ranks."""

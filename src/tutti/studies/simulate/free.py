@@ -10,8 +10,9 @@ from typing import Final
 
 import numpy
 
-from tutti.studies.simulate.cluster import Cluster, Hop
+from tutti.studies.simulate.cluster import Cluster
 from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.ports import Ports
 from tutti.studies.simulate.recorder import Operation
 from tutti.studies.simulate.step_times import Floats
 
@@ -98,38 +99,15 @@ class _Replay:
         every = [(rank, cluster.ranks + server) for rank in range(cluster.ranks) for server in range(servers)]
         self._there = [cluster.way(*pair) for pair in every]
         self._back = [cluster.way(*reversed(pair)) for pair in every]
+        self._slowest = [max(hop.s_per_byte for hop in way) for way in self._there]
         self._overhead_s = [cluster.overhead_s(*pair) for pair in every]
-        self._begin, self._free = [0.0] * cluster.ports, [0.0] * cluster.ports
-
-    def _send(self, way: tuple[Hop, ...], nbytes: float, at: float) -> tuple[float, float]:
-        """Send bytes; returns when the sender is done, and when the last byte arrives."""
-        begin, free = self._begin, self._free
-        done, tail, slowest = -1.0, 0.0, 0.0
-        for port, s_per_byte, latency_s in way:
-            seconds = nbytes * s_per_byte
-            # What comes before the last busy period is not delayed by it.
-            if at + seconds > begin[port]:
-                if at > free[port]:
-                    begin[port] = at
-                else:
-                    at = free[port]
-                end = free[port] = at + seconds
-            else:
-                end = at + seconds
-            if done < 0:
-                done = end
-            # The last byte leaves a fast port no sooner than it comes there from a slow one.
-            if seconds >= slowest:
-                tail, slowest = end + latency_s, seconds
-            else:
-                tail = max(tail, end) + latency_s
-            at += latency_s
-        return done, tail
+        self._ports = Ports()
 
     def run(self) -> tuple[Floats, float]:
         servers, stages, requests, waits = self._servers, 3 * self._servers, self._requests, self._waits
-        there, back, send, count = self._there, self._back, self._send, len(self._requests)
-        overhead_s, pushes = self._overhead_s, [request.pushes for request in requests]
+        there, back, send, count = self._there, self._back, self._ports.send, len(self._requests)
+        slowest, overhead_s = self._slowest, self._overhead_s
+        pushes = [request.pushes for request in requests]
         missing, resumed, ends = [0] * self._ranks, [0.0] * self._ranks, list(waits[0])
         # Of the first server: its version, and the one that each worker has seen.
         version, seen, behind, readings = 0, [0] * self._ranks, 0, 0
@@ -138,24 +116,26 @@ class _Replay:
         events = [(at, rank * count * stages, 0.0) for rank, at in enumerate(ends) if count]
         heapify(events)
         while events:
-            at, number, arrival = heappop(events)
+            now, number, arrival = heappop(events)
+            at = now
             rank, rest = divmod(number, count * stages)
             made, rest = divmod(rest, stages)
             server, stage = divmod(rest, 3)
-            request = requests[made]
+            request, pair = requests[made], rank * servers + server
             if stage == POST:
                 if not server:
                     missing[rank] = 1 + (servers if request.answers[0] else 0)
-                pair, nbytes = rank * servers + server, request.sent[server]
-                at, arrival = send(there[pair], nbytes, at + request.parts * overhead_s[pair])
-                header_s = arrival - (nbytes - request.header) * there[pair][-1].s_per_byte
+                nbytes = request.sent[server]
+                at, arrival = send(there[pair], nbytes, at + request.parts * overhead_s[pair], at)
+                header_s = arrival - (nbytes - request.header) * slowest[pair]
                 heappush(events, (header_s, number + HEADER, arrival))
                 if server + 1 < servers:
                     heappush(events, (at, number + 3, 0.0))
                     continue
             else:
                 if stage == HEADER:
-                    at = busy[server] if busy[server] > arrival else arrival
+                    # The server takes the header while the message is still coming.
+                    at = max(busy[server] + overhead_s[pair], arrival)
                     if servers > 1:  # others may take the ports until then
                         queues[server].append((number + 1, arrival))
                         if len(queues[server]) == 1:
@@ -165,10 +145,9 @@ class _Replay:
                     version += 1
                     seen[rank] += 1
                 if request.answers[server]:
-                    pair = rank * servers + server
-                    at += (request.parts + request.answer_parts) * overhead_s[pair]
-                    at, arrival = send(back[pair], request.answers[server], at)
-                    arrival += request.answer_parts * overhead_s[pair]
+                    at += (request.parts - 1 + request.answer_parts) * overhead_s[pair]
+                    at, arrival = send(back[pair], request.answers[server], at, now)
+                    arrival += (request.answer_parts - 1) * overhead_s[pair]
                     if not server:
                         behind, readings = behind + version - seen[rank], readings + 1
                         seen[rank] = version

@@ -15,10 +15,9 @@ from tutti.comm.base import Servers
 from tutti.errors import BadOption
 from tutti.optim import build
 from tutti.parameter_server.base import Centre
-from tutti.studies.simulate.peers import has_peers
-from tutti.studies.simulate.recorder import Operation, Recorder, Unpredictable
-from tutti.strategies import Clip, Strategy, place
+from tutti.strategies import Clip, Gossip, NoLoCo, Strategy, place
 from tutti.strategies.base import Pace
+from tutti.studies.simulate.recorder import Operation, Recorder, Unpredictable
 
 LAYERS: Final = 64
 """Matrices of the stand-in for a model."""
@@ -28,6 +27,9 @@ UNIT: Final = 102_400
 
 FEW: Final = 4
 """Hosts of a recording where messages of all workers are added up; more of them are on a line with 2 FEW."""
+
+WITH_PEERS: Final = (Gossip, NoLoCo)
+"""Strategies whose workers exchange with a few others; their partners are known at any size."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Pattern:
             BadOption: it depends on data, or on the time that others take.
         """
         first, *others = sorted(hosts)
-        if has_peers(self.strategy) and sum(hosts) % 2 and sum(hosts) > 1:
+        if isinstance(self.strategy, WITH_PEERS) and sum(hosts) % 2 and sum(hosts) > 1:
             # One more rank, so that rank 0 has a partner in every round.
             *others, last = first, *others
             return _steps(self, (*others, last + 1), count)
@@ -191,7 +193,7 @@ def _run(pattern: Pattern, hosts: tuple[int, ...], numbers: int, count: int) -> 
             assert parameter.grad is not None
             parameter.grad.add_(1e-3)
         worker.step()
-        if any(one.kind == "exchange" for one in operations) and not has_peers(strategy):
+        if any(one.kind == "exchange" for one in operations) and not isinstance(strategy, WITH_PEERS):
             raise Unpredictable("its sums are made of messages between ranks")
         steps.append(Step(tuple(_joined(operations, ranks)), worker.traffic.bytes_sent))
     return steps

@@ -14,6 +14,7 @@ from tutti.studies.simulate.cluster import Cluster
 from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.free import replay_free
 from tutti.studies.simulate.pattern import Pattern
+from tutti.studies.simulate.peers import replay_peers
 from tutti.studies.simulate.step_times import Floats, StepTimes
 
 
@@ -74,8 +75,10 @@ def replay(
     staleness = 0.0
     if pattern.servers:
         ends, staleness = replay_free(recorded, cluster, work, pattern.servers)
+    elif any(one.kind == "exchange" for step in recorded.first for one in step.operations):
+        ends = replay_peers(pattern.strategy, recorded, cluster, work)
     else:
-        ends = replay_abreast(pattern.strategy, recorded, cluster, work)
+        ends = replay_abreast(recorded, cluster, work)
     kept = 1.0
     if failures is not None:
         kept = goodput(failures, pattern.strategy.pace, len(hosts), pattern.servers)
