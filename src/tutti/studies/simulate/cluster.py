@@ -36,7 +36,8 @@ class Cluster:
 
     def seconds(self, operation: Operation, sizes: Sequence[int]) -> float:
         """Return the seconds of a collective over hosts of these numbers of ranks."""
-        cost = getattr(self.network, f"{operation.kind}_s")
+        lanes = min(self.sizes) if operation.group == "lane" else 1
+        cost = getattr(self.network.shared_by(lanes), f"{operation.kind}_s")
         seconds: float = cost(sizes) if operation.kind == "barrier" else cost(sizes, operation.nbytes)
         return seconds
 
