@@ -14,7 +14,7 @@ import gc
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from statistics import mean
 from typing import Any, Final
@@ -118,6 +118,7 @@ def trained(comm: Communicator, recipe: Recipe, module: nn.Module, steps: int, l
 # What is learned.
 
 
+@cache
 def pictures() -> Task:
     """CIFAR-10, in deviations; 5,000 of its test samples."""
     parts = read_source("cifar10", {}).parts
@@ -130,6 +131,7 @@ def pictures() -> Task:
     return Task(train, targets[0].long(), test[:5000], targets[1].long()[:5000], module, 0.002)
 
 
+@cache
 def text() -> Task:
     """The next character of Python's documentation, from the 32 before it; the last tenth is the test."""
     import pydoc_data.topics
