@@ -27,9 +27,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
 from tests.cluster.hosts import Hosts  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 PASS_S: Final = 0.2
 PARAMETERS: Final = 250_000
@@ -157,7 +156,7 @@ def report(args: argparse.Namespace) -> None:
                 for one, other in combinations(found.values(), 2):
                     right.append((one[0] < other[0]) == (one[1] < other[1]))
     print(table(["Mbit/s", "hosts", "strategy", "predicted ms", "measured ms", "error"], rows))
-    print(f"mean error {mean(errors):.1%}, worst {max(errors):.1%}; order right in {mean(right):.0%} of pairs")
+    print(f"mean error {mean(errors):.1%}, worst {max(errors):.1%}; order right: {mean(right):.0%} of pairs")
 
 
 def main() -> None:

@@ -144,9 +144,7 @@ def main() -> None:
     parser.add_argument("--score", type=Path, help="predictions to compare; by default today's")
     args = parser.parse_args()
     every = read()
-    predicted = {
-        one.name: utilisations(one) if "step_s" in one.facts else one.predictions() for one in every
-    }
+    predicted = {one.name: utilisations(one) if "step_s" in one.facts else one.predictions() for one in every}
     if args.write:
         args.write.write_text(json.dumps(predicted, indent=2) + "\n", encoding="utf-8")
     if args.score:
