@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from tutti.comm.base import ANY
-from tutti.comm.network import Link, Network
+from tutti.comm.network import Network
+from tutti.comm.topology import Link
 from tutti.comm.virtual.scheduler import RankTask, Scheduler, whole_ticks
 from tutti.errors import PeerLost
 
@@ -94,8 +95,8 @@ class Port:
             index += 1
         end = begin + length
         if index and busy[index - 1][1] == begin:
-            busy[index - 1] = busy[index - 1][0], end
-        elif length:
+            busy[index - 1] = (busy[index - 1][0], end)
+        else:
             busy.insert(index, (begin, end))
         return end
 
@@ -152,7 +153,7 @@ class Cluster:
             # A port that is faster than one before it has the last byte no sooner than that one.
             tail = end if seconds >= slowest else max(end, tail)
             slowest = max(slowest, seconds)
-            head = end - seconds + link.latency_s
+            head = tail - slowest + link.latency_s
             tail += link.latency_s
             ends.append(end)
         arrival = max(tail, self._last.get((sender, receiver), 0.0))
