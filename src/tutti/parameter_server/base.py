@@ -162,6 +162,11 @@ class Centre(ABC):
     def version(self) -> int:
         """The number of messages that the centre has applied, as far as this worker knows."""
 
+    @property
+    def ready(self) -> bool:
+        """False while the centre cannot be reached: the next exchange has to wait."""
+        return True
+
     @abstractmethod
     def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
         """Push a message; no answer is wanted.
