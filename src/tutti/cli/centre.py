@@ -67,6 +67,7 @@ class CentreCommand(Command):
                 server.save()
             except OSError as error:
                 warn_on_stderr(f"cannot write {own.keep}: {error.strerror}; trying again in a minute")
+        server.close()
         server.save()
         print(f"{own.keep}: {server.version} messages", flush=True)
         return 0

@@ -21,9 +21,9 @@ import torch
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.errors import BadModel, PeerLost, UserError
+from tutti.errors import PeerLost, UserError
 from tutti.parameter_server.base import Centre, Receipt, Rule, Vectors
-from tutti.parameter_server.wire import LOST, Link, describe, dial
+from tutti.parameter_server.wire import LOST, Link, describe, join
 from tutti.replica import Flat, copy_all
 from tutti.state import Saved, State
 from tutti.terminal import say_on_stderr, warn_on_stderr
@@ -57,7 +57,7 @@ class RemoteCentre(Centre):
     ) -> None:
         self._comm, self._rule, self._address, self._key = comm, rule, address, key
         self._weights = [flat.weights for flat in flats]
-        self._join = {"worker": secrets.token_hex(8), "model": describe(flats)}
+        self._worker = {"worker": secrets.token_hex(8), "model": describe(flats)}
         # The message that the centre may not have yet, if `held`; `number` counts those that it has.
         self._message = [torch.zeros_like(weights, device="cpu") for weights in self._weights]
         self._held, self._number = False, 0
@@ -108,7 +108,8 @@ class RemoteCentre(Centre):
         assert self._link is not None
         self._link.close()
         self._link = None
-        warn_on_stderr(f"lost the centre at {self._address} ({error}); this worker goes on by itself")
+        why = str(error) or "it has closed the connection"
+        warn_on_stderr(f"lost the centre at {self._address} ({why}); this worker goes on by itself")
         self._search()
 
     def _search(self) -> None:
@@ -120,15 +121,10 @@ class RemoteCentre(Centre):
         pause, draw = 0.25, random.SystemRandom()
         while not self._closed:
             try:
-                link = dial(self._address, self._key)
-                link.send(self._join)
-                answer = link.receive()
-                if "refused" in answer:
-                    raise BadModel(answer["refused"])
+                self._found = join(self._address, self._key, self._worker)
                 if pause > 0.25:
                     waited = time.monotonic() - self._lost_at
                     say_on_stderr(f"joined the centre at {self._address} after {waited:.0f} s")
-                self._found = link, answer
                 return
             except UserError as error:
                 self._found = error
@@ -247,6 +243,7 @@ class RemoteCentre(Centre):
     @override
     def close(self) -> None:
         self._closed = True
-        if self._link is not None:
+        if self.ready:
+            assert self._link is not None
             self._link.close()
             self._link = None

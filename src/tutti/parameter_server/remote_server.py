@@ -55,6 +55,7 @@ class RemoteServer:
     def __init__(self, key: bytes, keep: Path, workers: int = 0) -> None:
         self._key, self._keep, self._workers = key, keep, workers
         self._lock = Lock()
+        self._listener: socket.socket | None = None
         self._links: dict[str, Link] = {}
         # The number of each worker's last message.
         self._numbers: dict[str, int] = {}
@@ -77,17 +78,30 @@ class RemoteServer:
         host, port = address_of(address)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            server = socket.create_server((host, port), family=family)
+            self._listener = listener = socket.create_server((host, port), family=family)
         except OSError as error:
             raise BadOption(
                 f"cannot listen at {address}: {error.strerror}; give an address of this host"
             ) from error
-        Thread(target=self._accept, args=(server,), name="centre-accept", daemon=True).start()
-        return f"{host}:{server.getsockname()[1]}"
+        Thread(target=self._accept, args=(listener,), name="centre-accept", daemon=True).start()
+        return f"{host}:{listener.getsockname()[1]}"
 
-    def _accept(self, server: socket.socket) -> None:
+    def close(self) -> None:
+        """Serve nobody any more: nothing that comes from now on is applied."""
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for link in self._links.values():
+                link.shut()
+            self._links = {}
+
+    def _accept(self, listener: socket.socket) -> None:
         while True:
-            end, (host, *_) = server.accept()
+            try:
+                end, (host, *_) = listener.accept()
+            except OSError:
+                listener.close()
+                return
             Thread(target=self._serve, args=(end, host), name="centre-worker", daemon=True).start()
 
     @torch.no_grad()

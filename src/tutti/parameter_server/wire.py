@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import torch
 
-from tutti.errors import BadOption
+from tutti.errors import BadModel, BadOption
 from tutti.parameter_server.base import Vectors
 from tutti.replica import Flat
 from tutti.state import order_of
@@ -113,27 +113,32 @@ def _memory(vector: torch.Tensor) -> memoryview:
     return vector.view(torch.uint8).numpy().data
 
 
-def dial(address: str, key: bytes) -> Link:
-    """Connect to a centre.
+def join(address: str, key: bytes, worker: dict[str, Any]) -> tuple[Link, dict[str, Any]]:
+    """Connect to a centre, and join; return its answer.
 
     Raises:
         OSError, EOFError: it cannot be reached now.
         BadOption: it has another key, or no centre listens there.
+        BadModel: it has another model.
     """
     link = Link(socket.create_connection(address_of(address), timeout=SILENCE_S))
     try:
         link.limit(SILENCE_S)
         link.authenticate(key, listens=False)
+        link.send(worker)
+        answer = link.receive()
+        if "refused" in answer:
+            raise BadModel(answer["refused"])
     except (AuthenticationError, AssertionError) as error:
         link.close()
         raise BadOption(
             f"the centre at {address} has another key; give both the same, by '--strategy.key FILE' here and "
             f"'--key FILE' there, or {KEY}"
         ) from error
-    except LOST:
+    except (*LOST, BadModel):
         link.close()
         raise
-    return link
+    return link, answer
 
 
 def address_of(text: str) -> tuple[str, int]:
