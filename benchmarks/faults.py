@@ -4,7 +4,7 @@
 
 Each worker is a `tutti train` on a host of its own, a network namespace, and a loop starts it again when it
 ends, as a scheduler would; the centre is `tutti centre` on another one. A step of the perceptron is followed
-by 100 ms of sleep, so that eight workers fit on two cores; they exchange every 20 steps.
+by 250 ms of sleep, so that eight workers fit on two cores; they exchange every 10 steps.
 
 For some minutes without faults, before and after, the workers' steps are counted. Between these, every 30 s
 a fault is made, in turn kill -9 of all processes of a worker, SIGSTOP of all of them for 20 s, and its link
@@ -42,7 +42,7 @@ from tests.cluster.hosts import Hosts  # noqa: E402
 from measure import describe_machine, table  # noqa: E402
 
 EVERY_S: Final = 30.0
-PAUSE_S: Final = 0.1
+PAUSE_S: Final = 0.25
 FAULTS: Final = {"killed": 0.0, "stopped": 20.0, "cut off": 60.0}
 """How long each fault lasts, in seconds."""
 
@@ -77,7 +77,7 @@ class Cluster:
 
     def __init__(self, hosts: Hosts, folder: Path, workers: int) -> None:
         self._hosts, self._folder, self._runs = hosts, folder, True
-        self.workers = range(workers)
+        self.workers, self.faults = range(workers), list[Fault]()
         (folder / "pace.py").write_text(PACE)
         self._centre = self._start("centre", [TUTTI, "centre", "--listen", CENTRE, "--keep", "centre"])
         self._loops = [threading.Thread(target=self._loop, args=(worker,)) for worker in self.workers]
@@ -97,7 +97,7 @@ class Cluster:
 
     def _loop(self, worker: int) -> None:
         """Start a worker as often as it ends."""
-        options = f"--strategy async_diloco --strategy.every 20 --strategy.centre {CENTRE} -n 1 --threads 1"
+        options = f"--strategy async_diloco --strategy.every 10 --strategy.centre {CENTRE} -n 1 --threads 1"
         run = (
             f"--steps 100000000 --validation 0 --callbacks pace.py:Pace --resume auto --trust --out w{worker}"
         )
@@ -117,7 +117,7 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.kill(process, signum)
 
-    def make(self, kind: str, worker: int) -> Fault:
+    def make(self, kind: str, worker: int) -> None:
         """Make a fault, and wait until it has ended."""
         began = time.time()
         if kind == "killed":
@@ -130,7 +130,7 @@ class Cluster:
             self._hosts.cut_off(f"w{worker}")
             time.sleep(FAULTS[kind])
             self._hosts.join_again(f"w{worker}")
-        return Fault(kind, worker, began, time.time())
+        self.faults.append(Fault(kind, worker, began, time.time()))
 
     def end(self) -> None:
         self._runs = False
@@ -163,32 +163,30 @@ def undisturbed(cluster: Cluster, seconds: float) -> float:
     return found
 
 
-def disturbed(cluster: Cluster, minutes: float) -> tuple[float, float, list[Fault]]:
-    """Make the faults; return begin, end and the faults."""
-    faults: list[Fault] = []
-    began = time.time()
-    threads = []
+def disturbed(cluster: Cluster, minutes: float) -> tuple[float, float]:
+    """Make the faults; return begin and end."""
+    began, threads = time.time(), list[threading.Thread]()
     for number in range(int(minutes * 60 / EVERY_S)):
         kind, worker = list(FAULTS)[number % len(FAULTS)], number % len(cluster.workers)
         print(f"{time.time() - began:5.0f} s: worker {worker} is {kind}", flush=True)
-        make = lambda kind=kind, worker=worker: faults.append(cluster.make(kind, worker))  # noqa: E731
-        threads.append(threading.Thread(target=make))
+        threads.append(threading.Thread(target=cluster.make, args=(kind, worker)))
         threads[-1].start()
         time.sleep(max(0.0, began + (number + 1) * EVERY_S - time.time()))
         print(f"         all: {rate(cluster, time.time() - EVERY_S, time.time()):.3f} steps/s", flush=True)
     end = time.time()
     for thread in threads:
         thread.join()
-    return began, end, faults
+    return began, end
 
 
-def report(cluster: Cluster, without: float, began: float, end: float, faults: list[Fault]) -> None:
+def report(cluster: Cluster, without: float, began: float, end: float) -> None:
     """Print how fast the workers not under fault were, and how soon the others came back."""
     steps = {worker: cluster.steps(worker) for worker in cluster.workers}
     back_s, count, seconds = defaultdict[str, list[float]](list), 0, 0.0
     for worker in cluster.workers:
         at = began
-        for fault in sorted((one for one in faults if one.worker == worker), key=lambda one: one.began):
+        faults = [one for one in cluster.faults if one.worker == worker]
+        for fault in sorted(faults, key=lambda one: one.began):
             after = bisect(steps[worker], fault.ended)
             back = steps[worker][after] if after < len(steps[worker]) else end
             back_s[fault.kind].append(back - fault.ended)
@@ -226,10 +224,10 @@ def main() -> None:
                 time.sleep(1)
             calm_s = 60 * args.minutes / 6
             before = undisturbed(cluster, calm_s)
-            began, end, faults = disturbed(cluster, args.minutes)
+            began, end = disturbed(cluster, args.minutes)
             time.sleep(EVERY_S)
             after = undisturbed(cluster, calm_s)
-            report(cluster, (before + after) / 2, began, end, faults)
+            report(cluster, (before + after) / 2, began, end)
             print((Path(folder) / "centre.log").read_text().splitlines()[-1])
         finally:
             cluster.end()

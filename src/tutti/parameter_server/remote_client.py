@@ -204,14 +204,10 @@ class RemoteCentre(Centre):
     def read(self, into: Vectors) -> None:
         """Read the centre's weights, the same on all ranks of this run; they stay if it cannot be reached."""
         self._comm.barrier()
-        if self._comm.rank == 0:
-            while self._wait():
-                if self._ask(into) is not None:
-                    break
-            else:
-                warn_on_stderr(
-                    f"the centre at {self._address} cannot be reached; this worker's own weights stand in"
-                )
+        if self._comm.rank == 0 and not (self.ready and self._ask(into) is not None):
+            warn_on_stderr(
+                f"the centre at {self._address} cannot be reached: this worker's own weights stand in"
+            )
         if self._comm.size > 1:
             for vector in into:
                 self._comm.broadcast(vector)

@@ -41,6 +41,9 @@ LEAST_KEY: Final = 16
 SILENCE_S: Final = 30
 """The seconds after which a peer that does not answer counts as lost."""
 
+UNREACHABLE_S: Final = 10
+"""The seconds after which it does if its host does not even acknowledge what was sent."""
+
 LOST: Final = (OSError, EOFError)
 """The errors of a connection whose other end is gone or silent."""
 
@@ -48,10 +51,9 @@ _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     # A peer may be silent between two messages: the kernels see whether its host is there.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 6),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNREACHABLE_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, UNREACHABLE_S // 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREACHABLE_S * 1000),
 )
 
 _MOST_HEADER: Final = 1 << 26
@@ -121,7 +123,7 @@ def join(address: str, key: bytes, worker: dict[str, Any]) -> tuple[Link, dict[s
         BadOption: it has another key, or no centre listens there.
         BadModel: it has another model.
     """
-    link = Link(socket.create_connection(address_of(address), timeout=SILENCE_S))
+    link = Link(socket.create_connection(address_of(address), timeout=UNREACHABLE_S))
     try:
         link.limit(SILENCE_S)
         link.authenticate(key, listens=False)

@@ -169,8 +169,8 @@ class _AsyncDiLoCoWorker(CentredWorker):
     @override
     @torch.no_grad()
     def flush(self) -> None:
-        """Bring the outer gradient of the round that has begun."""
-        if self._batches:
+        """Bring the outer gradient of the round that has begun, and what the centre may lack of the last."""
+        if self._batches or not self.centre.ready:
             self.count(self.centre.push(self._outer_gradient()))
 
     @override
