@@ -3,7 +3,8 @@
     sudo python benchmarks/faults.py [--minutes 15] [--workers 8]
 
 Each worker is a `tutti train` on a host of its own, a network namespace, and a loop starts it again when it
-ends, as a scheduler would; the centre is `tutti centre` on another one. A step of the perceptron is followed
+ends, as a scheduler would; the centre is `tutti centre` on another one. All have a higher priority than what
+else runs on this machine. A step of the perceptron is followed
 by 250 ms of sleep, so that eight workers fit on two cores; they exchange every 10 steps.
 
 For some minutes without faults, before and after, the workers' steps are counted. Between these, every 30 s
@@ -214,6 +215,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--workers", type=int, default=8)
     args = parser.parse_args()
+    os.nice(-10)
     os.environ |= {"OMP_NUM_THREADS": "1", "TUTTI_CENTRE_KEY": secrets.token_hex(16)}
     print(describe_machine(), flush=True)
     names = ["centre", *(f"w{worker}" for worker in range(args.workers))]

@@ -228,7 +228,7 @@ class Replica:
         named = [(name, p) for name, p in named if type(p.data) is Tensor]
         dtypes = dict.fromkeys(p.dtype for _, p in named)
         self.flats = tuple(
-            flatten([(n, p) for n, p in named if p.dtype == dtype], dtype, memory) for dtype in dtypes
+            _flatten([(n, p) for n, p in named if p.dtype == dtype], dtype, memory) for dtype in dtypes
         )
         self.gradients = Gradients(self.flats, (p for _, p in self.scattered))
         self.buffers = _flatten_buffers(module)
@@ -371,8 +371,7 @@ def _refuse_shared_memory(named: Iterable[tuple[str, nn.Parameter]]) -> None:
             )
 
 
-def flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: ReplicaMemory) -> Flat:
-    """Lay named parameters of one dtype and device into one vector, and point them into it."""
+def _flatten(named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, memory: ReplicaMemory) -> Flat:
     spans, length = _lay_out(p for _, p in named)
     device = named[0][1].device
     rows = memory.gradients(length, dtype, device)

@@ -30,12 +30,11 @@ Values: TypeAlias = dict[str, Any]
 The keys are texts. A tuple comes back as a list.
 """
 
-ORDERS: Final = {
+_ORDERS: Final = {
     "channels_last": torch.channels_last,
     "channels_last_3d": torch.channels_last_3d,
     "rows": torch.contiguous_format,
 }
-"""The memory formats that `order_of` names."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class Saved:
 def order_of(tensor: Tensor) -> str:
     """Return how the elements of a dense tensor lie in memory: see `TensorPiece.order`."""
     order = {4: "channels_last", 5: "channels_last_3d"}.get(tensor.dim(), "rows")
-    own = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=ORDERS[order])
+    own = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=_ORDERS[order])
     return order if own else "rows"
 
 
@@ -161,7 +160,7 @@ def whole_piece(name: str, tensor: Tensor) -> TensorPiece:
     """Return a tensor as a piece, of a DTensor this rank's part; it shares memory that is dense."""
     tensor = local(tensor.detach())
     order = order_of(tensor)
-    dense = tensor.contiguous(memory_format=ORDERS[order])
+    dense = tensor.contiguous(memory_format=_ORDERS[order])
     return TensorPiece(name, 0, dense.as_strided((dense.numel(),), (1,)), tuple(tensor.shape), order)
 
 
@@ -259,7 +258,7 @@ def _join(name: str, pieces: list[TensorPiece]) -> Tensor:
             at = max(at, piece.stop)
         if at < size:
             raise BadCheckpoint(f"'{name}' is not whole: elements from number {at} are missing, of {size}")
-    like = torch.empty(first.shape, dtype=vector.dtype, device="meta").to(memory_format=ORDERS[first.order])
+    like = torch.empty(first.shape, dtype=vector.dtype, device="meta").to(memory_format=_ORDERS[first.order])
     return vector.as_strided(like.shape, like.stride(), vector.storage_offset())
 
 

@@ -491,7 +491,7 @@ class DelayedNesterovRule(Rule):
         delay: N.
     """
 
-    def __init__(self, flats: Sequence[Flat], lr: float, momentum: float, delay: float) -> None:
+    def __init__(self, flats: Sequence[Flat], lr: float, momentum: float, delay: int) -> None:
         self._flats, self._lr, self._momentum, self._delay = flats, lr, momentum, delay
         self._slots: dict[int, Slot] = {}
 
@@ -519,14 +519,6 @@ class DelayedNesterovRule(Rule):
         if due:
             count.zero_()
         return Outcome.APPLIED
-
-    @override
-    def settings(self) -> list[float]:
-        return [self._lr, self._momentum, self._delay]
-
-    @override
-    def use(self, settings: list[float]) -> None:
-        self._lr, self._momentum, self._delay = settings
 
     @override
     def state(self, slot: int) -> LocalState:

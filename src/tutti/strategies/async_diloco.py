@@ -16,9 +16,8 @@ from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.connect import workers_of_centre
-from tutti.parameter_server.remote_client import RemoteCentre
+from tutti.parameter_server.remote import RemoteCentre, read_key
 from tutti.parameter_server.rules import DelayedNesterovRule
-from tutti.parameter_server.wire import address_of, read_key
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State, fill_all, pieces_of_all
@@ -83,18 +82,10 @@ class AsyncDiLoCo(Centred):
     key: str = text("file with the key of that centre; by default TUTTI_CENTRE_KEY is the key")
 
     @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.centre:
-            address_of(self.centre)
-
-    @override
     def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
-        if self.centre and servers:
-            raise BadOption(
-                f"{self.as_given('centre')}, which needs no servers of this run; leave --servers out"
-            )
         super().check(workers, 1 if self.centre else hosts, servers, levels)
+        if self.centre and servers:
+            raise BadOption(f"{self.as_given('centre')}, and servers are none of its; leave --servers out")
 
     @property
     @override
@@ -114,13 +105,11 @@ class _AsyncDiLoCoWorker(CentredWorker):
     def __init__(
         self, strategy: AsyncDiLoCo, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        workers, centre = workers_of_centre(comm), None
+        rule = strategy.rule(replica, optimizer, workers_of_centre(comm), clip)
+        steps, centre = ShardedOptimizer(optimizer, replica), None
         if strategy.centre:
-            workers = 0  # The centre knows how many there are.
-        rule = strategy.rule(replica, optimizer, workers, clip)
-        if strategy.centre:
-            centre = RemoteCentre(comm, replica.flats, rule, strategy.centre, read_key(strategy.key))
-        steps = ShardedOptimizer(optimizer, replica)
+            settings = strategy.outer_lr, strategy.outer_momentum, strategy.delay
+            centre = RemoteCentre(comm, replica.flats, settings, strategy.centre, read_key(strategy.key))
         super().__init__(replica, comm, rule, optimizer, clip, steps, centre)
         self._strategy, self._comm = strategy, comm
         self._anchors = [weights.clone() for weights in self.weights]
