@@ -81,26 +81,14 @@ class Local(PeerStrategy):
         return _LocalWorker(self, replica, comm, optimizer, clip)
 
 
-class _LocalWorker(AveragedWorker):
-    def __init__(
-        self, strategy: Local, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
-    ) -> None:
-        super().__init__(replica, comm, optimizer, clip)
-        self._strategy = strategy
-
-    @override
-    @torch.no_grad()
-    def step(self) -> None:
-        self.move()
-        self.skip()
-
+class _LocalWorker(AveragedWorker[Local]):
     @override
     def skip(self) -> None:
         """Take part in the averaging that may follow a round."""
         self.rounds += 1
-        one = self._strategy
+        one = self.strategy
         if self._is_due(one.every):
-            self.meet(self.average.take)
+            self.meet(self.exchange)
         for every, moment in (
             (one.first_moment_every, FIRST_MOMENT),
             (one.second_moment_every, SECOND_MOMENT),
@@ -109,7 +97,7 @@ class _LocalWorker(AveragedWorker):
                 self._average_moment(moment)
 
     def _is_due(self, every: int) -> bool:
-        late = self.rounds - self._strategy.after
+        late = self.rounds - self.strategy.after
         return late <= 0 or late % every == 0
 
     @torch.no_grad()
