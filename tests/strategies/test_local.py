@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -11,6 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Local
+from tutti.strategies.local import steepest
 from tutti.strategies.placement import place
 
 LR = 0.1
@@ -57,8 +61,12 @@ def test_averaging_after_each_step_is_synchronous_training_on_the_mean_gradient(
     assert_close(run(setting)[0].final, weights.detach())
 
 
+C = math.sqrt(0.2**2 / (0.1 * (1 - 0.64 / 0.9)))
+"""The bound of a mean by the root of its squares, with betas of 0.8 and 0.9."""
+
 MOMENTS = [
     ("AdamW", Local(every=2, first_moment_every=6, second_moment_every=12)),
+    ("AdamW", Local(every=2, first_moment_every=4)),
     ("AdamW", Local(every=3, first_moment_every=3, second_moment_every=3)),
     ("AdamW", Local(every=2, after=3, second_moment_every=4)),
     ("SGD", Local(every=2, first_moment_every=3)),
@@ -90,14 +98,61 @@ def test_moments_have_periods_of_their_own(name: str, strategy: Local, hosts: tu
                 mean = torch.stack(of_workers).mean(0)
                 for one in of_workers:
                     one.copy_(mean)
+        for state in states:
+            if name == "AdamW":
+                state["exp_avg"].copy_(state["exp_avg"].clamp(-C * (v := state["exp_avg_sq"].sqrt()), C * v))
     for outcome, weights in zip(run(setting, VirtualWorld(3, hosts)), x, strict=True):
         assert_close(outcome.steps[-1], weights.detach())
 
 
-def test_adams_mean_is_not_averaged_without_its_squares() -> None:
-    setting = Setting(Local(first_moment_every=3), lambda module: optim.AdamW(module.parameters()))
-    with pytest.raises(BadOption, match="is 3 without 'second_moment_every'"):
-        run(setting)
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.9), (0.9, 0.81), (0.0, 0.0)], ids=str)
+def test_own_gradients_come_as_close_to_the_bound_as_can_be_and_not_over_it(
+    betas: tuple[float, float],
+) -> None:
+    """It is reached by gradients that grow by beta2 / beta1; there is none if they would shrink."""
+    growth = 1.2 if not betas[0] else max(1.0, betas[1] / betas[0])
+    u = v = 0.0
+    for step in range(400):
+        u = betas[0] * u + (1 - betas[0]) * growth**step
+        v = betas[1] * v + (1 - betas[1]) * growth ** (2 * step)
+    if betas[0] ** 2 < betas[1]:
+        assert u / math.sqrt(v) == pytest.approx(steepest(*betas), rel=1e-6)
+    assert u / math.sqrt(v) <= steepest(*betas) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("second", [0, 3])
+def test_a_mean_from_others_moves_no_weight_without_own_squares(second: int) -> None:
+    """The second worker never sees a gradient; before its squares are averaged it stays where it is."""
+
+    def program(comm: Communicator) -> list[float]:
+        module = nn.Linear(1, 1, bias=False).double()
+        strategy = Local(every=100, first_moment_every=1, second_moment_every=second)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, optim.Adam(module.parameters(), lr=0.1), Clip())
+        found = [module.weight.item()]
+        for _ in range(5):
+            (module.weight * (1.0 - comm.rank)).sum().backward()
+            worker.step()
+            found.append(module.weight.item())
+        return [before - after for before, after in pairwise(found)]
+
+    _, moves = VirtualWorld(2).run(program)
+    assert moves[:3] == [0.0] * 3
+    assert all(0.0 < move < 1.0 for move in moves[3:]) == bool(second)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"first_moment_every": 2}, "SGD"),
+        ({"second_moment_every": 3}, "SGD"),
+        ({"second_moment_every": 3}, "Adafactor"),
+    ],
+)
+def test_moments_that_an_optimizer_does_not_keep_are_refused(options: dict[str, int], name: str) -> None:
+    kind = getattr(optim, name)
+    with pytest.raises(BadOption, match=f"'{next(iter(options))}' .*, but {name} .* '--optimizer adamw'"):
+        run(Setting(Local(**options), lambda module: kind(module.parameters(), lr=0.1)))
 
 
 def test_averaged_momentum_after_each_step_is_synchronous_training() -> None:
@@ -109,10 +164,10 @@ def test_averaged_momentum_after_each_step_is_synchronous_training() -> None:
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor"])
-def test_one_worker_trains_as_plain_torch_does(name: str) -> None:
+@pytest.mark.parametrize(("name", "moments"), [("SGD", 0), ("AdamW", 1), ("Adafactor", 0)])
+def test_one_worker_trains_as_plain_torch_does(name: str, moments: int) -> None:
     setting = Setting(
-        Local(every=3, first_moment_every=1, second_moment_every=2),
+        Local(every=3, first_moment_every=moments, second_moment_every=2 * moments),
         lambda m: getattr(optim, name)(m.parameters(), lr=0.05),
         speeds=(1.0,),
         clip=Clip(norm=2.0),
