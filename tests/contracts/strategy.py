@@ -37,6 +37,7 @@ from tests.contracts.training import (
     clouds,
     digits,
     distance,
+    exact,
     fading,
     frozen,
     halving,
@@ -235,16 +236,15 @@ def check_one_worker_is_sequential_where_it_should_be(strategy: type[Strategy], 
         pytest.skip(
             f"no options are known with which one worker of '{strategy.name}' is plain torch (`alone`)"
         )
-    momentum = partial(sgd, lr=0.1, momentum=0.9)
-    for optimizer in (momentum, adamw):
-        run = Run(strategy(**options), optimizer=optimizer, epochs=3)
+    for optimizer in (partial(sgd, momentum=0.9), adamw, torch.optim.Adafactor):
+        run = Run(strategy(**options), exact, optimizer=optimizer, epochs=3)
         for given in (
             run,
             replace(run, clip=Clip(norm=0.2, value=0.1)),
             replace(run, schedule=partial(halving, every=10)),
         ):
             (found,) = outcomes(given, world(run.strategy, 1))
-            assert distance(found.weights, train_alone(given)) < ROUNDING
+            assert distance(found.weights, train_alone(given)) < 1e-11
 
 
 def check_two_runs_are_equal_to_the_bit(strategy: type[Strategy], known: Setting) -> None:

@@ -18,7 +18,6 @@ from tests.strategies.alone import (
 )
 from tests.strategies.test_diloco import adamw
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption
 from tutti.parameter_server.base import Outcome, Push, Slot
 from tutti.parameter_server.rules import DelayedNesterovRule
 from tutti.strategies import AsyncDiLoCo, DiLoCo
@@ -129,18 +128,3 @@ def test_slower_workers_make_fewer_batches_in_a_round(dynamic: bool, expected: l
 )
 def test_the_batches_of_a_round_follow_from_the_speeds(own: float, fastest: float, expected: int) -> None:
     assert local_steps(20, own, fastest) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"every": 0}, "every"),
-        ({"outer_lr": 0.0}, "outer_lr"),
-        ({"outer_momentum": 1.0}, "outer_momentum"),
-        ({"delay": -1}, "delay"),
-        ({"dynamic": "yes"}, "dynamic"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, object], name: str) -> None:
-    with pytest.raises(BadOption, match=f"option '{name}' of strategy 'async_diloco'"):
-        AsyncDiLoCo(**options)

@@ -165,37 +165,12 @@ def test_streaming_is_the_papers(strategy: DiLoCo, hosts: tuple[int, ...]) -> No
         assert_close(found[0].final, streaming_by_hand(strategy, steps, workers))
 
 
-PLAIN = DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0)
-
-BY_HAND = {
-    # Step 2: the gradient is (2 + 6) / 2 = 4. Step 3: from 0 to -4, between it and -3, -9. Step 4: it is
-    # the mean of -4 + 4.5 and -4 + 9.5, so 3. Step 5: to -7. Evaluated: the mean of -6.25 and -9.75.
-    "delayed": (
-        replace(PLAIN, delay=1, mixing=0.5),
-        [[-1, -2, -3.5, -4.5, -6.25, -8], [-1, -2, -3.5, -4.5, -6.25, -8]],
-        [[-3, -6, -6.5, -9.5, -9.75, -8], [-3, -6, -6.5, -9.5, -9.75, -8]],
-    ),
-    # The first weight meets in steps 1 and 3, the second in 2 and 4.
-    "fragments": (
-        replace(PLAIN, fragments=2),
-        [[-2, -3, -6, -7, -8], [-1, -4, -5, -8, -8]],
-        [[-2, -5, -6, -9, -8], [-3, -4, -7, -8, -8]],
-    ),
-    # v = 0.5 v + u, a = a - (u + 0.5 v). Round 1: u is 1/2 of the own 1 or 3. Round 2: 2 by all in round 1.
-    "eager": (
-        replace(PLAIN, every=1, outer_momentum=0.5, eager=True),
-        [[-0.75, -3.875, -4.75], [-0.75, -3.875, -4.75]],
-        [[-2.25, -5.625, -4.75], [-2.25, -5.625, -4.75]],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_numbers_worked_by_hand(name: str) -> None:
-    strategy, *expected = BY_HAND[name]
-    steps = len(expected[0][0]) - 1
-    for rank, found in enumerate(VirtualWorld(2).run(descend, strategy, steps)):
-        assert found == [list(pair) for pair in zip(*expected[rank], strict=True)]
+def test_eager_numbers_worked_by_hand() -> None:
+    """With v = 0.5 v + u, a = a - (u + 0.5 v): u is 1/2 of the own 1 or 3, then 2 by all in round 1."""
+    strategy = DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.5, eager=True)
+    expected = (-0.75, -3.875, -4.75), (-2.25, -5.625, -4.75)
+    for found, steps in zip(VirtualWorld(2).run(descend, strategy, 2), expected, strict=True):
+        assert found == [[x, x] for x in steps]
 
 
 @pytest.mark.parametrize(
@@ -257,8 +232,6 @@ def test_muon_inside_is_muloco() -> None:
         ({"every": 3, "fragments": 4}, "'fragments' of strategy 'diloco' is 4.*at most 3"),
         ({"every": 3, "delay": 3}, "'delay' of strategy 'diloco' is 3.*at most 2"),
         ({"delay": 1, "eager": True}, "'delay' of strategy 'diloco' is 1.*'eager'"),
-        ({"mixing": 1.0}, "'mixing'.* from 0 to below 1"),
-        ({"compress": "int8"}, "'compress'.*one of none, e3m0"),
         ({"fragments": 3}, "'fragments' of strategy 'diloco' is 3, but the model has 2 parameters"),
     ],
     ids=str,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor
 
 from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run, sgd, start
-from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.strategies import Clip, Gossip
-from tutti.strategies.placement import place
+from tutti.strategies import Gossip
 
 LR = 0.1
 
@@ -88,23 +86,3 @@ def test_exchanges_are_counted(hosts: tuple[int, ...], messages: int) -> None:
     assert traffic.exchanges == 4
     assert traffic.bytes_sent == 4 * messages * 8 * 32  # two parameters, each at an aligned place
     assert traffic.wait_s > 0
-
-
-@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
-def test_a_worker_without_samples_takes_part_in_the_average(hosts: tuple[int, ...]) -> None:
-    def program(comm: Communicator) -> float:
-        module = nn.Linear(1, 1, bias=False)
-        replica = place(module, comm, Gossip.home)
-        worker = Gossip().worker(replica, comm, optim.SGD(module.parameters(), lr=1.0), Clip())
-        before = module.weight.item()
-        for _ in range(2):
-            if comm.rank:
-                worker.skip()
-            else:
-                (3 * module.weight).sum().backward()
-                worker.step()
-        return before - module.weight.item()
-
-    # After a step of 3 the first worker has -3, then all have -1, then it makes another step.
-    found = VirtualWorld(3, hosts).run(program)
-    assert found == [pytest.approx(4.0), pytest.approx(1.0), pytest.approx(1.0)]

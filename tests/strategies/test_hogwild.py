@@ -67,11 +67,6 @@ def test_each_worker_has_a_momentum_of_its_own() -> None:
     assert_close(run(setting)[0].final, weights)
 
 
-def test_several_hosts_are_refused() -> None:
-    with pytest.raises(BadOption, match=r"'hogwild' runs on 1 host, not 2.*sync"):
-        run(Setting(Hogwild()), VirtualWorld(3, (2, 1)))
-
-
 class Tagger(nn.Module):
     """Scores from a table of words, and a layer."""
 

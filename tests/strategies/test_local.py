@@ -164,43 +164,8 @@ def test_averaged_momentum_after_each_step_is_synchronous_training() -> None:
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize(("name", "moments"), [("SGD", 0), ("AdamW", 1), ("Adafactor", 0)])
-def test_one_worker_trains_as_plain_torch_does(name: str, moments: int) -> None:
-    setting = Setting(
-        Local(every=3, first_moment_every=moments, second_moment_every=2 * moments),
-        lambda m: getattr(optim, name)(m.parameters(), lr=0.05),
-        speeds=(1.0,),
-        clip=Clip(norm=2.0),
-    )
-    parts = [nn.Parameter(part) for part in start().split([3, 2])]
-    plain = getattr(optim, name)(parts, lr=0.05)
-    for step in range(setting.steps):
-        whole = gradient(torch.cat([part.detach() for part in parts]), 0, step)
-        for part, own in zip(parts, whole.split([3, 2]), strict=True):
-            part.grad = own.clone()
-        nn.utils.clip_grad_norm_(parts, 2.0)
-        plain.step()
-    assert_close(run(setting)[0].final, torch.cat([part.detach() for part in parts]))
-
-
 def test_exchanges_are_counted() -> None:
     traffic = run(Setting(Local(every=4, after=2), steps=12))[0].traffic
     assert traffic.exchanges == 4  # after steps 1, 2, 6, 10
     assert traffic.bytes_sent == 4 * 8 * 32  # two parameters, each at an aligned place
     assert traffic.wait_s > 0
-
-
-def test_a_worker_without_samples_takes_part_in_the_average() -> None:
-    def program(comm: Communicator) -> float:
-        module = nn.Linear(1, 1, bias=False)
-        replica = place(module, comm, Local.home)
-        worker = Local(every=1).worker(replica, comm, optim.SGD(module.parameters(), lr=1.0), Clip())
-        before = module.weight.item()
-        if comm.rank:
-            worker.skip()
-        else:
-            (3 * module.weight).sum().backward()
-            worker.step()
-        return before - module.weight.item()
-
-    assert VirtualWorld(3).run(program) == [pytest.approx(1.0)] * 3

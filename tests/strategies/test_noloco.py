@@ -13,7 +13,7 @@ from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run,
 from tests.strategies.test_diloco import adamw
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.strategies import DiLoCo, Gossip, NoLoCo, Strategy
+from tutti.strategies import DiLoCo, NoLoCo
 from tutti.strategies.noloco import move_in_pair, partner_of
 
 SPEEDS = (1.0, 1.31, 0.77, 0.9, 1.17)
@@ -109,13 +109,6 @@ def test_exchanges_are_counted() -> None:
     assert [one.exchanges for one in found] == [2] * 5
     # Two of five stand out in turn. A message has an outer gradient and weights: two parameters, aligned.
     assert sorted(one.bytes_sent for one in found) == [512] * 2 + [1024] * 3
-
-
-@pytest.mark.parametrize("strategy", [NoLoCo(), Gossip("shift_one")], ids=str)
-def test_a_worker_without_another_to_meet_is_refused(strategy: Strategy) -> None:
-    with pytest.raises(BadOption, match="needs 2 workers, not 1; use '-n 2' or more, or '--strategy solo'"):
-        strategy.check(1)
-    strategy.check(2)
 
 
 def test_ranks_that_are_one_worker_together_are_refused() -> None:
