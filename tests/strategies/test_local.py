@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
-from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run, sgd, start
+from tests.strategies.alone import Setting, assert_close, gradient, run, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
@@ -18,37 +19,6 @@ from tutti.strategies.local import steepest
 from tutti.strategies.placement import place
 
 LR = 0.1
-
-
-def by_hand(strategy: Local, steps: int, momentum: float = 0.0, workers: int = 3) -> list[list[Tensor]]:
-    """Each worker's weights after each step, and at last their mean."""
-    x = [start() for _ in range(workers)]
-    v = [torch.zeros(LENGTH, dtype=torch.float64) for _ in range(workers)]
-    found = []
-    for step in range(steps):
-        for rank in range(workers):
-            v[rank] = momentum * v[rank] + gradient(x[rank], rank, step)
-            x[rank] = x[rank] - LR * v[rank]
-        done = step + 1
-        if done <= strategy.after or (done - strategy.after) % strategy.every == 0:
-            x = [torch.stack(x).mean(0)] * workers
-        found.append(list(x))
-    return [*found, [torch.stack(x).mean(0)] * workers]
-
-
-OPTIONS = [Local(every=1), Local(every=5), Local(every=4, after=3), Local(every=100)]
-
-
-@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-@pytest.mark.parametrize("strategy", OPTIONS, ids=str)
-def test_the_trajectory_is_the_papers(strategy: Local, momentum: float, hosts: tuple[int, ...]) -> None:
-    setting = Setting(strategy, sgd(LR, momentum=momentum))
-    expected = by_hand(strategy, setting.steps, momentum)
-    for rank, outcome in enumerate(run(setting, VirtualWorld(3, hosts))):
-        for found, wanted in zip(outcome.steps, expected[:-1], strict=True):
-            assert_close(found, wanted[rank])
-        assert_close(outcome.final, expected[-1][rank])
 
 
 def test_averaging_after_each_step_is_synchronous_training_on_the_mean_gradient() -> None:
@@ -64,23 +34,31 @@ def test_averaging_after_each_step_is_synchronous_training_on_the_mean_gradient(
 C = math.sqrt(0.2**2 / (0.1 * (1 - 0.64 / 0.9)))
 """The bound of a mean by the root of its squares, with betas of 0.8 and 0.9."""
 
-MOMENTS = [
-    ("AdamW", Local(every=2, first_moment_every=6, second_moment_every=12)),
-    ("AdamW", Local(every=2, first_moment_every=4)),
-    ("AdamW", Local(every=3, first_moment_every=3, second_moment_every=3)),
-    ("AdamW", Local(every=2, after=3, second_moment_every=4)),
-    ("SGD", Local(every=2, first_moment_every=3)),
+PLAIN, MOMENTUM, ADAMW = {}, {"momentum": 0.8}, {"betas": (0.8, 0.9)}
+OPTIONS = [
+    *((options, Local(every=1)) for options in (PLAIN, MOMENTUM)),
+    *((options, Local(every=5)) for options in (PLAIN, MOMENTUM, ADAMW)),
+    *((options, Local(every=4, after=3)) for options in (PLAIN, MOMENTUM)),
+    (PLAIN, Local(every=100)),
+    (MOMENTUM, Local(every=2, first_moment_every=3)),
+    (ADAMW, Local(every=2, first_moment_every=6, second_moment_every=12)),
+    (ADAMW, Local(every=2, first_moment_every=4)),
+    (ADAMW, Local(every=3, first_moment_every=3, second_moment_every=3)),
+    (ADAMW, Local(every=2, after=3, second_moment_every=4)),
 ]
 
 
 @pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
-@pytest.mark.parametrize(("name", "strategy"), MOMENTS, ids=str)
-def test_moments_have_periods_of_their_own(name: str, strategy: Local, hosts: tuple[int, ...]) -> None:
-    options = {"lr": 0.05, "betas": (0.8, 0.9)} if name == "AdamW" else {"lr": 0.05, "momentum": 0.8}
-    kind = getattr(optim, name)
-    setting = Setting(strategy, lambda module: kind(module.parameters(), **options))
+@pytest.mark.parametrize(("options", "strategy"), OPTIONS, ids=str)
+def test_the_trajectory_is_the_papers(
+    options: dict[str, Any], strategy: Local, hosts: tuple[int, ...]
+) -> None:
+    """Weights and moments have periods of their own."""
+    kind = optim.AdamW if options is ADAMW else optim.SGD
+    setting = Setting(strategy, lambda module: kind(module.parameters(), lr=0.05, **options))
+    found = run(setting, VirtualWorld(3, hosts))
     x = [nn.Parameter(start()) for _ in range(3)]
-    optimizers = [kind([weights], **options) for weights in x]
+    optimizers = [kind([weights], lr=0.05, **options) for weights in x]
     periods = {
         "exp_avg": strategy.first_moment_every,
         "momentum_buffer": strategy.first_moment_every,
@@ -99,10 +77,11 @@ def test_moments_have_periods_of_their_own(name: str, strategy: Local, hosts: tu
                 for one in of_workers:
                     one.copy_(mean)
         for state in states:
-            if name == "AdamW":
+            if options is ADAMW:
                 state["exp_avg"].copy_(state["exp_avg"].clamp(-C * (v := state["exp_avg_sq"].sqrt()), C * v))
-    for outcome, weights in zip(run(setting, VirtualWorld(3, hosts)), x, strict=True):
-        assert_close(outcome.steps[-1], weights.detach())
+        for outcome, weights in zip(found, x, strict=True):
+            assert_close(outcome.steps[done - 1], weights.detach())
+    assert_close(found[0].final, torch.stack([weights.detach() for weights in x]).mean(0))
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.9), (0.9, 0.81), (0.0, 0.0)], ids=str)
