@@ -69,7 +69,7 @@ OTHERS = ["Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, (2, 3), (1, 3), (2, 2, 1)], ids=str)
-@pytest.mark.parametrize("name", ["momentum", "adam", "adamw", *OTHERS])
+@pytest.mark.parametrize("name", [*USUAL, *OTHERS])
 def test_every_optimizer_agrees_with_plain_torch(name: str, ranks: int | tuple[int, ...]) -> None:
     made, steps = (USUAL[name], 50) if name in USUAL else (optimizer(name, lr=0.01), 3)
     assert_follows(Case(partial(mlp, torch.float64), made, steps, dtype=torch.float64), ranks)
