@@ -7,14 +7,14 @@ from torch import nn, optim
 
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.strategies import Clip, SparseLoCo
+from tutti.strategies import Clip, SparseLoCo, Strategy
 from tutti.strategies.placement import place
 
 SLOPES = torch.tensor([[3.0, 2.5], [1.0, 2.0]])
 """The gradient of each worker."""
 
 
-def descend(comm: Communicator, strategy: SparseLoCo, steps: int) -> list[list[float]]:
+def descend(comm: Communicator, strategy: Strategy, steps: int) -> list[list[float]]:
     """SGD with rate 1; returns the weights after each step, then what is evaluated, then the gaps."""
     module = nn.ParameterList([torch.zeros(2)])
     replica = place(module, comm, strategy.home)
