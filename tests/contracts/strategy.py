@@ -76,6 +76,7 @@ class Setting:
     alone: Options | None = None  # with which one worker trains as plain torch does; None: there are none
     # For hyper-parameters whose change shows only in certain company: options of the first run, and changes.
     changes: dict[str, tuple[Options, Options]] = field(default_factory=dict)
+    optimizer: Callable[..., torch.optim.Optimizer] = sgd  # with which they matter
     ranks: int = 4  # on two hosts, for all hyper-parameters to matter
     drifts: bool = False  # at a learning rate of 0 the weights go on to move
     clips: bool = True  # it heeds gradient clipping
@@ -124,6 +125,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "local": Setting(
         brisk={"every": 2},
         alone={},
+        optimizer=adamw,
         changes={
             "first_moment_every": ({"every": 2, "second_moment_every": 4}, {"first_moment_every": 4}),
             "second_moment_every": ({"every": 2}, {"second_moment_every": 4}),
@@ -262,8 +264,8 @@ def check_two_runs_are_equal_to_the_bit(strategy: type[Strategy], known: Setting
 def check_every_hyper_parameter_changes_the_outcome(strategy: type[Strategy], known: Setting) -> None:
     @cache
     def found(options: Strategy) -> list[object]:
-        optimizer = sgd if _is_particular(options) else adamw
-        return _bits(outcomes(Run(options, optimizer=optimizer, epochs=3), _demanding_world(known, options)))
+        run = Run(options, optimizer=known.optimizer, epochs=3)
+        return _bits(outcomes(run, _demanding_world(known, options)))
 
     for of in fields(strategy):
         before, changed = _change(of, known)
