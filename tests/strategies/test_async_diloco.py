@@ -150,6 +150,54 @@ def test_the_batches_of_a_round_follow_from_the_speeds(own: float, fastest: floa
     assert local_steps(20, own, fastest) == expected
 
 
+def test_a_centre_of_its_own_makes_the_same_trajectory(
+    strategy: AsyncDiLoCo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUTTI_CENTRE_KEY", "a key of the tests")
+    server = RemoteServer(b"a key of the tests", tmp_path / "centre", workers=3)
+    address = server.listen("127.0.0.1:0")
+    setting = Setting(replace(strategy, centre=address), adamw, steps=12)
+    centre, weights = by_hand(strategy, setting.steps)
+    found = run(setting, VirtualWorld(3))
+    assert_close(found[0].final, centre)
+    for outcome, expected in zip(found, weights, strict=True):
+        assert_close(outcome.steps[-1], expected)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_worker_without_delay_is_diloco(momentum: float) -> None:
+    found, expected = (
+        run(Setting(kind(every=5, outer_momentum=momentum), adamw, speeds=(1.0,)))[0].final
+        for kind in (AsyncDiLoCo, DiLoCo)
+    )
+    assert_close(found, expected)
+
+
+def test_staleness_and_exchanges_are_counted() -> None:
+    """Workers of equal speed bring their messages in turn: each is behind those of the others."""
+    setting = Setting(AsyncDiLoCo(every=4), adamw, steps=12, speeds=(1.0, 1.001, 1.002))
+    for rank, outcome in enumerate(run(setting)):
+        assert outcome.traffic.exchanges == 3
+        assert outcome.traffic.staleness == {rank: 1, 2: 2} if rank < 2 else {2: 3}
+        assert outcome.traffic.bytes_sent == 3 * 8 * 32  # two parameters, each at an aligned place
+
+
+@pytest.mark.parametrize(("dynamic", "expected"), [(True, [10, 5, 2]), (False, [10, 10, 10])])
+def test_slower_workers_make_fewer_batches_in_a_round(dynamic: bool, expected: list[int]) -> None:
+    """After the workers have met, all rounds take as long as the fastest worker's."""
+    speeds, strategy = (1.0, 2.0, 4.0), AsyncDiLoCo(every=10, dynamic=dynamic)
+    for rank, outcome in enumerate(run(Setting(strategy, steps=60, speeds=speeds, settle_at=19))):
+        assert outcome.traffic.exchanges == 2 + -(-40 // expected[rank])
+
+
+@pytest.mark.parametrize(
+    ("own", "fastest", "expected"),
+    [(1.0, 1.0, 20), (0.0, 0.0, 20), (1.6, 1.0, 12), (0.3, 0.1, 6), (99.0, 1.0, 1)],
+)
+def test_the_batches_of_a_round_follow_from_the_speeds(own: float, fastest: float, expected: int) -> None:
+    assert local_steps(20, own, fastest) == expected
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [

@@ -20,7 +20,7 @@ from tutti.parameter_server.remote import RemoteCentre, read_key
 from tutti.parameter_server.rules import DelayedNesterovRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
-from tutti.state import Saved, State, fill_all, pieces_of_all
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.options import choice, number, text, whole
@@ -113,6 +113,7 @@ class _AsyncDiLoCoWorker(CentredWorker):
         super().__init__(replica, comm, rule, optimizer, clip, steps, centre)
         self._strategy, self._comm = strategy, comm
         self._anchors = [weights.clone() for weights in self.weights]
+        self.private = {ANCHOR: self._anchors}
         self._round, self._batches = strategy.every, 0
         self._made, self._busy_s, self._began = 0, 0.0, comm.clock()
 
@@ -165,7 +166,6 @@ class _AsyncDiLoCoWorker(CentredWorker):
     @override
     def state(self) -> State:
         state = super().state()
-        state.alone.pieces += pieces_of_all(ANCHOR, self.replica.flats, self._anchors)
         state.own |= {"batches": self._batches, "round": self._round}
         return state
 
@@ -174,8 +174,7 @@ class _AsyncDiLoCoWorker(CentredWorker):
         if self._strategy.centre:
             return  # That centre has gone on meanwhile, and this worker has its weights.
         super().load_state(saved)
-        if saved.alone is not None and saved.own is not None:
-            fill_all(saved.alone.tensors, ANCHOR, self.replica.flats, self._anchors)
+        if saved.own is not None:
             self._batches, self._round = saved.own["batches"], saved.own["round"]
 
 
