@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
+from tutti.comm.mpi.transport import MpiRequests
 from tutti.comm.shm.liveness import LEFT_EARLY
 from tutti.errors import PeerLost
 
 pytestmark = [pytest.mark.mpi, needs_mpirun, pytest.mark.timeout(240)]
+
+
+def test_sends_are_begun_before_receives() -> None:
+    """An answer to a long send is not to wait in TCP behind the vector of the other direction."""
+    begun: list[str] = []
+    comm = SimpleNamespace(Isend=lambda *_: begun.append("send"), Irecv=lambda *_: begun.append("receive"))
+    MpiRequests(SimpleNamespace(), comm).begin({1: torch.ones(1)}, {1: torch.ones(1)})
+    assert begun == ["send", "receive"]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

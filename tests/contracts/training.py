@@ -71,6 +71,13 @@ def tiny() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+def exact() -> nn.Module:
+    """In float64."""
+    model = tiny().double()
+    model.register_forward_pre_hook(lambda _, inputs: tuple(one.double() for one in inputs))
+    return model
+
+
 def normed() -> nn.Module:
     """With statistics that each rank gathers on its own."""
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))

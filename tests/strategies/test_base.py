@@ -12,7 +12,20 @@ from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.replica import Replica
-from tutti.strategies import STRATEGIES, Clip, Strategy, WeightPlacement, Worker
+from tutti.strategies import (
+    STRATEGIES,
+    Clip,
+    Gossip,
+    Hogwild,
+    Lazy,
+    Local,
+    NoLoCo,
+    ParamServer,
+    Solo,
+    Strategy,
+    WeightPlacement,
+    Worker,
+)
 from tutti.strategies.placement import place
 
 
@@ -54,3 +67,45 @@ def test_a_run_without_a_step_leaves_the_weights_as_they_are(name: str) -> None:
 def test_a_clip_without_a_usable_limit_is_refused(name: str, limit: float) -> None:
     with pytest.raises(BadOption, match=f"clip_{name} is {limit!r}"):
         Clip(**{name: limit})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "words"),
+    [
+        (Solo(), {"workers": 2}, "runs on 1 worker, not 2; use '-n 1' or '--strategy sync'"),
+        (NoLoCo(), {"workers": 1}, "needs 2 workers, not 1; use '-n 2' or more, or '--strategy solo'"),
+        (Gossip("shift_one"), {"workers": 1}, "needs 2 workers, not 1"),
+        (Hogwild(), {"workers": 3, "hosts": 2}, "runs on 1 host, not 2; leave --hosts out, or use"),
+        (Lazy(), {"workers": 4, "hosts": 2, "servers": 1, "levels": 2}, "--levels 1"),
+        (ParamServer(), {"workers": 3, "hosts": 2, "servers": 1, "levels": 2}, "--levels 1"),
+    ],
+)
+def test_a_world_that_a_strategy_cannot_use_is_refused(
+    strategy: Strategy, world: dict[str, int], words: str
+) -> None:
+    with pytest.raises(BadOption, match=words):
+        strategy.check(**world)
+    strategy.check(2) if world["workers"] == 1 else strategy.check(1)
+
+
+@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
+@pytest.mark.parametrize(("strategy", "moves"), [(Local(every=1), [2, 2, 2]), (Gossip(), [4, 1, 1])], ids=str)
+def test_workers_without_samples_take_part_in_averages(
+    strategy: Strategy, moves: list[float], hosts: tuple[int, ...]
+) -> None:
+    """The first one makes two steps of 3; gossip averages before it steps."""
+
+    def program(comm: Communicator) -> float:
+        module = nn.Linear(1, 1, bias=False).double()
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, optim.SGD(module.parameters(), lr=1.0), Clip())
+        before = module.weight.item()
+        for _ in range(2):
+            if comm.rank:
+                worker.skip()
+            else:
+                (3 * module.weight).sum().backward()
+                worker.step()
+        return before - module.weight.item()
+
+    assert VirtualWorld(3, hosts).run(program) == pytest.approx(moves)

@@ -72,21 +72,15 @@ ASYNCHRONOUS = [
 ]
 
 
+@pytest.mark.parametrize("servers", [0, 1, 2])
 @pytest.mark.parametrize("strategy", ASYNCHRONOUS, ids=str)
-def test_the_trajectory_is_the_papers(strategy: EASGD) -> None:
+def test_the_trajectory_is_the_papers(strategy: EASGD, servers: int) -> None:
     centre, weights = asynchronous(strategy, 12)
-    found = run(Setting(strategy, sgd(LR)))
+    world = VirtualWorld(WORKERS, (1, 2) if servers else (3,), servers=servers)
+    found = run(Setting(strategy, sgd(LR)), world)
     assert_close(found[0].final, centre)
     for rank, outcome in enumerate(found):
         assert_close(outcome.steps[-1], weights[rank])
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("strategy", ASYNCHRONOUS, ids=str)
-def test_servers_do_what_shared_memory_does(strategy: EASGD, servers: int) -> None:
-    centre, _ = asynchronous(strategy, 12)
-    world = VirtualWorld(WORKERS, (1, 2), servers=servers)
-    assert_close(run(Setting(strategy, sgd(LR)), world)[0].final, centre)
 
 
 SYNCHRONOUS = [EASGDSync(every=1), EASGDSync(every=3), EASGDSync(every=2, force=0.4)]

@@ -52,20 +52,15 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.parametrize("servers", [0, 1, 2])
 @pytest.mark.parametrize("strategy", OPTIONS, ids=str)
-def test_the_trajectory_is_the_papers(strategy: GEM) -> None:
+def test_the_trajectory_is_the_papers(strategy: GEM, servers: int) -> None:
     centre, pulled, _ = by_hand(strategy, 12)
-    found = run(Setting(strategy, sgd(LR)))
+    world = VirtualWorld(WORKERS, (2, 1) if servers else (3,), servers=servers)
+    found = run(Setting(strategy, sgd(LR)), world)
     torch.testing.assert_close(found[0].final, centre, rtol=1e-9, atol=1e-9)
     for rank, outcome in enumerate(found):
         torch.testing.assert_close(outcome.steps[-1], pulled[rank], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_servers_do_what_shared_memory_does(servers: int) -> None:
-    centre, _, _ = by_hand(GEM(), 12)
-    found = run(Setting(GEM(), sgd(LR)), VirtualWorld(WORKERS, (2, 1), servers=servers))
-    torch.testing.assert_close(found[0].final, centre, rtol=1e-9, atol=1e-9)
 
 
 def test_staleness_is_counted_from_where_the_gradient_was_computed() -> None:

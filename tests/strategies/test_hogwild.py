@@ -27,24 +27,27 @@ from tutti.strategies.placement import place
 LR = 0.1
 
 
-def by_hand(setting: Setting) -> tuple[Tensor, dict[int, list[int]]]:
+def by_hand(setting: Setting, momentum: float = 0.0) -> tuple[Tensor, dict[int, list[int]]]:
     """Niu et al.'s loop on a clock: the weights are read when a batch begins, and moved when it ends.
 
     Returns the weights in the end, and how stale each worker's gradients were.
     """
     weights, ranks = start(), range(len(setting.speeds))
     seen, stale = dict.fromkeys(ranks, 0), {rank: [] for rank in ranks}
-    read = {rank: start() for rank in ranks}
+    read, velocity = {rank: start() for rank in ranks}, dict.fromkeys(ranks, torch.zeros(()))
     for before, (rank, step) in enumerate(finishes(setting.steps, setting.speeds)):
-        weights = weights - LR * gradient(read[rank], rank, step)
+        velocity[rank] = momentum * velocity[rank] + gradient(read[rank], rank, step)
+        weights = weights - LR * velocity[rank]
         stale[rank].append(before - seen[rank])
         seen[rank], read[rank] = before + 1, weights
     return weights, stale
 
 
-def test_the_trajectory_is_that_of_updates_on_one_vector() -> None:
-    setting = Setting(Hogwild())
-    assert_close(run(setting)[0].final, by_hand(setting)[0])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_trajectory_is_that_of_updates_on_one_vector(momentum: float) -> None:
+    """Each worker has a momentum of its own."""
+    setting = Setting(Hogwild(), sgd(LR, momentum=momentum))
+    assert_close(run(setting)[0].final, by_hand(setting, momentum)[0])
 
 
 def test_staleness_age_and_exchanges_are_counted() -> None:
@@ -55,21 +58,6 @@ def test_staleness_age_and_exchanges_are_counted() -> None:
         assert outcome.traffic.exchanges == setting.steps
         assert outcome.traffic.bytes_sent >= setting.steps * 8 * LENGTH
         assert max(outcome.traffic.ages_s) == pytest.approx(SPEEDS[rank], abs=0.01)
-
-
-def test_each_worker_has_a_momentum_of_its_own() -> None:
-    setting = Setting(Hogwild(), sgd(LR, momentum=0.5))
-    weights, read, velocity = start(), {rank: start() for rank in range(3)}, dict.fromkeys(range(3), 0.0)
-    for rank, step in finishes(setting.steps):
-        velocity[rank] = 0.5 * velocity[rank] + gradient(read[rank], rank, step)
-        weights = weights - LR * velocity[rank]
-        read[rank] = weights
-    assert_close(run(setting)[0].final, weights)
-
-
-def test_several_hosts_are_refused() -> None:
-    with pytest.raises(BadOption, match=r"'hogwild' runs on 1 host, not 2.*sync"):
-        run(Setting(Hogwild()), VirtualWorld(3, (2, 1)))
 
 
 class Tagger(nn.Module):

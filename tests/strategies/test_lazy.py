@@ -73,10 +73,13 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.parametrize("servers", [0, 1, 2])
 @pytest.mark.parametrize("strategy", OPTIONS, ids=str)
-def test_the_trajectory_is_the_papers(strategy: Lazy) -> None:
+def test_the_trajectory_is_the_papers(strategy: Lazy, servers: int) -> None:
+    """Where a gradient is kept, the centre applies the last one again."""
     centre, kept = by_hand(strategy, 15)
-    found = run(Setting(strategy, sgd(LR), steps=15))
+    world = VirtualWorld(3, (2, 1) if servers else (3,), servers=servers)
+    found = run(Setting(strategy, sgd(LR), steps=15), world)
     assert_close(found[0].final, centre)
     assert {rank: outcome.traffic.skipped for rank, outcome in enumerate(found)} == kept
     assert strategy.threshold < 1 or sum(kept.values()) > 0
@@ -95,15 +98,6 @@ def test_no_worker_is_further_ahead_than_the_bound(slack: int, servers: int) -> 
     assert found[0].seconds == pytest.approx(seconds, abs=0.1)
     # The fastest one waits for the slowest for all but its own work and the head start.
     assert found[2].traffic.wait_s == pytest.approx(10 * (3.1 - 0.77) - slack * 3.1, abs=3.2)
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_servers_apply_a_kept_gradient_again(servers: int) -> None:
-    strategy = OPTIONS[1]
-    found = run(Setting(strategy, sgd(LR), steps=15), VirtualWorld(3, (2, 1), servers=servers))
-    centre, kept = by_hand(strategy, 15)
-    assert_close(found[0].final, centre)
-    assert {rank: outcome.traffic.skipped for rank, outcome in enumerate(found)} == kept
 
 
 @pytest.mark.parametrize("servers", [0, 1])
@@ -130,22 +124,8 @@ def test_a_kept_gradient_is_not_sent() -> None:
     assert lazy.bytes_sent == (15 - lazy.skipped) * always.bytes_sent / 15
 
 
-def test_one_worker_that_sends_all_trains_as_plain_sgd_does() -> None:
-    weights, velocity = start(), torch.zeros(LENGTH).double()
-    for step in range(12):
-        velocity = 0.9 * velocity + gradient(weights, 0, step)
-        weights = weights - LR * velocity
-    setting = Setting(Lazy(slack=0, threshold=0.0), sgd(LR, momentum=0.9), speeds=SPEEDS[:1])
-    assert_close(run(setting)[0].final, weights)
-
-
 def test_a_threshold_needs_sgd() -> None:
     setting = Setting(Lazy(threshold=0.1), lambda module: optim.Adam(module.parameters()))
     with pytest.raises(BadOption, match=r"use '--optimizer sgd', or '--strategy.threshold 0'"):
         run(setting)
     run(replace(setting, strategy=Lazy()))
-
-
-def test_two_levels_are_refused() -> None:
-    with pytest.raises(BadOption, match="--levels 1"):
-        Lazy().check(4, hosts=2, servers=1, levels=2)

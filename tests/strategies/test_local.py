@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
-from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run, sgd, start
+from tests.strategies.alone import Setting, assert_close, gradient, run, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import Clip, Local
+from tutti.strategies.local import steepest
 from tutti.strategies.placement import place
 
 LR = 0.1
-
-
-def by_hand(strategy: Local, steps: int, momentum: float = 0.0, workers: int = 3) -> list[list[Tensor]]:
-    """Each worker's weights after each step, and at last their mean."""
-    x = [start() for _ in range(workers)]
-    v = [torch.zeros(LENGTH, dtype=torch.float64) for _ in range(workers)]
-    found = []
-    for step in range(steps):
-        for rank in range(workers):
-            v[rank] = momentum * v[rank] + gradient(x[rank], rank, step)
-            x[rank] = x[rank] - LR * v[rank]
-        done = step + 1
-        if done <= strategy.after or (done - strategy.after) % strategy.every == 0:
-            x = [torch.stack(x).mean(0)] * workers
-        found.append(list(x))
-    return [*found, [torch.stack(x).mean(0)] * workers]
-
-
-OPTIONS = [Local(every=1), Local(every=5), Local(every=4, after=3), Local(every=100)]
-
-
-@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-@pytest.mark.parametrize("strategy", OPTIONS, ids=str)
-def test_the_trajectory_is_the_papers(strategy: Local, momentum: float, hosts: tuple[int, ...]) -> None:
-    setting = Setting(strategy, sgd(LR, momentum=momentum))
-    expected = by_hand(strategy, setting.steps, momentum)
-    for rank, outcome in enumerate(run(setting, VirtualWorld(3, hosts))):
-        for found, wanted in zip(outcome.steps, expected[:-1], strict=True):
-            assert_close(found, wanted[rank])
-        assert_close(outcome.final, expected[-1][rank])
 
 
 def test_averaging_after_each_step_is_synchronous_training_on_the_mean_gradient() -> None:
@@ -57,22 +31,34 @@ def test_averaging_after_each_step_is_synchronous_training_on_the_mean_gradient(
     assert_close(run(setting)[0].final, weights.detach())
 
 
-MOMENTS = [
-    ("AdamW", Local(every=2, first_moment_every=6, second_moment_every=12)),
-    ("AdamW", Local(every=3, first_moment_every=3, second_moment_every=3)),
-    ("AdamW", Local(every=2, after=3, second_moment_every=4)),
-    ("SGD", Local(every=2, first_moment_every=3)),
+C = math.sqrt(0.2**2 / (0.1 * (1 - 0.64 / 0.9)))
+"""The bound of a mean by the root of its squares, with betas of 0.8 and 0.9."""
+
+PLAIN, MOMENTUM, ADAMW = {}, {"momentum": 0.8}, {"betas": (0.8, 0.9)}
+OPTIONS = [
+    *((options, Local(every=1)) for options in (PLAIN, MOMENTUM)),
+    *((options, Local(every=5)) for options in (PLAIN, MOMENTUM, ADAMW)),
+    *((options, Local(every=4, after=3)) for options in (PLAIN, MOMENTUM)),
+    (PLAIN, Local(every=100)),
+    (MOMENTUM, Local(every=2, first_moment_every=3)),
+    (ADAMW, Local(every=2, first_moment_every=6, second_moment_every=12)),
+    (ADAMW, Local(every=2, first_moment_every=4)),
+    (ADAMW, Local(every=3, first_moment_every=3, second_moment_every=3)),
+    (ADAMW, Local(every=2, after=3, second_moment_every=4)),
 ]
 
 
 @pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
-@pytest.mark.parametrize(("name", "strategy"), MOMENTS, ids=str)
-def test_moments_have_periods_of_their_own(name: str, strategy: Local, hosts: tuple[int, ...]) -> None:
-    options = {"lr": 0.05, "betas": (0.8, 0.9)} if name == "AdamW" else {"lr": 0.05, "momentum": 0.8}
-    kind = getattr(optim, name)
-    setting = Setting(strategy, lambda module: kind(module.parameters(), **options))
+@pytest.mark.parametrize(("options", "strategy"), OPTIONS, ids=str)
+def test_the_trajectory_is_the_papers(
+    options: dict[str, Any], strategy: Local, hosts: tuple[int, ...]
+) -> None:
+    """Weights and moments have periods of their own."""
+    kind = optim.AdamW if options is ADAMW else optim.SGD
+    setting = Setting(strategy, lambda module: kind(module.parameters(), lr=0.05, **options))
+    found = run(setting, VirtualWorld(3, hosts))
     x = [nn.Parameter(start()) for _ in range(3)]
-    optimizers = [kind([weights], **options) for weights in x]
+    optimizers = [kind([weights], lr=0.05, **options) for weights in x]
     periods = {
         "exp_avg": strategy.first_moment_every,
         "momentum_buffer": strategy.first_moment_every,
@@ -90,14 +76,62 @@ def test_moments_have_periods_of_their_own(name: str, strategy: Local, hosts: tu
                 mean = torch.stack(of_workers).mean(0)
                 for one in of_workers:
                     one.copy_(mean)
-    for outcome, weights in zip(run(setting, VirtualWorld(3, hosts)), x, strict=True):
-        assert_close(outcome.steps[-1], weights.detach())
+        for state in states:
+            if options is ADAMW:
+                state["exp_avg"].copy_(state["exp_avg"].clamp(-C * (v := state["exp_avg_sq"].sqrt()), C * v))
+        for outcome, weights in zip(found, x, strict=True):
+            assert_close(outcome.steps[done - 1], weights.detach())
+    assert_close(found[0].final, torch.stack([weights.detach() for weights in x]).mean(0))
 
 
-def test_adams_mean_is_not_averaged_without_its_squares() -> None:
-    setting = Setting(Local(first_moment_every=3), lambda module: optim.AdamW(module.parameters()))
-    with pytest.raises(BadOption, match="is 3 without 'second_moment_every'"):
-        run(setting)
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.9), (0.9, 0.81), (0.0, 0.0)], ids=str)
+def test_own_gradients_come_as_close_to_the_bound_as_can_be_and_not_over_it(
+    betas: tuple[float, float],
+) -> None:
+    """It is reached by gradients that grow by beta2 / beta1; there is none if they would shrink."""
+    growth = 1.2 if not betas[0] else max(1.0, betas[1] / betas[0])
+    u = v = 0.0
+    for step in range(400):
+        u = betas[0] * u + (1 - betas[0]) * growth**step
+        v = betas[1] * v + (1 - betas[1]) * growth ** (2 * step)
+    if betas[0] ** 2 < betas[1]:
+        assert u / math.sqrt(v) == pytest.approx(steepest(*betas), rel=1e-6)
+    assert u / math.sqrt(v) <= steepest(*betas) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("second", [0, 3])
+def test_a_mean_from_others_moves_no_weight_without_own_squares(second: int) -> None:
+    """The second worker never sees a gradient; before its squares are averaged it stays where it is."""
+
+    def program(comm: Communicator) -> list[float]:
+        module = nn.Linear(1, 1, bias=False).double()
+        strategy = Local(every=100, first_moment_every=1, second_moment_every=second)
+        replica = place(module, comm, strategy.home)
+        worker = strategy.worker(replica, comm, optim.Adam(module.parameters(), lr=0.1), Clip())
+        found = [module.weight.item()]
+        for _ in range(5):
+            (module.weight * (1.0 - comm.rank)).sum().backward()
+            worker.step()
+            found.append(module.weight.item())
+        return [before - after for before, after in pairwise(found)]
+
+    _, moves = VirtualWorld(2).run(program)
+    assert moves[:3] == [0.0] * 3
+    assert all(0.0 < move < 1.0 for move in moves[3:]) == bool(second)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"first_moment_every": 2}, "SGD"),
+        ({"second_moment_every": 3}, "SGD"),
+        ({"second_moment_every": 3}, "Adafactor"),
+    ],
+)
+def test_moments_that_an_optimizer_does_not_keep_are_refused(options: dict[str, int], name: str) -> None:
+    kind = getattr(optim, name)
+    with pytest.raises(BadOption, match=f"'{next(iter(options))}' .*, but {name} .* '--optimizer adamw'"):
+        run(Setting(Local(**options), lambda module: kind(module.parameters(), lr=0.1)))
 
 
 def test_averaged_momentum_after_each_step_is_synchronous_training() -> None:
@@ -109,43 +143,8 @@ def test_averaged_momentum_after_each_step_is_synchronous_training() -> None:
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor"])
-def test_one_worker_trains_as_plain_torch_does(name: str) -> None:
-    setting = Setting(
-        Local(every=3, first_moment_every=1, second_moment_every=2),
-        lambda m: getattr(optim, name)(m.parameters(), lr=0.05),
-        speeds=(1.0,),
-        clip=Clip(norm=2.0),
-    )
-    parts = [nn.Parameter(part) for part in start().split([3, 2])]
-    plain = getattr(optim, name)(parts, lr=0.05)
-    for step in range(setting.steps):
-        whole = gradient(torch.cat([part.detach() for part in parts]), 0, step)
-        for part, own in zip(parts, whole.split([3, 2]), strict=True):
-            part.grad = own.clone()
-        nn.utils.clip_grad_norm_(parts, 2.0)
-        plain.step()
-    assert_close(run(setting)[0].final, torch.cat([part.detach() for part in parts]))
-
-
 def test_exchanges_are_counted() -> None:
     traffic = run(Setting(Local(every=4, after=2), steps=12))[0].traffic
     assert traffic.exchanges == 4  # after steps 1, 2, 6, 10
     assert traffic.bytes_sent == 4 * 8 * 32  # two parameters, each at an aligned place
     assert traffic.wait_s > 0
-
-
-def test_a_worker_without_samples_takes_part_in_the_average() -> None:
-    def program(comm: Communicator) -> float:
-        module = nn.Linear(1, 1, bias=False)
-        replica = place(module, comm, Local.home)
-        worker = Local(every=1).worker(replica, comm, optim.SGD(module.parameters(), lr=1.0), Clip())
-        before = module.weight.item()
-        if comm.rank:
-            worker.skip()
-        else:
-            (3 * module.weight).sum().backward()
-            worker.step()
-        return before - module.weight.item()
-
-    assert VirtualWorld(3).run(program) == [pytest.approx(1.0)] * 3

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run, sgd, start
+from tests.contracts.training import Run, train
+from tests.strategies.alone import LENGTH, Setting, assert_close, gradient, run, start
 from tests.strategies.test_diloco import adamw
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
@@ -86,20 +87,6 @@ def test_pairs_are_mutual_and_every_two_workers_meet() -> None:
         assert max(met.values()) <= 2 * min(met.values())
 
 
-def test_one_worker_is_diloco_without_momentum_and_with_none_plain_training() -> None:
-    noloco, diloco = (kind(every=3, outer_lr=0.6, outer_momentum=0.0) for kind in (NoLoCo, DiLoCo))
-    found, expected = (run(Setting(one, adamw, speeds=(1.0,)))[0].final for one in (noloco, diloco))
-    assert_close(found, expected)
-    plain = NoLoCo(every=1, outer_lr=1.0, outer_momentum=0.0)
-    weights = nn.Parameter(start())
-    optimizer = optim.SGD([weights], lr=0.1, momentum=0.9)
-    setting = Setting(plain, sgd(momentum=0.9), speeds=(1.0,))
-    for step in range(setting.steps):
-        weights.grad = gradient(weights.detach(), 0, step)
-        optimizer.step()
-    assert_close(run(setting)[0].final, weights.detach())
-
-
 def test_two_workers_are_diloco_on_average() -> None:
     """The pull cancels out in the mean of a pair; without momentum both outer steps are alike."""
     noloco = NoLoCo(every=4, outer_lr=0.6, outer_momentum=0.0)
@@ -124,16 +111,6 @@ def test_exchanges_are_counted() -> None:
     assert sorted(one.bytes_sent for one in found) == [512] * 2 + [1024] * 3
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"every": 0}, "every"),
-        ({"outer_lr": 0.0}, "outer_lr"),
-        ({"outer_momentum": 1.0}, "outer_momentum"),
-        ({"pull": 1.5}, "pull"),
-        ({"seed": -1}, "seed"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, float], name: str) -> None:
-    with pytest.raises(BadOption, match=f"option '{name}' of strategy 'noloco'"):
-        NoLoCo(**options)
+def test_ranks_that_are_one_worker_together_are_refused() -> None:
+    with pytest.raises(BadOption, match="needs 2 workers, not 1"):
+        VirtualWorld(2).run(train, Run(NoLoCo(inside="sync")))

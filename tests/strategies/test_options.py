@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import make_dataclass
+from dataclasses import fields, make_dataclass
 from typing import Any
 
 import pytest
 
 from tutti.errors import BadOption
-from tutti.strategies import Solo
+from tutti.strategies import STRATEGIES, Solo
 from tutti.strategies.options import choice, number, whole
 
 
@@ -67,3 +67,28 @@ def test_the_help_of_an_option_says_what_it_may_be(
     declare: Callable[..., Any], values: dict[str, Any], help: str
 ) -> None:
     assert declare(1, "how many", **values).metadata["help"] == help
+
+
+BOUNDS = {
+    "async_diloco": {
+        "every": 0,
+        "outer_lr": 0.0,
+        "outer_momentum": 1.0,
+        "delay": -1,
+        "dynamic": "yes",
+        "centre": 7,
+    },
+    "diloco": {"mixing": 1.0, "compress": "int8"},
+    "downpour": {"push_every": 0, "pull_every": 1.5, "staleness": "some", "side": "left", "decay": 1.0},
+    "noloco": {"every": 0, "outer_lr": 0.0, "outer_momentum": 1.0, "pull": 1.5, "seed": -1},
+    "sparseloco": {"keep": 0.0, "decay": 1.1, "quantize": "2"},
+    "sync": {"collective": "rng", "reduce": "median", "compress": "zip", "keep": 1.5, "rank": 0, "every": 0},
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_option_of_every_strategy_has_bounds(name: str) -> None:
+    nothing = {field.name: [] for field in fields(STRATEGIES[name])}
+    for option, value in [*nothing.items(), *BOUNDS.get(name, {}).items()]:
+        with pytest.raises(BadOption, match=f"option '{option}' of strategy '{name}' is .*; expected "):
+            STRATEGIES[name](**{option: value})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from tests.strategies.alone import Point, Setting, assert_close, gradient, run, 
 from tests.strategies.sequential import Case, by_strategy, distance, sequential
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.errors import BadOption
 from tutti.replica import Replica
 from tutti.strategies import Clip, ParamServer
 from tutti.strategies.placement import place
@@ -148,12 +146,6 @@ def test_servers_do_what_shared_memory_does(servers: int, clip: Clip) -> None:
     setting = Setting(ParamServer(), sgd(LR, momentum=0.9), clip=clip)
     world = VirtualWorld(3, (2, 1), servers=servers)
     assert_close(run(setting, world)[0].final, run(setting)[0].final)
-
-
-def test_it_has_one_level() -> None:
-    world = partial(VirtualWorld, 3, (2, 1), servers=1, levels=2)
-    with pytest.raises(BadOption, match="--levels 1"):
-        run(Setting(ParamServer(), sgd(LR)), world())
 
 
 def test_a_late_worker_needs_nobody_who_waits_for_it_elsewhere() -> None:

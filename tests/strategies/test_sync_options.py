@@ -307,22 +307,9 @@ def test_power_sgd_sends_factors_of_whole_matrices_however_many_ranks_own_them()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"collective": "rng"}, "'collective' .* is 'rng'; expected one of native, mpi, halving"),
-        ({"reduce": "median"}, "'reduce' .* is 'median'; expected one of mean, adasum"),
-        ({"compress": "zip"}, "'compress' .* is 'zip'; expected one of none, bf16, fp16"),
-        ({"every": 0}, "expected a whole number from 1"),
-        ({"every": 1.5}, "'every' .* is 1.5; expected a whole number from 1"),
-        ({"compress": "power_sgd", "rank": 0}, "'rank' .* is 0"),
-        ({"compress": "top_k", "keep": 0.0}, "'keep' .* is 0.0; expected a number above 0 to 1"),
-        ({"compress": "top_k", "keep": 1.5}, "'keep' .* is 1.5"),
-        ({"compress": "top_k", "keep": "most"}, "'keep' .* is 'most'"),
         ({"keep": 0.5}, "has an effect with compress=top_k alone"),
         ({"compress": "int8", "rank": 4}, "has an effect with compress=power_sgd alone"),
         ({"compress_inside": True}, "nothing is compressed; set 'compress' to one of bf16, fp16"),
-        (
-            {"compress_inside": "yes", "compress": "int8"},
-            "'compress_inside' .* is 'yes'; expected one of False, True",
-        ),
         ({"collective": "ring", "compress": "int8"}, "'ring' adds up plain numbers"),
         ({"reduce": "adasum", "collective": "tree"}, "leave 'collective' at native"),
         ({"reduce": "adasum", "compress": "int8"}, "'compress' at none"),

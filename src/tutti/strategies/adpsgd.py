@@ -27,7 +27,7 @@ BACK: Final = 7340
 """Tag of the first of the answers."""
 
 
-class _ADPSGDWorker(AveragedWorker):
+class _ADPSGDWorker(AveragedWorker["ADPSGD"]):
     """A worker that averages with random neighbours: even ranks ask, odd ones answer."""
 
     def __init__(
@@ -36,13 +36,13 @@ class _ADPSGDWorker(AveragedWorker):
         # A communicator for this model alone: a loop may have several models.
         apart = comm.split(0, key=comm.rank)
         assert apart is not None, "all ranks gave one color"
-        super().__init__(replica, apart, optimizer, clip)
+        super().__init__(strategy, replica, apart, optimizer, clip)
         self.restarts += ("the order in which each worker chooses others",)
         beside = {(comm.rank + hop) % comm.size for hop in (1, -1)}
         near = beside if strategy.graph == "ring" else range(comm.size)
         self._active = comm.rank % 2 == 0
         self._neighbours = sorted(rank for rank in near if rank % 2) if self._active else []
-        self._every, self._random = strategy.every, Random(f"{strategy.seed}/{comm.rank}")
+        self._random = Random(f"{strategy.seed}/{comm.rank}")
         self._asked: int | None = None
         self._pauses, self._read_at = 0, comm.clock()
         self._buffers = [torch.empty_like(weights) for weights in self.weights]
@@ -59,7 +59,7 @@ class _ADPSGDWorker(AveragedWorker):
             moved = 1
         sent = 0 if self._active else moved
         self.rounds += 1
-        if self._neighbours and self.rounds % self._every == 0:
+        if self._neighbours and self.rounds % self.strategy.every == 0:
             partner = self._random.choice(self._neighbours)
             if self._asked is None:
                 self._ask(partner)
@@ -72,6 +72,10 @@ class _ADPSGDWorker(AveragedWorker):
             self.traffic.wait_s += now - began
         self.move()
         self._read_at = self.comm.clock()
+
+    @override
+    def skip(self) -> None:
+        """Do nothing: nobody waits for this worker."""
 
     def _ask(self, partner: int) -> None:
         self.comm.send(torch.ones(1, dtype=torch.int64), partner, CALL)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +15,11 @@ from tutti.comm.base import Communicator
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State
-from tutti.strategies.base import Clip, Pace, WeightPlacement
+from tutti.strategies.base import Clip, Pace, Strategy, WeightPlacement
 from tutti.strategies.inside import GroupedStrategy
 from tutti.strategies.own_weights import OwnWeightsWorker
+
+S = TypeVar("S", bound=Strategy)
 
 MOST_ROWS: Final = 8
 """The most workers that read each other's rows directly. With more, each sums one slice for all."""
@@ -103,16 +106,36 @@ class PeerStrategy(GroupedStrategy):
         return self.every
 
 
-class PeerWorker(OwnWeightsWorker):
-    """A worker that exchanges something with others.
+class PeerWorker(OwnWeightsWorker, Generic[S]):
+    """A worker that exchanges something with others in each `period`-th step of its own.
 
     Attributes:
         rounds: how many steps it has made or skipped.
     """
 
-    def __init__(self, replica: Replica, comm: Communicator, steps: ShardedOptimizer, clip: Clip) -> None:
-        super().__init__(replica, steps, clip)
-        self.comm, self.rounds, self._met_at = comm, 0, comm.clock()
+    def __init__(
+        self, strategy: S, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(replica, ShardedOptimizer(optimizer, replica), clip)
+        self.strategy, self.comm, self.rounds, self._met_at = strategy, comm, 0, comm.clock()
+
+    @override
+    @torch.no_grad()
+    def step(self) -> None:
+        self.move()
+        self.skip()
+
+    @override
+    @torch.no_grad()
+    def skip(self) -> None:
+        """Take part in the exchange that may follow a step."""
+        self.rounds += 1
+        if self.rounds % self.strategy.period == 0:
+            self.meet(self.exchange)
+
+    @abstractmethod
+    def exchange(self, vectors: list[Tensor]) -> int:
+        """Exchange the weights `vectors`, and overwrite them; returns the bytes sent (collective)."""
 
     def meet(self, exchange: Callable[[list[Tensor]], int]) -> None:
         """Count an exchange of the weights; `exchange` makes it and returns the bytes sent."""
@@ -134,15 +157,21 @@ class PeerWorker(OwnWeightsWorker):
         self.rounds = saved.shared["rounds"]
 
 
-class AveragedWorker(PeerWorker):
+class AveragedWorker(PeerWorker[S]):
     """A worker that steps on its own weights; the average of all is evaluated, and left in the end.
 
     The state of the user's optimizer is this worker's own.
     """
 
-    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> None:
-        super().__init__(replica, comm, ShardedOptimizer(optimizer, replica), clip)
+    def __init__(
+        self, strategy: S, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(strategy, replica, comm, optimizer, clip)
         self.average = Average(comm, self.weights)
+
+    @override
+    def exchange(self, vectors: list[Tensor]) -> int:
+        return self.average.take(vectors)
 
     @override
     def agree(self) -> None:

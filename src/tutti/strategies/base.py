@@ -183,6 +183,11 @@ class Strategy(ABC):
         return 1
 
     @property
+    def least_workers(self) -> int:
+        """The smallest number of workers that it can use."""
+        return 1
+
+    @property
     def period(self) -> int:
         """The number of steps in which a worker exchanges something with the others at least once."""
         return 1
@@ -217,8 +222,8 @@ class Strategy(ABC):
             levels: how many levels of centres there are.
 
         Raises:
-            BadOption: there are too many workers, hosts or levels; or servers for a strategy without
-                a centre, or none for one with a centre on several hosts.
+            BadOption: there are too few or too many workers, or too many hosts or levels; or servers for a
+                strategy without a centre, or none for one with a centre on several hosts.
         """
         for most, given, kind, remedy in (
             (self.most_hosts, hosts, "host", "leave --hosts out, or use"),
@@ -228,6 +233,11 @@ class Strategy(ABC):
                 raise BadOption(
                     f"strategy '{self.name}' runs on {most} {kind}, not {given}; {remedy} '--strategy sync'"
                 )
+        if workers < self.least_workers:
+            raise BadOption(
+                f"strategy '{self.name}' needs {self.least_workers} workers, not {workers}; use "
+                f"'-n {self.least_workers}' or more, or '--strategy solo'"
+            )
         if levels > self.most_levels:
             raise BadOption(
                 f"--levels is {levels}, but the parameter centre of strategy '{self.name}' has one level; "

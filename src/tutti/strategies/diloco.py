@@ -22,6 +22,7 @@ from tutti.strategies.averaged import PeerStrategy
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.options import choice, number, whole
 from tutti.strategies.outer import VELOCITY, OuterWorker, move_outer
+from tutti.terminal import warn_on_stderr
 
 OUTER_GRADIENT: Final = "outer_gradient"
 """The first word of the names of outer gradients that are on their way, in a checkpoint."""
@@ -125,6 +126,11 @@ class DiLoCo(PeerStrategy):
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        if self.eager and self.outer_momentum >= 0.5 and comm.size > 1 and comm.rank == 0:
+            warn_on_stderr(
+                f"{self.as_given('outer_momentum')}, which may diverge with 'eager'; give "
+                "'--strategy.outer-momentum 0.3' if the loss grows"
+            )
         return _DiLoCoWorker(self, replica, comm, optimizer, clip)
 
 
@@ -162,12 +168,11 @@ class _Fragment:
     sums: list[Compressed]
 
 
-class _DiLoCoWorker(OuterWorker):
+class _DiLoCoWorker(OuterWorker[DiLoCo]):
     def __init__(
         self, strategy: DiLoCo, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(replica, comm, optimizer, clip)
-        self._strategy = strategy
+        super().__init__(strategy, replica, comm, optimizer, clip)
         self._velocities = [torch.zeros_like(weights) for weights in self.weights]
         self._deltas = [torch.zeros_like(weights) for weights in self.weights]
         self.common[VELOCITY] = self._velocities
@@ -182,20 +187,14 @@ class _DiLoCoWorker(OuterWorker):
         self._fragments = [self._fragment(index, places) for index, places in enumerate(everywhere)]
 
     def _fragment(self, index: int, places: list[slice]) -> _Fragment:
-        every, fragments = self._strategy.every, self._strategy.fragments
+        every, fragments = self.strategy.every, self.strategy.fragments
         vectors = zip(self.weights, self.anchors, self._velocities, self._deltas, places, strict=True)
         stretches = [_Stretch(*(vector[place] for vector in kinds)) for *kinds, place in vectors]
         sums = []
-        if self._strategy.compress == "e3m0":
+        if self.strategy.compress == "e3m0":
             layouts = map(GradientLayout.of, self.replica.flats, places)
             sums = [Compressed(self.comm, layout, E3M0(), decay=0.0) for layout in layouts]
         return _Fragment((index + 1) * every // fragments, places, stretches, sums)
-
-    @override
-    @torch.no_grad()
-    def step(self) -> None:
-        self.move()
-        self.skip()
 
     @override
     @torch.no_grad()
@@ -206,10 +205,10 @@ class _DiLoCoWorker(OuterWorker):
             since = self.rounds - fragment.offset
             if since < 0:
                 continue
-            if since % self._strategy.every == 0 and not self._strategy.eager:
+            if since % self.strategy.every == 0 and not self.strategy.eager:
                 for one in fragment.stretches:
                     torch.sub(one.anchor, one.weights, out=one.delta)
-            if since % self._strategy.every == self._strategy.delay:
+            if since % self.strategy.every == self.strategy.delay:
                 self._move_outer(fragment)
 
     def _move_outer(self, fragment: _Fragment) -> None:
@@ -218,12 +217,12 @@ class _DiLoCoWorker(OuterWorker):
         self.meet(lambda _: self._average(fragment, gradients))
         with self.updating:
             for gradient, one in zip(gradients, fragment.stretches, strict=True):
-                if self._strategy.eager:
+                if self.strategy.eager:
                     gradient.sub_(one.delta, alpha=1 / self.comm.size)
                     torch.sub(one.anchor, one.weights, out=one.delta)
                     gradient.add_(one.delta, alpha=1 / self.comm.size)
                 self._step_outer(one.anchor, gradient, one.velocity)
-                one.weights.lerp_(one.anchor, 1 - self._strategy.mixing)
+                one.weights.lerp_(one.anchor, 1 - self.strategy.mixing)
 
     def _average(self, fragment: _Fragment, vectors: list[Tensor]) -> int:
         """Overwrite vectors of a fragment with their mean over the workers; returns the bytes sent."""
@@ -237,7 +236,7 @@ class _DiLoCoWorker(OuterWorker):
         return sent
 
     def _step_outer(self, anchor: Tensor, gradient: Tensor, velocity: Tensor) -> None:
-        move_outer(anchor, gradient, velocity, self._strategy.outer_lr, self._strategy.outer_momentum)
+        move_outer(anchor, gradient, velocity, self.strategy.outer_lr, self.strategy.outer_momentum)
 
     @override
     @torch.no_grad()
@@ -247,14 +246,14 @@ class _DiLoCoWorker(OuterWorker):
         if under_way:
             self.average.take(self.weights)
         for one in (one for fragment in under_way for one in fragment.stretches):
-            if not self._strategy.eager:
+            if not self.strategy.eager:
                 anchor = one.anchor.clone()
                 self._step_outer(anchor, anchor - one.weights, one.velocity.clone())
                 one.weights.copy_(anchor)
 
     def _is_at_anchor(self, fragment: _Fragment) -> bool:
         """Return whether all workers' weights are the anchor: no step has followed an outer one."""
-        strategy = self._strategy
+        strategy = self.strategy
         keeps_own = strategy.delay or strategy.mixing or strategy.eager
         return self.rounds == 0 or not (keeps_own or (self.rounds - fragment.offset) % strategy.every)
 

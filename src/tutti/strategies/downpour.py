@@ -256,6 +256,7 @@ class _PushesMoves(_DownpourWorker):
         steps = ShardedOptimizer(optimizer, replica)
         super().__init__(strategy, replica, comm, optimizer, clip, rule, message, steps)
         self._before = [weights.clone() for weights in self.weights]
+        self.private = {BEFORE: self._before}
 
     @override
     @torch.no_grad()
@@ -271,18 +272,6 @@ class _PushesMoves(_DownpourWorker):
         for message, before, weights in zip(self.message, self._before, self.weights, strict=True):
             message.add_(weights).sub_(before)
         self.has_unpushed = True
-
-    @override
-    def state(self) -> State:
-        state = super().state()
-        state.alone.pieces += pieces_of_all(BEFORE, self.replica.flats, self._before)
-        return state
-
-    @override
-    def load_state(self, saved: Saved) -> None:
-        super().load_state(saved)
-        if saved.alone is not None:
-            fill_all(saved.alone.tensors, BEFORE, self.replica.flats, self._before)
 
     @override
     @torch.no_grad()

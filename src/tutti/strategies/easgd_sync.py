@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
-from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.rules import attract
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
@@ -47,12 +46,11 @@ class EASGDSync(PeerStrategy):
         return _EasgdSyncWorker(self, replica, comm, optimizer, clip)
 
 
-class _EasgdSyncWorker(PeerWorker):
+class _EasgdSyncWorker(PeerWorker[EASGDSync]):
     def __init__(
         self, strategy: EASGDSync, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(replica, comm, ShardedOptimizer(optimizer, replica), clip)
-        self._strategy = strategy
+        super().__init__(strategy, replica, comm, optimizer, clip)
         self._centre = [weights.clone() for weights in self.weights]
 
     @override
@@ -65,19 +63,20 @@ class _EasgdSyncWorker(PeerWorker):
     @torch.no_grad()
     def skip(self) -> None:
         """Take part in the exchange of a round."""
-        if self.rounds % self._strategy.every == 0:
-            self.meet(self._exchange)
+        if self.rounds % self.strategy.every == 0:
+            self.meet(self.exchange)
         self.rounds += 1
 
-    def _exchange(self, vectors: list[Tensor]) -> int:
-        rate = self._strategy.force / self.comm.size
+    @override
+    def exchange(self, vectors: list[Tensor]) -> int:
+        rate = self.strategy.force / self.comm.size
         for weights, centre in zip(vectors, self._centre, strict=True):
             total = weights.clone()
             # One worker is its own sum, also where the communicator cannot reach: on a GPU.
             if self.comm.size > 1:
                 self.comm.all_reduce(total)
             attract(weights, centre.clone(), rate)
-            gather(centre, total, self.comm.size, self._strategy.force)
+            gather(centre, total, self.comm.size, self.strategy.force)
         return sum(weights.nbytes for weights in vectors)
 
     @override
@@ -89,7 +88,7 @@ class _EasgdSyncWorker(PeerWorker):
     def finish(self) -> None:
         """Exchange once more, for the steps since the last time, and take the centre's weights."""
         if self.rounds:
-            self.meet(self._exchange)
+            self.meet(self.exchange)
         super().finish()
 
 

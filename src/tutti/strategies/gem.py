@@ -17,7 +17,6 @@ from tutti.parameter_server.base import Rule
 from tutti.parameter_server.rules import AddRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
-from tutti.state import Saved, State, fill_all, pieces_of_all
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.options import number
@@ -86,6 +85,7 @@ class _GemWorker(CentredWorker):
         self._options: dict[str, Any] = strategy.options()
         self._then = [weights.clone() for weights in self.weights]
         self._moments = [torch.zeros_like(weights) for weights in self.weights]
+        self.private = {READ: self._then, MOMENT: self._moments}
         self._updates = [torch.zeros_like(weights) for weights in self.weights]
 
     @override
@@ -102,20 +102,6 @@ class _GemWorker(CentredWorker):
         copy_all(self._then, self.weights)
         wait_s, sent = pulled.wait_s + pushed.wait_s, pulled.bytes_sent + pushed.bytes_sent
         self.traffic.add(sent, wait_s, pulled.staleness, pulled.age_s)
-
-    @override
-    def state(self) -> State:
-        state = super().state()
-        state.alone.pieces += pieces_of_all(READ, self.replica.flats, self._then)
-        state.alone.pieces += pieces_of_all(MOMENT, self.replica.flats, self._moments)
-        return state
-
-    @override
-    def load_state(self, saved: Saved) -> None:
-        super().load_state(saved)
-        if saved.alone is not None:
-            fill_all(saved.alone.tensors, READ, self.replica.flats, self._then)
-            fill_all(saved.alone.tensors, MOMENT, self.replica.flats, self._moments)
 
 
 def match_energy(

@@ -58,17 +58,21 @@ class Gossip(PeerStrategy):
     graph: str = choice("ring", "who averages with whom", GRAPHS)
     every: int = whole(1, "batches of a worker between two averagings")
 
+    @property
+    @override
+    def least_workers(self) -> int:
+        return 2 if self.graph == "shift_one" else 1
+
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         return _GossipWorker(self, replica, comm, optimizer, clip)
 
 
-class _GossipWorker(AveragedWorker):
+class _GossipWorker(AveragedWorker[Gossip]):
     def __init__(
         self, strategy: Gossip, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(replica, comm, optimizer, clip)
-        self._strategy = strategy
+        super().__init__(strategy, replica, comm, optimizer, clip)
         self._rows = self.average.rows
         if self._rows is None and comm.hosts == 1 and comm.size > 1 and strategy.graph != "all":
             self._rows = WeightRows(comm, self.weights)
@@ -80,17 +84,12 @@ class _GossipWorker(AveragedWorker):
         self.move()
 
     @override
-    @torch.no_grad()
-    def skip(self) -> None:
-        """Take part in the averaging of a round."""
-        self.rounds += 1
-        if self.rounds % self._strategy.every == 0:
-            self.meet(self.average.take if self._strategy.graph == "all" else self._mix)
-
-    def _mix(self, vectors: list[Tensor]) -> int:
+    def exchange(self, vectors: list[Tensor]) -> int:
         """Average the weights with the neighbours'; returns the bytes sent."""
-        step = self.rounds // self._strategy.every - 1
-        pairs = links(self._strategy.graph, self.comm.rank, self.comm.size, step)
+        if self.strategy.graph == "all":
+            return self.average.take(vectors)
+        step = self.rounds // self.strategy.every - 1
+        pairs = links(self.strategy.graph, self.comm.rank, self.comm.size, step)
         if self._rows is None:
             return sum(self._mix_by_messages(weights, pairs) for weights in vectors)
         for weights, rows in zip(vectors, self._rows.publish(vectors), strict=True):

@@ -18,7 +18,7 @@ from tutti.parameter_server.base import Receipt, Rule
 from tutti.parameter_server.rules import OptimizerRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all, squared_norm
-from tutti.state import Saved, State, fill_all, pieces_of_all
+from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
 from tutti.strategies.options import number, whole
@@ -103,6 +103,7 @@ class _LazyWorker(CentredWorker):
         self._sent = [torch.zeros_like(flat.grads) for flat in replica.flats]
         self._optimizer_rule = OptimizerRule(optimizer, replica, self._sent, keep=True)
         super().__init__(replica, comm, self._optimizer_rule, optimizer, clip)
+        self.private = {SENT: self._sent}
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
         self._new = [torch.zeros_like(weights) for weights in self.weights]
@@ -132,15 +133,13 @@ class _LazyWorker(CentredWorker):
     @override
     def state(self) -> State:
         state = super().state()
-        state.alone.pieces += pieces_of_all(SENT, self.replica.flats, self._sent)
         missing = self._optimizer_rule.names_missing()
         state.own |= {"first": self._first, "moves": list(self._moves), "missing": missing}
         return state
 
     @override
     def load_state(self, saved: Saved) -> None:
-        if saved.alone is not None and saved.own is not None:
-            fill_all(saved.alone.tensors, SENT, self.replica.flats, self._sent)
+        if saved.own is not None:
             self._first = saved.own["first"]
             self._moves.extend(saved.own["moves"])
             self._optimizer_rule.miss(saved.own["missing"])

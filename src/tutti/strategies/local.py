@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
+from tutti.optim.parameterwise import is_parameterwise
 from tutti.registry import part
 from tutti.replica import Replica
 from tutti.strategies.averaged import AveragedWorker, PeerStrategy
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.options import whole
 
-FIRST_MOMENT: Final = frozenset({"exp_avg", "momentum_buffer"})
-"""Names of the running mean of gradients in the state of an optimizer."""
+ADAMS: Final = frozenset({"exp_avg", "exp_avg_sq"})
+"""Names, in the state of optimizers like Adam, of the running means of gradients and of their squares."""
 
-SECOND_MOMENT: Final = frozenset({"exp_avg_sq"})
-"""Names of the running mean of their squares."""
+MOMENTUM: Final = frozenset({"momentum_buffer"})
+"""The same of SGD with momentum."""
+
+MOMENTS: Final = {
+    "first_moment_every": frozenset({"exp_avg", "momentum_buffer"}),
+    "second_moment_every": frozenset({"exp_avg_sq"}),
+}
+"""What is averaged at the period that an option gives."""
 
 
 @part("local")
@@ -45,10 +55,11 @@ class Local(PeerStrategy):
         u_i = 1/n sum over j of u_j       after each `first_moment_every` batches
         v_i = 1/n sum over j of v_j       after each `second_moment_every` batches
 
-    u is exp_avg or momentum_buffer of the optimizer's state, v is exp_avg_sq; an optimizer without them makes
-    local SGD. Where a worker has never seen a gradient of some weight, as with sparse inputs, its v is 0, and
-    a u from others makes a huge step: then give both the same period. As printed, a step uses a gradient from
-    before the averaging; here the averages come before the next gradient, as in local SGD.
+    u is exp_avg or momentum_buffer of the optimizer's state, v is exp_avg_sq. Where a worker has seen no
+    gradient of a weight yet, as with inputs that are often 0, its v is 0, and a u from others would make a
+    huge step. So u_i is limited afterwards to C sqrt(v_i), which no mean of own gradients exceeds (see
+    `steepest`); the paper does not say so. As printed, a step uses a gradient from before the averaging; here
+    the averages come before the next gradient, as in local SGD.
 
         worker 0   │ step │ step │ average │ step │ step │ average │        every = 2
         worker 1   │ step │ step │ average │ step │ step │ average │
@@ -73,62 +84,89 @@ class Local(PeerStrategy):
 
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
-        if self.first_moment_every and not self.second_moment_every and "betas" in optimizer.defaults:
-            raise BadOption(
-                f"{self.as_given('first_moment_every')} without 'second_moment_every', but a mean from "
-                "others makes a huge step where a worker's own squares are 0; give both the same period"
-            )
+        kept = set[str]()
+        for group in optimizer.param_groups:
+            kept |= ADAMS if "betas" in group else MOMENTUM if group.get("momentum") else set()
+        for option, moment in MOMENTS.items():
+            if getattr(self, option) and is_parameterwise(optimizer) and not kept & moment:
+                raise BadOption(
+                    f"{self.as_given(option)}, but {type(optimizer).__name__} as it is set keeps no such "
+                    "moment; leave the option out, or use '--optimizer adamw'"
+                )
         return _LocalWorker(self, replica, comm, optimizer, clip)
 
 
-class _LocalWorker(AveragedWorker):
+class _LocalWorker(AveragedWorker[Local]):
     def __init__(
         self, strategy: Local, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(replica, comm, optimizer, clip)
-        self._strategy = strategy
+        super().__init__(strategy, replica, comm, optimizer, clip)
+        betas = [group["betas"] for group in optimizer.param_groups if "betas" in group]
+        self._steepest = max((steepest(*one) for one in betas), default=math.inf)
 
     @override
     @torch.no_grad()
-    def step(self) -> None:
-        self.move()
-        self.skip()
-
-    @override
     def skip(self) -> None:
-        """Take part in the averaging that may follow a round."""
+        """Take part in the averagings that may follow a round."""
         self.rounds += 1
-        one = self._strategy
-        if self._is_due(one.every):
-            self.meet(self.average.take)
-        for every, moment in (
-            (one.first_moment_every, FIRST_MOMENT),
-            (one.second_moment_every, SECOND_MOMENT),
-        ):
-            if every and self._is_due(every):
-                self._average_moment(moment)
+        if self._is_due(self.strategy.every):
+            self.meet(self.exchange)
+        due = [moment for option, moment in MOMENTS.items() if self._is_due(getattr(self.strategy, option))]
+        for moment in due:
+            self._average_moment(moment)
+        if due and self._steepest < math.inf:
+            self._limit_first_moments()
 
     def _is_due(self, every: int) -> bool:
-        late = self.rounds - self._strategy.after
-        return late <= 0 or late % every == 0
+        late = self.rounds - self.strategy.after
+        return every > 0 and (late <= 0 or late % every == 0)
 
-    @torch.no_grad()
+    def _moments(self) -> Iterator[tuple[str, str, slice, Tensor]]:
+        """Yield what this worker's optimizer keeps: parameter, name, place in the parameter, and values."""
+        assert self.steps is not None
+        for piece in self.steps.state().pieces:
+            parameter, _, key = piece.name.partition("/")[2].rpartition("/")
+            yield parameter, key, slice(piece.start, piece.stop), piece.values
+
     def _average_moment(self, keys: frozenset[str]) -> None:
         """Average a moment; zeros stand for what this worker's optimizer does not have (yet)."""
-        assert self.steps is not None
         vectors = [torch.zeros_like(weights) for weights in self.weights]
         places = {
             name: vector[span]
             for flat, vector in zip(self.replica.flats, vectors, strict=True)
             for name, span in zip(flat.names, flat.spans, strict=True)
         }
-        moments = []
-        for piece in self.steps.state().pieces:
-            name, _, key = piece.name.partition("/")[2].rpartition("/")
-            if key in keys:
-                moments.append((places[name][piece.start : piece.stop], piece.values))
+        moments = [
+            (places[name][place], values) for name, key, place, values in self._moments() if key in keys
+        ]
         for place, values in moments:
             place.copy_(values)
         self.meet(lambda _: self.average.take(vectors))
         for place, values in moments:
             values.copy_(place)
+
+    def _limit_first_moments(self) -> None:
+        """Limit what others have brought to |u| <= C sqrt(v)."""
+        kept = {(name, key, place.start): values for name, key, place, values in self._moments()}
+        for (name, key, start), first in kept.items():
+            second = kept.get((name, "exp_avg_sq", start))
+            if key == "exp_avg" and second is not None:
+                room = second.sqrt().mul_(self._steepest)
+                torch.clamp(first, -room, room, out=first)
+
+
+def steepest(beta1: float, beta2: float) -> float:
+    """Return C, the most that Adam's mean of gradients u can be in units of the root of their squares v.
+
+        |u| <= C sqrt(v)          C^2 = (1 - beta1)^2 / ((1 - beta2) (1 - beta1^2 / beta2))
+
+    This is the inequality of Cauchy and Schwarz for u = (1 - beta1) sum over s of beta1^(t-s) g_s and
+    v = (1 - beta2) sum over s of beta2^(t-s) g_s^2. With betas of 0.9 and 0.999, C is 7.3.
+
+    Args:
+        beta1: decay of u.
+        beta2: decay of v; with beta1^2 and below there is no such bound, and C is inf.
+    """
+    if beta1**2 >= beta2:
+        return math.inf
+    return (1 - beta1) / math.sqrt((1 - beta2) * (1 - beta1**2 / beta2))

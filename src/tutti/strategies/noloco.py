@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -15,10 +14,10 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.registry import part
 from tutti.replica import Replica
-from tutti.state import Saved, State, fill_all, pieces_of_all
-from tutti.strategies.averaged import AveragedWorker, PeerStrategy
+from tutti.strategies.averaged import PeerStrategy
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.options import number, whole
+from tutti.strategies.outer import OuterWorker
 
 TAG: Final = 7350
 """Of the messages between the two of a pair."""
@@ -48,9 +47,8 @@ class NoLoCo(PeerStrategy):
         worker 0   │ step │ step │ ... │ outer step with 2 │ step │ step │ ... │ outer step with 1 │
         worker 1   │ step │ step │ ... │ outer step with 3 │ step │ step │ ... │ outer step with 0 │
 
-    With an odd number of workers one of them stands out and makes its outer step alone, with j = i; so does
-    a single worker, for which this is DiLoCo with heavy-ball momentum. What is evaluated and kept is the
-    average of all workers; each keeps the states of both its optimizers.
+    With an odd number of workers one of them stands out and makes its outer step alone, with j = i. What is
+    evaluated and kept is the average of all workers; each keeps the states of both its optimizers.
 
     The paper has groups of n workers and means over a group; here n is 2, as in its experiments. In the
     authors' program (jkolehm/noloco) `pull` is `outer_lr`, the number of workers must be even, and each
@@ -68,42 +66,34 @@ class NoLoCo(PeerStrategy):
     pull: float = number(0.7, "how hard the two of a pair pull at each other", least=0, most=1)
     seed: int = whole(0, "decides the pairs", least=0)
 
+    @property
+    @override
+    def least_workers(self) -> int:
+        return 2
+
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
+        self.check(comm.size)
         return _NoLoCoWorker(self, replica, comm, optimizer, clip)
 
 
-class _NoLoCoWorker(AveragedWorker):
+class _NoLoCoWorker(OuterWorker[NoLoCo]):
     def __init__(
         self, strategy: NoLoCo, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(replica, comm, optimizer, clip)
-        self._strategy = strategy
-        self._anchors = [weights.clone() for weights in self.weights]
+        super().__init__(strategy, replica, comm, optimizer, clip)
         self._velocities = [torch.zeros_like(weights) for weights in self.weights]
+        self.common = {}
+        self.private = {ANCHOR: self.anchors, VELOCITY: self._velocities}
         self.restarts += ("the outer momentum of each worker",)
 
     @override
-    @torch.no_grad()
-    def step(self) -> None:
-        self.move()
-        self.skip()
-
-    @override
-    @torch.no_grad()
-    def skip(self) -> None:
-        """Take part in the outer step that may follow a round."""
-        self.rounds += 1
-        if self.rounds % self._strategy.every == 0:
-            self.meet(self._move_outer)
-
-    def _move_outer(self, vectors: Sequence[Tensor]) -> int:
+    def exchange(self, vectors: list[Tensor]) -> int:
         """Make the outer step of a round from the weights `vectors`; returns the bytes sent."""
-        one = self._strategy
-        turn = self.rounds // one.every
-        partner = partner_of(self.comm.rank, self.comm.size, turn, one.seed)
+        one = self.strategy
+        partner = partner_of(self.comm.rank, self.comm.size, self.rounds // one.every, one.seed)
         sent = 0
-        for weights, anchor, velocity in zip(vectors, self._anchors, self._velocities, strict=True):
+        for weights, anchor, velocity in zip(vectors, self.anchors, self._velocities, strict=True):
             mine = torch.cat([anchor - weights, anchor])
             theirs = mine
             if partner is not None:
@@ -114,23 +104,6 @@ class _NoLoCoWorker(AveragedWorker):
                 move_in_pair(anchor, velocity, mine, theirs, one.outer_lr, one.outer_momentum, one.pull)
                 weights.copy_(anchor)
         return sent
-
-    @override
-    def state(self) -> State:
-        state = super().state()
-        state.alone.pieces += pieces_of_all(ANCHOR, self.replica.flats, self._anchors)
-        state.alone.pieces += pieces_of_all(VELOCITY, self.replica.flats, self._velocities)
-        return state
-
-    @override
-    def load_state(self, saved: Saved) -> None:
-        """Go on in the middle of a round, or begin one at the weights that others have agreed on."""
-        super().load_state(saved)
-        if saved.alone is None:
-            self.rounds = 0
-        else:
-            fill_all(saved.alone.tensors, ANCHOR, self.replica.flats, self._anchors)
-            fill_all(saved.alone.tensors, VELOCITY, self.replica.flats, self._velocities)
 
 
 def partner_of(rank: int, size: int, turn: int, seed: int) -> int | None:

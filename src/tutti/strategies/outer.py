@@ -11,8 +11,8 @@ from typing_extensions import override
 from tutti.comm.base import Communicator
 from tutti.optim.sharded import equal_slices
 from tutti.replica import Replica
-from tutti.state import Saved, State, fill_all, pieces_of, pieces_of_all
-from tutti.strategies.averaged import AveragedWorker
+from tutti.state import Saved, State, fill_all, pieces_of
+from tutti.strategies.averaged import AveragedWorker, S
 from tutti.strategies.base import Clip
 
 ANCHOR: Final = "anchor"
@@ -22,31 +22,29 @@ VELOCITY: Final = "velocity"
 """The first word of the names of the outer momentum."""
 
 
-class OuterWorker(AveragedWorker):
+class OuterWorker(AveragedWorker[S]):
     """A worker that goes on from an anchor in rounds.
 
     Attributes:
         anchors: the weights at which the rounds began.
         common: vectors that are the same on all workers, by the first word of their names in a checkpoint.
-        private: vectors that are each worker's own, likewise.
     """
 
-    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> None:
-        super().__init__(replica, comm, optimizer, clip)
+    def __init__(
+        self, strategy: S, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
+    ) -> None:
+        super().__init__(strategy, replica, comm, optimizer, clip)
         self.anchors = [weights.clone() for weights in self.weights]
         self.common = {ANCHOR: self.anchors}
-        self.private: dict[str, list[Tensor]] = {}
 
     @override
     def state(self) -> State:
-        """Add the vectors; of those that are the same on all ranks each gives a slice."""
+        """Add the common vectors, of which each rank gives a slice."""
         state = super().state()
         for name, vectors in self.common.items():
             for flat, vector in zip(self.replica.flats, vectors, strict=True):
                 own = equal_slices(flat, self.comm.size)[self.comm.rank]
                 state.joint.pieces += pieces_of(name, flat, vector, own)
-        for name, vectors in self.private.items():
-            state.alone.pieces += pieces_of_all(name, self.replica.flats, vectors)
         return state
 
     @override
@@ -58,9 +56,6 @@ class OuterWorker(AveragedWorker):
         for name, vectors in self.common.items():
             if saved.alone is not None or name != ANCHOR:
                 fill_all(saved.joint.tensors, name, self.replica.flats, vectors)
-        for name, vectors in self.private.items():
-            if saved.alone is not None:
-                fill_all(saved.alone.tensors, name, self.replica.flats, vectors)
 
 
 def move_outer(anchor: Tensor, delta: Tensor, velocity: Tensor, lr: float, momentum: float) -> None:

@@ -23,6 +23,10 @@ class OwnWeightsWorker(Worker):
 
     Args:
         steps: its own steps; None if it makes none.
+
+    Attributes:
+        private: vectors like the weights that are this worker's own, by the first word of their names in a
+            checkpoint.
     """
 
     def __init__(self, replica: Replica, steps: ShardedOptimizer | None, clip: Clip) -> None:
@@ -31,6 +35,7 @@ class OwnWeightsWorker(Worker):
         self.weights = [flat.weights for flat in replica.flats]
         self.grads = [flat.grads for flat in replica.flats]
         self._aside: list[Tensor] = []
+        self.private: dict[str, list[Tensor]] = {}
         own = ("each worker's own weights",)
         self.restarts = own if steps is None else (*own, "the state of each worker's optimizer")
 
@@ -68,17 +73,20 @@ class OwnWeightsWorker(Worker):
 
     @override
     def state(self) -> State:
-        """Return the weights put aside, and what the own steps remember."""
-        alone = LocalState([*pieces_of_all(OWN, self.replica.flats, self._aside)])
+        """Return the weights put aside, the private vectors, and what the own steps remember."""
+        alone = LocalState()
+        for name, vectors in {OWN: self._aside, **self.private}.items():
+            alone.pieces += pieces_of_all(name, self.replica.flats, vectors)
         if self.steps is not None:
             alone.add(self.steps.state())
         return State(alone=alone)
 
     @override
     def load_state(self, saved: Saved) -> None:
-        """Go on from this worker's own weights if they were kept, else from the agreed ones."""
+        """Go on from this worker's own vectors if they were kept, else from the agreed weights."""
         if saved.alone is not None:
-            fill_all(saved.alone.tensors, OWN, self.replica.flats, self.weights)
+            for name, vectors in {OWN: self.weights, **self.private}.items():
+                fill_all(saved.alone.tensors, name, self.replica.flats, vectors)
 
     @override
     def finish(self) -> None:

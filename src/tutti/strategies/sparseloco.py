@@ -62,12 +62,11 @@ class SparseLoCo(PeerStrategy):
         return _SparseLoCoWorker(self, replica, comm, optimizer, clip)
 
 
-class _SparseLoCoWorker(OuterWorker):
+class _SparseLoCoWorker(OuterWorker[SparseLoCo]):
     def __init__(
         self, strategy: SparseLoCo, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
-        super().__init__(replica, comm, optimizer, clip)
-        self._strategy = strategy
+        super().__init__(strategy, replica, comm, optimizer, clip)
         codec = ChunkedTopK(strategy.keep, strategy.quantize)
         layouts = [GradientLayout.of(flat, slice(0, len(flat.weights))) for flat in replica.flats]
         self._sums = [Compressed(comm, layout, codec, strategy.decay) for layout in layouts]
@@ -75,23 +74,10 @@ class _SparseLoCoWorker(OuterWorker):
             self.restarts += ("what each worker has left out of what it sent",)
 
     @override
-    @torch.no_grad()
-    def step(self) -> None:
-        self.move()
-        self.skip()
-
-    @override
-    @torch.no_grad()
-    def skip(self) -> None:
-        """Take part in the outer step that may follow a round."""
-        self.rounds += 1
-        if self.rounds % self._strategy.every == 0:
-            self.meet(self._move_outer)
-
-    def _move_outer(self, vectors: list[Tensor]) -> int:
+    def exchange(self, vectors: list[Tensor]) -> int:
         """Step from the anchors by the sum of what all workers send; returns the bytes sent."""
         sent = 0
-        rate = self._strategy.outer_lr / self.comm.size
+        rate = self.strategy.outer_lr / self.comm.size
         for flat, anchor, over_all in zip(self.replica.flats, self.anchors, self._sums, strict=True):
             delta = (anchor - flat.weights).cpu()
             sent += over_all.all_reduce(delta, 1.0)
@@ -104,10 +90,10 @@ class _SparseLoCoWorker(OuterWorker):
     @torch.no_grad()
     def agree(self) -> None:
         """Overwrite the weights with the result of an outer step that sends all, without making it."""
-        if self.rounds % self._strategy.every:
+        if self.rounds % self.strategy.every:
             self.average.take(self.weights)
             for weights, anchor in zip(self.weights, self.anchors, strict=True):
-                weights.sub_(anchor).mul_(self._strategy.outer_lr).add_(anchor)
+                weights.sub_(anchor).mul_(self.strategy.outer_lr).add_(anchor)
 
     @override
     def state(self) -> State:
@@ -118,6 +104,6 @@ class _SparseLoCoWorker(OuterWorker):
     @override
     def load_state(self, saved: Saved) -> None:
         super().load_state(saved)
-        if saved.own is not None and self._strategy.decay:
+        if saved.own is not None and self.strategy.decay:
             for over_all, values in zip(self._sums, saved.own["left_out"], strict=True):
                 over_all.load_state(values)

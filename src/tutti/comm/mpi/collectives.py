@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tutti.comm.base import cut
 from tutti.comm.mpi.group import Membership
-from tutti.comm.mpi.transport import MpiRequests
+from tutti.comm.mpi.transport import MpiRequests, Request
 from tutti.comm.reductions import Reduction, rounds
 from tutti.comm.shm.barrier import Call, Collective, Steps, agree_on_lengths
 from tutti.comm.shm.collectives import HostCollectives
@@ -172,7 +172,7 @@ class HierarchicalCollectives:
         found = [torch.empty_like(inputs[self.rank]) for _ in self._hosts]
         sources = [members[self._lane % len(members)] for members in self._hosts]
         coming = {sources[host]: found[host] for host in range(len(self._hosts)) if host != self._host}
-        requests = self._requests.begin({}, coming)
+        requests: list[Request] = []
         for members in self._hosts:
             for owners in self._turns(members):
                 parts = [inputs[0][:0] if owner is None else inputs[owner] for owner in owners]
@@ -183,6 +183,7 @@ class HierarchicalCollectives:
                     found[self._host] = part
                 elif owner is not None:
                     requests += self._requests.begin({owner: part}, {})
+        requests += self._requests.begin({}, coming)
         yield from self._requests.finish(requests)
         if len(output):
             reduction.partial.fold(found, found[0])

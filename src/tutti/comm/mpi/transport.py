@@ -64,9 +64,13 @@ class MpiRequests:
         yield from self.finish(self.begin(outgoing, incoming))
 
     def begin(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> list[Request]:
-        """Begin an `exchange`."""
-        coming = [self.recv(_array(vector), rank) for rank, vector in incoming.items() if len(vector)]
-        return coming + [self.send(_array(vector), rank) for rank, vector in outgoing.items() if len(vector)]
+        """Begin an `exchange`, and its sends first.
+
+        A long vector travels when its receiver has answered. The answer to a send that comes after a receive
+        would wait behind the whole vector of the other direction, in the same stream of TCP.
+        """
+        going = [self.send(_array(vector), rank) for rank, vector in outgoing.items() if len(vector)]
+        return going + [self.recv(_array(vector), rank) for rank, vector in incoming.items() if len(vector)]
 
 
 class MpiMessages:
