@@ -236,6 +236,9 @@ def _worker(comm, name: str) -> tuple[Callable[[int], None], Any]:
         for _ in range(count):
             (loss(module(inputs), targets) * share).backward()
             worker.step()
+        if strategy.pace is Pace.FREE:  # Ranks meet at a barrier now: nobody may still wait for an answer.
+            worker.settle()
+            worker.resume()
 
     return train, worker
 

@@ -72,6 +72,8 @@ if TYPE_CHECKING:  # The public names; `as` says so to type checkers.
     from tutti.studies.ensemble.module import load_ensemble as load_ensemble
     from tutti.studies.search.api import tune as tune
     from tutti.studies.search.study import Tuned as Tuned
+    from tutti.studies.simulate.api import simulate as simulate
+    from tutti.studies.simulate.result import Simulation as Simulation
     from tutti.training.callbacks import Callback as Callback
     from tutti.training.callbacks import Course as Course
 

@@ -148,8 +148,8 @@ def test_the_architecture_names_files_that_there_are_and_all_folders() -> None:
     assert [name for name in folders if f"`{name}/`" not in text] == []
 
 
-def test_the_readme_has_a_row_for_every_strategy_with_its_file() -> None:
-    row = r"^\| (`\w+`(?:, `\w+`)*) \|.*?\[(\w+\.py)\]\((src/[\w/.]+)\)"
-    rows = re.findall(row, (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {name for names, *_ in rows for name in re.findall(r"\w+", names)} == set(STRATEGIES)
-    assert all((ROOT / path).is_file() and Path(path).name == label for _, label, path in rows)
+def test_the_page_of_strategies_has_a_row_for_each_with_its_file() -> None:
+    page = DOCS / "choosing-a-strategy.md"
+    rows = re.findall(r"^\| \[`(\w+)`\]\((.*?)\)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, _ in rows} == set(STRATEGIES)
+    assert all((DOCS / path).is_file() and Path(path).stem == name for name, path in rows)

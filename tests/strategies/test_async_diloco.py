@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -18,7 +21,9 @@ from tests.strategies.alone import (
 )
 from tests.strategies.test_diloco import adamw
 from tutti.comm.virtual.world import VirtualWorld
+from tutti.errors import BadOption
 from tutti.parameter_server.base import Outcome, Push, Slot
+from tutti.parameter_server.remote import RemoteServer
 from tutti.parameter_server.rules import DelayedNesterovRule
 from tutti.strategies import AsyncDiLoCo, DiLoCo
 from tutti.strategies.async_diloco import local_steps
@@ -96,6 +101,21 @@ def test_the_trajectory_is_the_papers(strategy: AsyncDiLoCo, servers: int) -> No
         assert_close(outcome.steps[-1], expected)
 
 
+@pytest.mark.parametrize("strategy", OPTIONS, ids=str)
+def test_a_centre_of_its_own_makes_the_same_trajectory(
+    strategy: AsyncDiLoCo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUTTI_CENTRE_KEY", "a key of the tests")
+    server = RemoteServer(b"a key of the tests", tmp_path / "centre", workers=3)
+    address = server.listen("127.0.0.1:0")
+    setting = Setting(replace(strategy, centre=address), adamw, steps=12)
+    centre, weights = by_hand(strategy, setting.steps)
+    found = run(setting, VirtualWorld(3))
+    assert_close(found[0].final, centre)
+    for outcome, expected in zip(found, weights, strict=True):
+        assert_close(outcome.steps[-1], expected)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_one_worker_without_delay_is_diloco(momentum: float) -> None:
     found, expected = (
@@ -128,3 +148,10 @@ def test_slower_workers_make_fewer_batches_in_a_round(dynamic: bool, expected: l
 )
 def test_the_batches_of_a_round_follow_from_the_speeds(own: float, fastest: float, expected: int) -> None:
     assert local_steps(20, own, fastest) == expected
+
+
+def test_a_centre_of_its_own_is_for_several_hosts_and_needs_no_servers() -> None:
+    strategy = AsyncDiLoCo(centre="host:7070")
+    strategy.check(workers=4, hosts=2)
+    with pytest.raises(BadOption, match="leave --servers out"):
+        strategy.check(workers=4, hosts=2, servers=1)

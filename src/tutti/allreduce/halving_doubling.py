@@ -34,7 +34,7 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
     if comm.rank < beyond:
         incoming = vector.new_empty(len(vector))
         comm.recv(incoming, comm.rank + power)
-        vector.add_(incoming)
+        comm.add(incoming, vector)
     _halve_and_double(comm.subset(range(power)), vector)
     if comm.rank < beyond:
         comm.send(vector, comm.rank + power)
@@ -52,7 +52,7 @@ def _halve_and_double(comm: Ranks, vector: Tensor) -> None:
         kept, given = (high, low) if upper else (low, high)
         arrived = incoming[: kept.stop - kept.start]
         comm.exchange(vector[given], comm.rank ^ distance, arrived, comm.rank ^ distance)
-        vector[kept].add_(arrived)
+        comm.add(arrived, vector[kept])
         first += distance * upper
         distance //= 2
     distance = 1

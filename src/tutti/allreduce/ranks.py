@@ -69,6 +69,12 @@ class Ranks:
         self._count(outgoing.nbytes)
         self._comm.exchange(outgoing, self._members[to], incoming, self._members[source], TAG)
 
+    def add(self, incoming: Tensor, total: Tensor) -> None:
+        """Add `incoming` to `total`, in the time that the network's model says."""
+        total.add_(incoming)
+        if self._comm.adding_s_per_byte:
+            self._comm.compute(incoming.nbytes * self._comm.adding_s_per_byte)
+
     def _count(self, nbytes: int) -> None:
         self.sent.steps += 1
         self.sent.nbytes += nbytes

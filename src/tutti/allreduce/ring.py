@@ -40,7 +40,7 @@ def reduce_scatter(comm: Ranks, vector: Tensor) -> None:
         taken = vector[slices[(comm.rank - step - 1) % comm.size]]
         arrived = incoming[: len(taken)]
         comm.exchange(vector[passed], following, arrived, before)
-        taken.add_(arrived)
+        comm.add(arrived, taken)
 
 
 def all_gather(comm: Ranks, vector: Tensor) -> None:

@@ -28,7 +28,7 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
     while distance < comm.size and not comm.rank & distance:
         if comm.rank + distance < comm.size:
             comm.recv(incoming, comm.rank + distance)
-            vector.add_(incoming)
+            comm.add(incoming, vector)
         distance *= 2
     # Here a rank other than 0 has found its parent, `distance` below it; its children are nearer than that.
     if comm.rank:

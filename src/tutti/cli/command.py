@@ -122,3 +122,15 @@ def stopped(why: str, folder: Path) -> int:
     """Say how a command goes on that was stopped; returns its exit code."""
     print(f"stopped: {why}; go on by the same command with --resume --out {shlex.quote(str(folder))}")
     return EXIT_INTERRUPTED
+
+
+def writable(path: Path, option: str) -> Path:
+    """The path, of a file that can be written: found out before a minute is spent on what goes there."""
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise BadOption(f"cannot write {option} {path}: {error.strerror}; name another file") from error
+    return path

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
+from tutti.cli.command import Command, writable
 from tutti.cli.options import Parser, Words, command_words, numbers_of, words_of
 from tutti.errors import BadOption
 from tutti.records.json_lines import to_json
 from tutti.registry import part
-from tutti.run.config import OF_LONG_RUNS, flag
+from tutti.run.config import OF_LONG_RUNS, TrainConfig, flag
+from tutti.run.start import run as run_job
 from tutti.studies.autotune.plan import BUDGET_S, plan
+from tutti.studies.simulate.machine import machine_of
+from tutti.studies.simulate.question import AdviseJob, Question
+
+if TYPE_CHECKING:
+    from tutti.studies.simulate.advice import Advice
 
 
 @part("plan")
@@ -48,6 +56,10 @@ class PlanCommand(Command):
             "measure every combination until the time is up, instead of stopping slow ones early",
         )
         parser.option("--json", "write all measurements there", "FILE")
+        hosts = "choose a strategy, local steps and a batch size for this number of hosts, by simulation"
+        parser.option("--hosts", hosts, "N", type=int)
+        parser.option("--network", "with --hosts: as for 'tutti simulate'", "WORDS")
+        parser.option("--machine", "with --hosts: as for 'tutti simulate'", "NAME")
         parallel = ("parallel", "parallel_options", "hosts", "servers", "levels", "server_period")
         left_out = ("validate", *OF_LONG_RUNS, *parallel, "balance", "log", "out")
         parser.config_options(leave_out=left_out)
@@ -58,8 +70,13 @@ class PlanCommand(Command):
         for one, several in (("precision", own.precisions), ("batch_size", own.batch_sizes)):
             if one in given and several:
                 raise BadOption(f"both {flag(one)} and {flag(one)}s are given; give one of them")
-        file = None if own.json is None else _writable(Path(own.json))
+        file = None if own.json is None else writable(Path(own.json), "--json")
         config = words.config()
+        if own.hosts is not None:
+            return self._advise(words, config, file)
+        for option in ("network", "machine"):
+            if getattr(own, option) is not None:
+                raise BadOption(f"--{option} is for simulated hosts; give their number, such as --hosts 8")
         found = plan(
             config,
             given,
@@ -77,14 +94,22 @@ class PlanCommand(Command):
             file.write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
         return 0
 
-
-def _writable(path: Path) -> Path:
-    """The path, of a file that can be written: found out before a minute is spent on what goes there."""
-    there = path.exists()
-    try:
-        path.open("a").close()
-        if not there:
-            path.unlink()
-    except OSError as error:
-        raise BadOption(f"cannot write --json {path}: {error.strerror}; name another file") from error
-    return path
+    def _advise(self, words: Words, config: TrainConfig, file: Path | None) -> int:
+        """Simulate strategies on the hosts; print the table, the reason, and the command to use."""
+        own = words.own
+        if "workers" in words.given or own.hosts < 1:
+            raise BadOption(
+                f"--hosts {own.hosts} fills hosts of a --machine; give at least 1, and leave --workers out"
+            )
+        machine = machine_of(own.machine, own.network)
+        sizes = numbers_of(own.batch_sizes, "--batch-sizes", "64,128")
+        question = Question([], [own.hosts * machine.ranks_per_host], machine)
+        found = cast("Advice", run_job(AdviseJob(config, question, None, sizes, own.budget)))
+        found.simulation.show(sys.stdout)
+        whole = replace(found.config, epochs=config.epochs, steps=config.steps, workers="auto", hosts="HOSTS")
+        command = shlex.join(["tutti", "train", *command_words(whole)])
+        print(f"{found.why()}\n\n{command}", flush=True)
+        if file is not None:
+            record = {**found.simulation.as_json(), "pick": found.pick.way, "command": command}
+            file.write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
+        return 0

@@ -36,12 +36,14 @@ class Communicator(ABC):
         hosts: how many hosts they are on.
         servers: the ranks beside these that are kept for parameter centres, if there are any.
         in_backward: whether operations may be called while autograd computes gradients.
+        adding_s_per_byte: what the virtual clock charges for a byte that is added to another.
     """
 
     rank: int
     size: int
     hosts: int
     in_backward: bool = True
+    adding_s_per_byte: float = 0.0
     servers: Servers | None = None
 
     # --- collectives: all ranks take part

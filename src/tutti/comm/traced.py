@@ -52,6 +52,7 @@ class TracedCommunicator(Communicator):
     def __init__(self, comm: Communicator, trace: Trace) -> None:
         self._comm, self._trace = comm, trace
         self.rank, self.size, self.hosts = comm.rank, comm.size, comm.hosts
+        self.adding_s_per_byte = comm.adding_s_per_byte
         if comm.servers is not None:
             self.servers = replace(comm.servers, comm=TracedCommunicator(comm.servers.comm, trace))
 

@@ -162,6 +162,11 @@ class Centre(ABC):
     def version(self) -> int:
         """The number of messages that the centre has applied, as far as this worker knows."""
 
+    @property
+    def ready(self) -> bool:
+        """False while the centre cannot be reached: the next exchange has to wait."""
+        return True
+
     @abstractmethod
     def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
         """Push a message; no answer is wanted.
@@ -172,9 +177,9 @@ class Centre(ABC):
             at: the weights at which it was computed, if the rule `compares`.
         """
 
-    @abstractmethod
     def pull(self, into: Vectors) -> Receipt:
         """Read the centre's weights; staleness counts from here on."""
+        raise NotImplementedError
 
     @abstractmethod
     def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
@@ -190,28 +195,28 @@ class Centre(ABC):
         Every worker finds the same weights: those after all messages that any of them has brought before.
         """
 
-    @abstractmethod
     def tick(self, slack: int, into: Vectors) -> Receipt:
         """Count a step of this worker, wait until no other is more than `slack` steps behind, and then read.
 
         Workers that have left are not waited for. The staleness returned belongs to the last message pushed.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def leave(self) -> None:
         """Push nothing until `rejoin`; no worker waits for this one. Repeated calls do nothing."""
+        return
 
-    @abstractmethod
     def rejoin(self) -> None:
         """Come back after `leave` (collective: all count their steps from zero again)."""
+        return
 
-    @abstractmethod
     def state(self) -> State:
         """Return what must be known to go on besides the agreed weights; between `leave` and `rejoin`."""
+        return State()
 
-    @abstractmethod
     def load_state(self, saved: Saved) -> None:
         """Go on from the state of an earlier centre with the same weights (collective)."""
+        return
 
     @abstractmethod
     def close(self) -> None:

@@ -12,16 +12,18 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from tutti.comm.base import Communicator
+from tutti.errors import BadOption
 from tutti.optim.sharded import ShardedOptimizer
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.connect import workers_of_centre
+from tutti.parameter_server.remote import RemoteCentre, read_key
 from tutti.parameter_server.rules import DelayedNesterovRule
 from tutti.registry import part
 from tutti.replica import Replica, copy_all
 from tutti.state import Saved, State
 from tutti.strategies.base import Clip, Worker
 from tutti.strategies.centred import Centred, CentredWorker
-from tutti.strategies.options import choice, number, whole
+from tutti.strategies.options import choice, number, text, whole
 
 ANCHOR: Final = "read_weights"
 """The first word of the names of the centre's weights from which a worker's round began."""
@@ -57,6 +59,11 @@ class AsyncDiLoCo(Centred):
     workers meet anyway, from the time between exchanges since the last one. What is evaluated and kept is the
     centre. After its last step a worker brings what it has of a round, so that no step is lost.
 
+    With `centre` the workers are runs of their own, on any machines, and the centre is a process, `tutti
+    centre`. A worker that is lost, stopped or cut off delays no other. While it cannot reach the centre, its
+    round goes on; started again, it takes the centre's weights and begins a round. Each run finds `dynamic`
+    by its own ranks alone. Frozen parameters and buffers stay each run's own.
+
     Nothing is brought later to join others (the paper's grace period), and a worker's optimizer goes on from
     round to round. The authors' notebook (google-deepmind/asyncdiloco) begins a new inner optimizer in each
     round, has the grace period, and shows two other centres: Nesterov's momentum in each message, and one
@@ -71,6 +78,14 @@ class AsyncDiLoCo(Centred):
     outer_momentum: float = number(0.5, "Nesterov momentum of the outer steps", least=0, below=1)
     delay: int = whole(0, "outer gradients for one step of the momentum; 0: the number of workers", least=0)
     dynamic: bool = choice(True, "whether slower workers make fewer batches in a round", (True, False))
+    centre: str = text("HOST:PORT of a 'tutti centre', which workers of several runs share")
+    key: str = text("file with the key of that centre; by default TUTTI_CENTRE_KEY is the key")
+
+    @override
+    def check(self, workers: int, hosts: int = 1, servers: int = 0, levels: int = 1) -> None:
+        super().check(workers, 1 if self.centre else hosts, servers, levels)
+        if self.centre and servers:
+            raise BadOption(f"{self.as_given('centre')}, and servers are none of its; leave --servers out")
 
     @property
     @override
@@ -91,7 +106,11 @@ class _AsyncDiLoCoWorker(CentredWorker):
         self, strategy: AsyncDiLoCo, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         rule = strategy.rule(replica, optimizer, workers_of_centre(comm), clip)
-        super().__init__(replica, comm, rule, optimizer, clip, ShardedOptimizer(optimizer, replica))
+        steps, centre = ShardedOptimizer(optimizer, replica), None
+        if strategy.centre:
+            settings = strategy.outer_lr, strategy.outer_momentum, strategy.delay
+            centre = RemoteCentre(comm, replica.flats, settings, strategy.centre, read_key(strategy.key))
+        super().__init__(replica, comm, rule, optimizer, clip, steps, centre)
         self._strategy, self._comm = strategy, comm
         self._anchors = [weights.clone() for weights in self.weights]
         self.private = {ANCHOR: self._anchors}
@@ -104,7 +123,7 @@ class _AsyncDiLoCoWorker(CentredWorker):
         self.move()
         self._batches += 1
         self._made += 1
-        if self._batches >= self._round:
+        if self._batches >= self._round and self.centre.ready:
             self._busy_s += self._comm.clock() - self._began
             self.count(self.centre.exchange(self._outer_gradient(), self.weights))
             copy_all(self._anchors, self.weights)
@@ -140,8 +159,8 @@ class _AsyncDiLoCoWorker(CentredWorker):
     @override
     @torch.no_grad()
     def flush(self) -> None:
-        """Bring the outer gradient of the round that has begun."""
-        if self._batches:
+        """Bring the outer gradient of the round that has begun, and what the centre may lack of the last."""
+        if self._batches or not self.centre.ready:
             self.count(self.centre.push(self._outer_gradient()))
 
     @override
@@ -152,6 +171,8 @@ class _AsyncDiLoCoWorker(CentredWorker):
 
     @override
     def load_state(self, saved: Saved) -> None:
+        if self._strategy.centre:
+            return  # That centre has gone on meanwhile, and this worker has its weights.
         super().load_state(saved)
         if saved.own is not None:
             self._batches, self._round = saved.own["batches"], saved.own["round"]

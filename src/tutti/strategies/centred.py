@@ -62,6 +62,7 @@ class CentredWorker(OwnWeightsWorker):
     Args:
         rule: what the centre does with its messages.
         steps: its own steps; None if the centre makes them.
+        centre: None: one that the workers of this run keep.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class CentredWorker(OwnWeightsWorker):
         optimizer: Optimizer,
         clip: Clip,
         steps: ShardedOptimizer | None = None,
+        centre: Centre | None = None,
     ) -> None:
         super().__init__(replica, steps, clip)
-        self.centre = join_centre(comm, replica, rule)
+        self.centre = centre or join_centre(comm, replica, rule)
         self._announced = optimizer
 
     @override

@@ -115,10 +115,16 @@ def partner_of(rank: int, size: int, turn: int, seed: int) -> int | None:
         turn: which round it is: each has other pairs, drawn uniformly.
         seed: the same on all ranks.
     """
-    order = list(range(size))
-    Random(f"{seed}/{turn}").shuffle(order)
+    order = order_of_pairs(size, turn, seed)
     place = order.index(rank) ^ 1
     return order[place] if place < size else None
+
+
+def order_of_pairs(size: int, turn: int, seed: int) -> list[int]:
+    """Return all ranks in the order of the round's pairs: the first two are a pair, the next two, ..."""
+    order = list(range(size))
+    Random(f"{seed}/{turn}").shuffle(order)
+    return order
 
 
 def move_in_pair(

@@ -58,6 +58,11 @@ def number(
     return option(default, f"{help}, {words}", f"a number {words}", allows)
 
 
+def text(help: str) -> str:
+    """Declare a text, empty by default."""
+    return option("", help, "a text", lambda value: isinstance(value, str))
+
+
 def choice(default: T, help: str, values: Sequence[T]) -> T:
     """Declare one of some values."""
     known = ", ".join(map(str, values))

@@ -42,7 +42,8 @@ Compute = Callable[[Batch], Computed]
 class Workers:
     """The workers of a run, as one of them sees them.
 
-    With `seconds_per_sample`, the cost of forward and backward, a virtual clock measures all times.
+    With `seconds_per_sample`, the cost of forward and backward, a virtual clock measures all times. It may be
+    a function of the samples of an update that returns their seconds.
     """
 
     comm: Communicator  # over which samples are dealt: the whole job, unless several ranks hold one model
@@ -53,7 +54,7 @@ class Workers:
     collective: bool = False  # several ranks compute together, so also a batch without samples
     everyone: Communicator | None = None  # all ranks of the job, for the records; None: those of `comm`
     group: Communicator | None = None  # the ranks of this worker, if several are one
-    seconds_per_sample: float | None = None
+    seconds_per_sample: float | Callable[[int], float] | None = None
     statistics: BatchStatistics | None = None  # of BatchNorm over the whole batch; None: each rank's own
     meets: bool = True  # the workers come to the exchange of a step together, so that one may be late
 

@@ -154,9 +154,11 @@ class UpdateGradient:
     def _charge(self, samples: int) -> None:
         """Move the virtual clock, if there is one, by the cost of the samples."""
         # After computing: the clock gives the turn to other ranks, which may move shared weights.
-        if self._seconds_per_sample is not None:
+        cost = self._seconds_per_sample
+        if cost is not None:
+            seconds = cost(samples) if callable(cost) else cost * samples
             for stage, share in (("forward", FORWARD), ("backward", 1 - FORWARD)):
-                self._comm.compute(self._seconds_per_sample * samples * share)
+                self._comm.compute(seconds * share)
                 self._stages.lap(stage)
 
 

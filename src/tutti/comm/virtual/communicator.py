@@ -36,6 +36,7 @@ class VirtualCommunicator(Communicator):
         self._task: RankTask = group.tasks[rank]
         self._closed = False
         self.rank, self.size, self.hosts = rank, len(group.members), len(group.host_sizes)
+        self.adding_s_per_byte = group.cluster.network.adding_s_per_byte
 
     @override
     def barrier(self) -> None:
@@ -142,6 +143,9 @@ class VirtualCommunicator(Communicator):
                 f"{self.rank} receives it into {_describe(vector)}; both must be alike"
             )
         queue.take(message)
+        overhead = self._cluster.overhead_s(self._group.members[message.source], task.rank)
+        if overhead:
+            self._scheduler.advance(task, task.clock + overhead)
         vector.detach().copy_(message.vector)
         return message.source
 

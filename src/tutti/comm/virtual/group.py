@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tutti.comm.base import ANY
 from tutti.comm.network import Network
+from tutti.comm.topology import Link
 from tutti.comm.virtual.scheduler import RankTask, Scheduler, whole_ticks
 from tutti.errors import PeerLost
 
@@ -69,14 +70,35 @@ class MessageQueue:
 
 @dataclass(eq=False)
 class Port:
-    """One end of a link: it carries one message at a time."""
+    """One end of a link: it carries one message at a time, in the order in which messages get to it.
 
-    free_s: float = 0.0
+    Messages are entered in the order in which they are sent, and one with a long way comes late: another one
+    may go before it, in the time until then.
+    """
 
-    def carry(self, at: float, seconds: float) -> float:
-        """Carry something for `seconds`, from `at` on or when the port is free; returns when it is done."""
-        self.free_s = max(whole_ticks(at), self.free_s) + whole_ticks(seconds)
-        return self.free_s
+    _busy: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def carry(self, at: float, seconds: float, now: float) -> float:
+        """Carry something for `seconds`, from `at` on or when the port is free; returns when it is done.
+
+        Nothing may be entered later that begins before `now`.
+        """
+        busy = self._busy
+        while busy and busy[0][1] < now:
+            busy.popleft()
+        begin, length = whole_ticks(at), whole_ticks(seconds)
+        index = len(busy)
+        while index and busy[index - 1][1] > begin:
+            index -= 1
+        while index < len(busy) and busy[index][0] < begin + length:
+            begin = max(begin, busy[index][1])
+            index += 1
+        end = begin + length
+        if index and busy[index - 1][1] == begin:
+            busy[index - 1] = (busy[index - 1][0], end)
+        else:
+            busy.insert(index, (begin, end))
+        return end
 
 
 @dataclass(eq=False)
@@ -105,24 +127,49 @@ class Cluster:
     host_of: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        hosts = max(self.host_of) + 1
         self.local, self.remote = self.network.local, self.network.remote
-        self._out = [Port() for _ in range(hosts)]
-        self._into = [Port() for _ in range(hosts)]
+        self._hosts = max(self.host_of) + 1
+        self._ports: dict[Hashable, Port] = defaultdict(Port)
+        self._routes: dict[tuple[int, int], list[tuple[Port, Link]]] = {}
         self._memory = [Port() for _ in self.host_of]
+        self._last: dict[tuple[int, int], float] = {}
 
     def transmit(self, sender: int, receiver: int, nbytes: int, at: float) -> tuple[float, float]:
         """Send bytes from one rank to another; returns (when the sender is done, when the last byte arrives).
 
-        Between hosts a message takes its turn on the links of both hosts, inside a host at its receiver.
+        Between hosts a message takes its turn at each port of its route, inside a host at its receiver.
+        Messages from one rank to another arrive in the order in which they are sent.
         """
         here, there = self.host_of[sender], self.host_of[receiver]
         if here == there:
             seconds = self.local.transfer_s(nbytes)
-            return at + seconds, self._memory[receiver].carry(at + self.local.latency_s, seconds)
-        seconds = self.remote.transfer_s(nbytes)
-        done = self._out[here].carry(at, seconds)
-        return done, self._into[there].carry(done - seconds + self.remote.latency_s, seconds)
+            return at + seconds, self._memory[receiver].carry(at + self.local.latency_s, seconds, at)
+        head = at + self.remote.overhead_s
+        tail = slowest = 0.0
+        ends = []
+        for port, link in self._ways(here, there):
+            seconds = link.transfer_s(nbytes)
+            end = port.carry(head, seconds, at)
+            # A port that is faster than one before it has the last byte no sooner than that one.
+            tail = end if seconds >= slowest else max(end, tail)
+            slowest = max(slowest, seconds)
+            head = tail - slowest + link.latency_s
+            tail += link.latency_s
+            ends.append(end)
+        arrival = max(tail, self._last.get((sender, receiver), 0.0))
+        self._last[sender, receiver] = arrival
+        return ends[0], arrival
+
+    def overhead_s(self, sender: int, receiver: int) -> float:
+        """Seconds of the receiver's processor for a message."""
+        return self.remote.overhead_s if self.host_of[sender] != self.host_of[receiver] else 0.0
+
+    def _ways(self, here: int, there: int) -> list[tuple[Port, Link]]:
+        """The ports between two hosts, with their links."""
+        if (here, there) not in self._routes:
+            route = self.network.route(here, there, self._hosts)
+            self._routes[here, there] = [(self._ports[hop.port], hop.link) for hop in route]
+        return self._routes[here, there]
 
 
 class VirtualGroup:

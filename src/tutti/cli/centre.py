@@ -1,0 +1,57 @@
+"""`tutti centre`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+from typing_extensions import override
+
+from tutti.cli.command import Command
+from tutti.cli.options import Parser, Words
+from tutti.registry import part
+from tutti.terminal import warn_on_stderr
+
+SAVE_S: Final = 60.0
+
+
+@part("centre")
+class CentreCommand(Command):
+    """Keep the weights for workers that come and go.
+
+    Each worker is a run of its own, with '--strategy async_diloco --strategy.centre HOST:PORT', on any
+    machine. The first one gives the weights, later ones take them; a lost one delays no other. The centre
+    writes its state every minute and at SIGTERM or Ctrl-C. Nothing is encrypted.
+    """
+
+    aim = "train a network"
+    example = "tutti centre --listen 10.0.0.1:7070 --key key.txt --keep centre.safetensors"
+
+    @override
+    def define(self, parser: Parser) -> None:
+        parser.option("--listen", "where it listens", "HOST:PORT", required=True)
+        parser.option("--keep", "file of its state, from which it goes on", "FILE", required=True)
+        parser.option("--key", "file with the key; by default TUTTI_CENTRE_KEY is the key", "FILE", "")
+        of = "outer gradients for a step of the momentum; 0: one for each worker that is connected"
+        parser.option("--workers", of, "N", 0, type=int)
+
+    @override
+    def run(self, words: Words) -> int:
+        own, ended = words.own, Event()
+        # They import torch, which the help of all commands does without.
+        from tutti.parameter_server.remote import RemoteServer, read_key
+
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: ended.set())
+        server = RemoteServer(read_key(own.key), Path(own.keep), max(0, own.workers))
+        print(f"centre at {server.listen(own.listen)}, {server.version} messages so far", flush=True)
+        while not ended.wait(SAVE_S):
+            try:
+                server.save()
+            except OSError as error:
+                warn_on_stderr(f"cannot write {own.keep}: {error.strerror}; trying again in a minute")
+        server.save(last=True)
+        print(f"{own.keep}: {server.version} messages", flush=True)
+        return 0

@@ -1,0 +1,52 @@
+"""The replay of workers that meet in collectives, in vectors over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy
+
+from tutti.studies.simulate.cluster import Cluster
+from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.recorder import Operation
+from tutti.studies.simulate.step_times import Floats
+
+
+def replay_abreast(steps: Steps, cluster: Cluster, work: Floats) -> Floats:
+    """Return the time at which each worker has made its steps, in seconds.
+
+    Args:
+        steps: the communication.
+        cluster: the ranks.
+        work: the seconds that each computes in each step, of shape (steps, ranks).
+    """
+    clocks = numpy.zeros(cluster.ranks)
+    meetings: dict[Operation, Callable[[Floats], None]] = {}
+    for number, seconds in enumerate(work):
+        clocks += seconds
+        for operation in steps[number].operations:
+            if operation not in meetings:
+                meetings[operation] = _meeting(operation, cluster)
+            meetings[operation](clocks)
+    return clocks
+
+
+def _meeting(operation: Operation, cluster: Cluster) -> Callable[[Floats], None]:
+    """Return a function that lets the clocks of each group meet: the latest, and the seconds it takes."""
+    if operation.group == "host":
+        of_hosts = numpy.array([cluster.seconds(operation, (size,)) for size in cluster.sizes])
+
+        def hosts_meet(clocks: Floats) -> None:
+            clocks[:] = (numpy.maximum.reduceat(clocks, cluster.starts) + of_hosts)[cluster.host_of]
+
+        return hosts_meet
+    whole = operation.group == "all"
+    seconds = cluster.seconds(operation, cluster.sizes if whole else (1,) * len(cluster.sizes))
+    # A column for each group of ranks; the last ranks of a large host may be in none.
+    first = numpy.arange(cluster.ranks) if whole else cluster.starts
+    ranks = first[:, None] + numpy.arange(1 if whole else min(cluster.sizes))
+
+    def columns_meet(clocks: Floats) -> None:
+        clocks[ranks] = clocks[ranks].max(axis=0) + seconds
+
+    return columns_meet

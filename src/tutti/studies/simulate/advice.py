@@ -1,0 +1,101 @@
+"""Which strategy, how many local steps and which batch size for some hosts: the least loss in the same time.
+
+All candidates are trained for the same simulated time. One that sends less makes more steps in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.run.build import seeded
+from tutti.run.config import TrainConfig
+from tutti.run.jobs import load_job
+from tutti.studies.simulate.calibrate import measured_steps
+from tutti.studies.simulate.question import REPLAYED, AdviseJob, Way
+from tutti.studies.simulate.result import Row, Simulation
+from tutti.studies.simulate.work import Plan, opened, plan_rows, simulated
+
+EVERY: Final = (8, 32, 128)
+"""Local steps between two exchanges, to choose from."""
+
+EXCHANGES: Final = 4
+"""Fewest exchanges of a short training: fewer say nothing about more local steps."""
+
+LEAST: Final = 40
+"""Fewest steps of a short training without waiting."""
+
+OVERHEAD: Final = 2
+"""Seconds of a virtual worker's step over those of a real one's: this process copies the messages."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The candidates, the one to take, and its configuration."""
+
+    simulation: Simulation
+    pick: Row
+    config: TrainConfig
+
+    def why(self) -> str:
+        """Return the reason for the pick, in a sentence."""
+        first, pick = self.simulation.rows[0], self.pick
+        more = f"{pick.rate / first.rate:.2g} times the samples per second of {first.way}"
+        return (
+            f"{pick.way} has the least loss after {pick.seconds:.3g} simulated seconds: {pick.loss:.4g}; "
+            f"{first.way} has {first.loss:.4g}. It makes {more}."
+        )
+
+
+def work(comm: Communicator, payload: bytes) -> Advice:
+    """Train all candidates for the same simulated time, and pick one (entry point).
+
+    Args:
+        comm: ranks of this host.
+        payload: a pickled `AdviseJob`.
+
+    Raises:
+        BadOption: the budget is too short to see what is learned.
+    """
+    job = load_job(payload, AdviseJob)
+    (workers,) = job.question.workers
+    with seeded(job.config.seed):
+        task = opened(job, comm)
+        pass_s = measured_steps(job, comm, task, job.config.batch_size).median
+        step_s = OVERHEAD * pass_s * workers * len([*_candidates(job, 1 << 30)]) / comm.size
+        steps = int(job.budget_s / step_s)
+        if steps < LEAST:
+            raise BadOption(
+                f"--budget {job.budget_s:g} has room for {steps} steps of {workers} virtual workers; give "
+                f"--budget {LEAST * step_s:.0f}, or fewer --hosts"
+            )
+        question = replace(job.question, ways=[*_candidates(job, steps)])
+        timing = replace(job, question=replace(question, timing=True))
+        timed = simulated(timing, comm, task, plan_rows(timing)).rows
+        each_s = [row.seconds / REPLAYED for row in timed]
+        ways = [
+            replace(way, options={**way.options, "steps": max(1, int(steps * min(each_s) / own_s))})
+            for way, own_s in zip(question.ways, each_s, strict=True)
+        ]
+        learning = replace(job, question=replace(question, ways=ways))
+        plans = plan_rows(learning)
+        found = simulated(learning, comm, task, plans)
+    losses = {row.way: row.loss for row in found.rows if row.loss is not None}
+    pick = min((row for row in found.rows if row.way in losses), key=lambda row: losses[row.way])
+    config = next(one.recipe.config for one in plans if isinstance(one, Plan) and one.row.way == pick.way)
+    return Advice(found, pick, config)
+
+
+def _candidates(job: AdviseJob, steps: int) -> Iterator[Way]:
+    own = job.config.batch_size
+    for size in job.batch_sizes or (own, 2 * own):
+        yield Way(f"sync:batch_size={size}", "sync", {"batch_size": size})
+    for every in EVERY:
+        if every * EXCHANGES <= steps:
+            local = {"strategy.every": every}
+            yield Way(f"local:every={every}", "local", local)
+            yield Way(f"diloco:every={every}", "diloco", {**local, "strategy.outer_momentum": 0.5})
+            yield Way(f"sparseloco:every={every}", "sparseloco", local)

@@ -1,0 +1,90 @@
+"""`tutti.simulate`: a simulation from a script or a notebook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Unpack, cast
+
+from torch import nn
+
+from tutti.errors import BadOption
+from tutti.run.api import TrainOptions, refuse_unknown, spell, without_loaders
+from tutti.run.arguments import as_arguments
+from tutti.run.config import TrainConfig, with_defaults
+from tutti.run.pickled_arguments import by_name
+from tutti.run.start import run
+from tutti.strategies import Strategy
+from tutti.studies.simulate.machine import Machine, machine_of
+from tutti.studies.simulate.question import DECIDED, Question, SimulateJob, Way
+from tutti.studies.simulate.result import Simulation
+
+
+@as_arguments()
+def simulate(
+    model: str | nn.Module | Callable[..., nn.Module] = "cnn",
+    data: object = "digits",
+    *,
+    strategies: Sequence[str | Strategy] = ("sync", "easgd", "diloco"),
+    workers: Sequence[int] = (1, 8),
+    network: str | None = None,
+    machine: str | Machine | None = None,
+    price: float | None = None,
+    scaling: str = "weak",
+    timing: bool = False,
+    quiet: bool = False,
+    **options: Unpack[TrainOptions],
+) -> Simulation:
+    """Simulate a training on hosts that are not there: its speed, its cost, and what it learns.
+
+    Args:
+        model: as `tutti.train` takes it.
+        data: likewise.
+        strategies: names, such as "sync" or "diloco:every=100", or strategies of tutti.
+        workers: numbers of workers, each with each strategy.
+        network: between hosts, such as "10gbit,50us"; by default the machine's.
+        machine: a name, the path of a TOML file, or a `Machine`; by default the model is timed here.
+        price: of a host for an hour; by default the machine's.
+        scaling: "weak": `batch_size` is that of each worker; "strong": of all workers together.
+        timing: simulate the time alone, without gradients: thousands of workers are cheap.
+        quiet: print nothing.
+        **options: as for `tutti.train`. `epochs` are as many samples for any number of workers, `steps` are
+            those of each worker.
+
+    Returns:
+        The rows, and where each strategy stops paying.
+
+    Raises:
+        UserError: an argument is wrong; the message says which and what to do.
+
+    Example:
+        >>> found = tutti.simulate("mlp", "mnist", workers=[1, 8, 64], network="1gbit,50us", timing=True)
+        >>> print(found.stops())
+    """
+    known = [name for name in TrainOptions.__annotations__ if name not in DECIDED]
+    refuse_unknown(options, known, "simulate")
+    data = without_loaders(data, options, quiet)
+    spell(options)
+    values, objects = by_name({"model": model, "data": data})
+    config = TrainConfig.from_json(with_defaults({**values, **options}))
+    question = Question(
+        [_way_of(one) for one in strategies],
+        list(workers),
+        machine_of(machine, network, price),
+        scaling,
+        timing,
+    )
+    found = cast("Simulation", run(SimulateJob(config, question, objects=objects, quiet=quiet)))
+    if not quiet:
+        found.show(sys.stdout)
+    return found
+
+
+def _way_of(given: str | Strategy) -> Way:
+    if isinstance(given, str):
+        return Way.parse(given)
+    named, objects = by_name({"strategy": given})
+    if objects:
+        raise BadOption(f"the strategy {given!r:.80} is none of tutti's; give its class as 'file.py:Class'")
+    options = {f"strategy.{key}": value for key, value in named["strategy_options"].items()}
+    return Way(given.name, given.name, options)

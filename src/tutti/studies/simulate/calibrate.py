@@ -1,0 +1,97 @@
+"""The time of a training step: measured here on all ranks at once, or reckoned for another machine."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import Final, cast
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption
+from tutti.model_parallel.base import Whole
+from tutti.run.build import Task, assemble
+from tutti.run.jobs import Recipe
+from tutti.strategies import Solo
+from tutti.studies.simulate.machine import Machine
+from tutti.studies.simulate.step_times import StepTimes
+from tutti.training.run_parts import Hooks, Schedule
+from tutti.training.trainer import Trainer
+
+MEASURED_S: Final = 1.5
+"""Seconds for which steps are timed."""
+
+FIRST, LEAST, MOST = 5, 20, 2000
+"""Steps that are not counted, as they allocate memory, and limits on those that are."""
+
+PASSES: Final = 3
+"""A backward pass has twice the products of a forward pass."""
+
+
+def measured_steps(recipe: Recipe, comm: Communicator, task: Task, batch_size: int) -> StepTimes:
+    """Return the seconds of a training step of `batch_size` samples, on all ranks at once (collective).
+
+    A step is that of the training loop: batch, forward, backward, metrics and the optimizer's update.
+    """
+    alone = comm.split(comm.rank)
+    assert alone is not None, "every rank has a color"
+    own, strategy = replace(task, module=copy.deepcopy(task.module)), Solo()
+    config = replace(
+        recipe.config, batch_size=batch_size, schedule=None, schedule_options={}, epochs=None, steps=MOST
+    )
+    parts = assemble(replace(recipe, config=config), alone, own, strategy, Whole(own.module, alone, strategy))
+    for group in parts.workers.optimizer.param_groups:
+        group["lr"] = 0.0  # No number of steps can make the model diverge.
+
+    def times(steps: int) -> list[float]:
+        begins: list[float] = []
+        schedule = Schedule(parts.schedule.batches, steps=steps + FIRST)
+        hooks = Hooks(on_step=lambda _: begins.append(perf_counter()))
+        comm.barrier()
+        Trainer(parts.workers, parts.task.objective, schedule, hooks=hooks).fit()
+        return [end - begin for begin, end in pairwise(begins)][FIRST - 1 :]
+
+    mine = times(LEAST)
+    steps = int(MEASURED_S / median(cast("list[float]", comm.broadcast_object(mine))))
+    if steps > LEAST:
+        mine = times(min(MOST, steps))
+    alone.close()
+    every = cast("list[list[float]]", comm.all_gather_objects(mine))
+    return StepTimes.measured([seconds for found in every for seconds in found])
+
+
+def flops_of_sample(task: Task) -> float:
+    """Return the floating-point operations of a forward and backward pass of one sample.
+
+    Raises:
+        BadOption: the model has no operation that torch's counter knows.
+    """
+    inputs, targets = task.workload(1).batch(1)
+    module = copy.deepcopy(task.module).eval()  # A single sample has no statistics of its own.
+    with FlopCounterMode(display=False) as counter:
+        task.objective.compute(module, inputs, targets)
+    flops = PASSES * counter.get_total_flops()
+    if not flops:
+        raise BadOption(
+            "torch counts no products in this model, so its time on another machine is not known; leave "
+            "flops_per_s out of the machine's file to time it here"
+        )
+    return float(flops)
+
+
+def reckoned_steps(machine: Machine, task: Task, batch_size: int) -> StepTimes:
+    """Return the seconds of a step of `batch_size` samples, by what a rank of the machine computes."""
+    assert machine.flops_per_s is not None
+    usual = flops_of_sample(task) * batch_size / machine.flops_per_s
+    return StepTimes(tuple(usual * one for one in machine.spread))
+
+
+def calibrated(machine: Machine, task: Task, batch_size: int, times: StepTimes) -> Machine:
+    """Return the machine with what steps have shown on it."""
+    rate = flops_of_sample(task) * batch_size / times.median
+    spread = tuple(one / times.median for one in times.quantiles_s)
+    return replace(machine, flops_per_s=rate, spread=spread)

@@ -1,0 +1,66 @@
+"""The ranks of a cluster, the links between them, and the cost of their collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy
+
+from tutti.comm.network import Network
+from tutti.studies.simulate.recorder import Operation
+
+
+class Hop(NamedTuple):
+    """A stretch of a message's way: the number of a port, which carries one message at a time."""
+
+    port: int
+    s_per_byte: float
+    latency_s: float
+
+
+class Cluster:
+    """Ranks on hosts. Servers are numbered after the workers, on the hosts in turn.
+
+    Attributes:
+        starts: the first rank of each host.
+        host_of: the host of each worker.
+    """
+
+    def __init__(self, network: Network, hosts: Sequence[int]) -> None:
+        self.network, self.sizes, self.ranks = network, tuple(hosts), sum(hosts)
+        self.starts = numpy.array([0, *accumulate(hosts)][:-1])
+        self.host_of = numpy.repeat(numpy.arange(len(hosts)), hosts)
+        self._numbers: dict[Hashable, int] = {}
+
+    def seconds(self, operation: Operation, sizes: Sequence[int]) -> float:
+        """Return the seconds of a collective over hosts of these numbers of ranks."""
+        cost = getattr(self.network, f"{operation.kind}_s")
+        seconds: float = cost(sizes) if operation.kind == "barrier" else cost(sizes, operation.nbytes)
+        return seconds
+
+    def way(self, sender: int, receiver: int) -> tuple[Hop, ...]:
+        """Return the way of a message between two ranks."""
+        here, there = (self._host(rank) for rank in (sender, receiver))
+        if here == there:
+            link = self.network.local
+            return (
+                Hop(self._port("sender", sender), 1 / link.bandwidth_bytes_per_s, link.latency_s),
+                Hop(self._port("memory", receiver), 1 / link.bandwidth_bytes_per_s, 0.0),
+            )
+        return tuple(
+            Hop(self._port(hop.port), 1 / hop.link.bandwidth_bytes_per_s, hop.link.latency_s)
+            for hop in self.network.route(here, there, len(self.sizes))
+        )
+
+    def overhead_s(self, sender: int, receiver: int) -> float:
+        """Return the seconds of each end's processor for a message."""
+        return self.network.overhead_s if self._host(sender) != self._host(receiver) else 0.0
+
+    def _host(self, rank: int) -> int:
+        server = rank - self.ranks
+        return int(self.host_of[rank]) if server < 0 else server % len(self.sizes)
+
+    def _port(self, *port: Hashable) -> int:
+        return self._numbers.setdefault(port, len(self._numbers))

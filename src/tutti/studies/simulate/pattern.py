@@ -1,0 +1,209 @@
+"""The communication of a worker, recorded from its strategy's own code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final
+
+import torch
+from torch import nn
+
+from tutti.comm.base import Servers
+from tutti.errors import BadOption
+from tutti.optim import build
+from tutti.parameter_server.base import Centre
+from tutti.strategies import Clip, Gossip, NoLoCo, Strategy, place
+from tutti.strategies.base import Pace
+from tutti.studies.simulate.recorder import Operation, Recorder, Unpredictable
+
+LAYERS: Final = 64
+"""Matrices of the stand-in for a model."""
+
+UNIT: Final = 102_400
+"""Numbers of the smaller stand-in for each rank of a host: whole chunks and whole percentages of them."""
+
+FEW: Final = 4
+"""Hosts of a recording where messages of all workers are added up; more of them are on a line with 2 FEW."""
+
+WITH_PEERS: Final = (Gossip, NoLoCo)
+"""Strategies whose workers exchange with a few others; their partners are known at any size."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A worker's communication in one step.
+
+    Attributes:
+        operations: in their order; consecutive exchanges of a round are one.
+        bytes_sent: as the strategy counts them.
+    """
+
+    operations: tuple[Operation, ...]
+    bytes_sent: float
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The communication of all steps: some first ones, then some that repeat."""
+
+    first: tuple[Step, ...]
+    repeated: tuple[Step, ...]
+
+    def __getitem__(self, number: int) -> Step:
+        late = number - len(self.first)
+        return self.first[number] if late < 0 else self.repeated[late % len(self.repeated)]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The communication of a strategy's workers. Made by `record`.
+
+    Attributes:
+        strategy: the strategy.
+        optimizer: its name; some cut the weights elsewhere, or send their learning rate.
+        parameters: the numbers of the model, in float32.
+        servers: the ranks that keep the centre, where the strategy has one; spread over the hosts in turn.
+    """
+
+    strategy: Strategy
+    optimizer: str
+    parameters: int
+    servers: int
+
+    @cached_property
+    def period(self) -> int:
+        """The steps after which the communication repeats."""
+        every = (value for name, value in self.strategy.options().items() if name.endswith("every") and value)
+        return math.lcm(self.strategy.period, *every)
+
+    def steps(self, hosts: Sequence[int], count: int) -> Steps:
+        """Return the communication of `count` steps on hosts of these numbers of ranks.
+
+        Raises:
+            BadOption: it depends on data, or on the time that others take.
+        """
+        first, *others = sorted(hosts)
+        if isinstance(self.strategy, WITH_PEERS) and sum(hosts) % 2 and sum(hosts) > 1:
+            # One more rank, so that rank 0 has a partner in every round.
+            *others, last = first, *others
+            return _steps(self, (*others, last + 1), count)
+        return _steps(self, (first, *others), count)
+
+
+def record(
+    strategy: Strategy, optimizer: str, parameters: int, ranks_per_host: int, *, servers: int = 1
+) -> Pattern:
+    """Record the communication of a worker.
+
+    The strategy's own code runs on one rank with stand-ins for the model, whose gradients are constant. Bytes
+    are linear in the numbers of the model: two stand-ins say how, for any model.
+
+    Args:
+        strategy: the strategy.
+        optimizer: the name of the optimizer.
+        parameters: the numbers of the model.
+        ranks_per_host: the ranks on each host.
+        servers: the ranks that keep a centre, for a strategy with one.
+
+    Raises:
+        BadOption: the communication depends on data, on shapes, or on the time that others take, so that only
+            real gradients show it.
+    """
+    pattern = Pattern(strategy, optimizer, parameters, servers if Centre in strategy.needs else 0)
+    pattern.steps((ranks_per_host, ranks_per_host), 1)
+    return pattern
+
+
+@lru_cache(maxsize=64)
+def _steps(pattern: Pattern, hosts: tuple[int, ...], count: int) -> Steps:
+    options, period = pattern.strategy.options(), pattern.period
+    settled = options.get("after", 0) + period
+    try:
+        if options.get("compress") == "power_sgd":
+            raise Unpredictable("power_sgd sends as much as the shapes of the model say")
+        if Centre in pattern.strategy.needs and pattern.strategy.pace is not Pace.FREE:
+            raise Unpredictable("the answer of a server depends on other workers")
+        taken = min(count, settled + 2 * period)
+        steps = _recorded(pattern, hosts, taken)
+        first, once, twice = steps[:settled], steps[settled : settled + period], steps[settled + period :]
+        if twice != once[: len(twice)]:
+            raise Unpredictable(f"its operations do not repeat after {period} steps")
+    except Unpredictable as error:
+        raise BadOption(
+            f"strategy '{pattern.strategy.name}' has no fixed pattern of communication: {error}; simulate it "
+            "with real gradients, without --timing"
+        ) from error
+    return Steps(tuple(first), tuple(once))
+
+
+def _recorded(pattern: Pattern, hosts: tuple[int, ...], count: int) -> list[Step]:
+    """Record steps on these hosts, or on a few of them where each rank adds up messages of all."""
+    few = _of_model(pattern, hosts[:FEW], count)
+    if len(hosts) <= FEW:
+        return few
+    if not any(one.kind == "all_gather" for step in few for one in step.operations):
+        return _of_model(pattern, hosts, count)
+    share = (sum(hosts) - sum(hosts[:FEW])) / sum(hosts[FEW : 2 * FEW])
+    return _between(few, _of_model(pattern, hosts[: 2 * FEW], count), share)
+
+
+def _of_model(pattern: Pattern, hosts: tuple[int, ...], count: int) -> list[Step]:
+    """Record steps with two stand-ins, and return those of the model itself."""
+    sizes = [UNIT * hosts[0], 2 * UNIT * hosts[0]]
+    small, large = (_run(pattern, hosts, numbers, count) for numbers in sizes)
+    return _between(small, large, (pattern.parameters - sizes[0]) / (sizes[1] - sizes[0]))
+
+
+def _between(some: list[Step], others: list[Step], share: float) -> list[Step]:
+    """Return steps with all bytes on the line through those of two recordings."""
+    found = []
+    for one, other in zip(some, others, strict=True):
+        if [a._replace(nbytes=0) for a in one.operations] != [b._replace(nbytes=0) for b in other.operations]:
+            raise Unpredictable("its operations depend on the size of the model, or on the number of workers")
+        pairs = zip(one.operations, other.operations, strict=True)
+        operations = [a._replace(nbytes=max(0.0, a.nbytes + share * (b.nbytes - a.nbytes))) for a, b in pairs]
+        sent = one.bytes_sent + share * (other.bytes_sent - one.bytes_sent)
+        found.append(Step(tuple(operations), max(0.0, sent)))
+    return found
+
+
+def _run(pattern: Pattern, hosts: tuple[int, ...], numbers: int, count: int) -> list[Step]:
+    """Run steps of rank 0 alone with a stand-in of this size."""
+    strategy, ranks = pattern.strategy, sum(hosts)
+    operations: list[Operation] = []
+    comm = Recorder(operations, hosts)
+    if pattern.servers:
+        every = Recorder(operations, (*hosts, pattern.servers), "servers")
+        comm.servers = Servers(every, tuple(range(ranks, ranks + pattern.servers)))
+    if strategy.groups(comm) is not None:
+        raise Unpredictable("workers form groups")
+    rows = numbers // LAYERS // 40
+    module = nn.ParameterList(torch.zeros(rows, 40) for _ in range(LAYERS))
+    optimizer = build(pattern.optimizer, [*module.parameters()], 1e-3)
+    worker = strategy.worker(place(module, comm, strategy.home), comm, optimizer, Clip())
+    worker.share = 1 / ranks if strategy.pace is Pace.TOGETHER else 1.0
+    steps = []
+    for _ in range(count):
+        operations.clear()
+        worker.traffic.take()
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.grad.add_(1e-3)
+        worker.step()
+        if any(one.kind == "exchange" for one in operations) and not isinstance(strategy, WITH_PEERS):
+            raise Unpredictable("its sums are made of messages between ranks")
+        steps.append(Step(tuple(_joined(operations, ranks)), worker.traffic.bytes_sent))
+    return steps
+
+
+def _joined(operations: Sequence[Operation], ranks: int) -> list[Operation]:
+    """Number the servers from 0, and join consecutive exchanges."""
+    found: list[Operation] = []
+    for one in operations:
+        if one.kind == "exchange" and found and found[-1] == one:
+            continue
+        found.append(one._replace(peer=one.peer - ranks) if one.group == "servers" else one)
+    return found

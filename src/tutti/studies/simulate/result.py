@@ -1,0 +1,136 @@
+"""What a simulation has found: a table, the size at which each way stops paying, a figure. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby, pairwise
+from math import log2
+from typing import IO, Any, Final
+
+from tutti.records.texts import loss_text, metric_text
+from tutti.tables import TextTable
+from tutti.terminal import console_on
+
+WORTH: Final = 1.25
+"""Twice the workers have to be this many times as fast."""
+
+REMARK: Final = "remark"
+
+DEAR: Final = 2.0
+"""Samples may not cost this many times those of the cheapest smaller number of workers."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train with one number of workers."""
+
+    way: str
+    workers: int
+    hosts: int
+    samples: int = 0  # over all workers
+    seconds: float = 0.0  # without failures and validation
+    computes: float = 0.0  # the share of the workers' time in which they compute
+    bytes_per_step: float = 0.0  # that a worker sends
+    staleness: float = 0.0  # updates by others between a gradient's weights and its use, in the mean
+    goodput: float = 1.0  # the share of the steps that failures of hosts leave
+    cost: float | None = None  # of the hosts, in the unit of the price; None: there is no price
+    loss: float | None = None  # on the validation part at the end; None: timing alone
+    metrics: dict[str, float] = field(default_factory=dict)  # likewise
+    error: str = ""  # why it cannot be run
+
+    @property
+    def rate(self) -> float:
+        """Samples per second, of steps that failures leave."""
+        return self.samples * self.goodput / self.seconds if self.seconds else 0.0
+
+    def cells(self, first: float) -> dict[str, str]:
+        """Return the cells of the table by their heads; `first` is the rate of the way's first row."""
+        found = {"strategy": self.way, "workers": f"{self.workers:,}", "hosts": f"{self.hosts:,}"}
+        if self.error:
+            return found | {REMARK: self.error}
+        found |= {
+            "samples/s": f"{self.rate:,.0f}",
+            "speed-up": f"{self.rate / first:,.1f}" if first else "",
+            "seconds": f"{self.seconds:,.4g}",
+            "computes": f"{self.computes:.0%}",
+            "kB/step": f"{self.bytes_per_step / 1000:,.1f}",
+            "late by": f"{self.staleness:.1f}" if self.staleness else "",
+            "goodput": f"{self.goodput:.1%}" if self.goodput < 1 else "",
+            "cost": "" if self.cost is None else f"{self.cost:,.4g}",
+            "loss": "" if self.loss is None else loss_text(self.loss),
+        }
+        return found | {name: metric_text(name, value) for name, value in self.metrics.items()} | {REMARK: ""}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """All rows, way by way, by the number of workers."""
+
+    rows: Sequence[Row]
+
+    def by_way(self) -> dict[str, list[Row]]:
+        """Return the rows of each way that can be run."""
+        ways = groupby(self.rows, lambda row: row.way)
+        return {way: [row for row in rows if not row.error] for way, rows in ways}
+
+    def stops(self) -> dict[str, int | None]:
+        """Return the number of workers at which each way stops paying; None: at none of these.
+
+        It is the first one to which each doubling adds less than 25 % of speed, or whose samples cost twice
+        as much, in hosts and seconds, as those of a smaller number.
+        """
+        return {way: next(_unpaid(rows), None) for way, rows in self.by_way().items()}
+
+    def show(self, stream: IO[str]) -> None:
+        """Print the table, and where each way stops paying."""
+        ways = self.by_way()
+        cells = [row.cells(next((one.rate for one in ways[row.way]), 0.0)) for row in self.rows]
+        heads = [head for head in max(cells, key=len) if any(row.get(head) for row in cells)]
+        table = TextTable(heads, left=(REMARK,), drop=("hosts", "seconds", "kB/step", "loss"))
+        for row in cells:
+            table.add_row(*(row.get(head, "") for head in heads))
+        console_on(stream).print(table)
+        for way, stop in self.stops().items():
+            if len(ways[way]) < 2:
+                continue
+            pays = f"pays up to {ways[way][-1].workers:,} workers, the most that were simulated"
+            print(way, pays if stop is None else f"stops paying at {stop:,} workers", file=stream)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return {"rows": [asdict(row) for row in self.rows], "stops": self.stops()}
+
+    def draw(self, path: str) -> None:
+        """Draw speed, and accuracy where there is one, against workers: an .svg, .png or .html file."""
+        import altair as alt
+
+        from tutti.reports.figures.base import HEIGHT, WIDTH, coloured, in_rows, table
+
+        metric = next((name for row in self.rows for name in row.metrics), "loss")
+        ran = [row for row in self.rows if not row.error]
+        data = [
+            {"way": one.way, "workers": one.workers, "samples/s": one.rate}
+            | {metric: one.metrics.get(metric, one.loss)}
+            for one in ran
+        ]
+        logarithmic = alt.Scale(type="log", base=2)
+        x = alt.X("workers:Q", scale=logarithmic, axis=alt.Axis(format="d", tickCount=8))
+        panels = [
+            alt.Chart(table(data))
+            .mark_line(point=True)
+            .encode(x=x, y=alt.Y(f"{y}:Q", title=y, scale=scale), **coloured("way", self.by_way(), data))
+            .properties(width=WIDTH, height=HEIGHT)
+            for y, scale in (("samples/s", logarithmic), (metric, alt.Scale(zero=False)))
+            if any(row[y] is not None for row in data)
+        ]
+        in_rows(panels, "way").configure(background="#ffffff", padding=14).save(path)
+
+
+def _unpaid(rows: Sequence[Row]) -> Iterator[int]:
+    """Yield the numbers of workers that do not pay."""
+    for number, (before, row) in enumerate(pairwise(rows)):
+        gain = (row.rate / before.rate) ** (1 / log2(row.workers / before.workers))
+        cheapest = min(one.hosts / one.rate for one in rows[: number + 1])
+        if gain < WORTH or row.hosts / row.rate >= DEAR * cheapest:
+            yield row.workers

@@ -1,0 +1,232 @@
+"""The rows of a simulation, which the ranks of this machine divide among them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from math import isfinite
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+from tutti.comm.base import Communicator
+from tutti.errors import BadOption, NotFinite
+from tutti.exports.sources import load_from
+from tutti.free_memory import free_bytes
+from tutti.model_parallel.memory import state_per_byte
+from tutti.parameter_server.base import Centre
+from tutti.run.build import Task, open_config_data, prepare_task, seeded
+from tutti.run.checks import check_recipe
+from tutti.run.config import DEFAULT_EPOCHS
+from tutti.run.jobs import Recipe, load_job
+from tutti.run.optimization import build_optimizer
+from tutti.strategies import Strategy, named
+from tutti.strategies.base import Pace
+from tutti.studies.simulate.calibrate import calibrated, measured_steps, reckoned_steps
+from tutti.studies.simulate.failures import Failures, goodput
+from tutti.studies.simulate.learning import learn
+from tutti.studies.simulate.machine import Machine
+from tutti.studies.simulate.pattern import Pattern
+from tutti.studies.simulate.question import SimulateJob, Way
+from tutti.studies.simulate.result import Row, Simulation
+from tutti.studies.simulate.step_times import StepTimes
+from tutti.studies.simulate.timing import replay
+
+VECTORS: Final = 3
+"""Vectors of a virtual worker, besides the optimizer's: weights, gradients, and one that it exchanges."""
+
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A row that is to be simulated; `batch` are the samples of a worker's step."""
+
+    row: Row
+    recipe: Recipe
+    strategy: Strategy
+    batch: int
+
+
+def work(comm: Communicator, payload: bytes) -> Simulation:
+    """Simulate all rows (entry point).
+
+    Args:
+        comm: ranks of this host.
+        payload: a pickled `SimulateJob`.
+
+    Returns:
+        What was found; the same on all ranks.
+
+    Raises:
+        UserError: the input is wrong, or memory does not hold the virtual workers.
+    """
+    job = load_job(payload, SimulateJob)
+    with seeded(job.config.seed):
+        rows = plan_rows(job)
+        task = opened(job, comm)
+        return simulated(job, comm, task, rows)
+
+
+def opened(job: SimulateJob, comm: Communicator) -> Task:
+    """Return data and model (collective), and print what they are."""
+    task = prepare_task(job, open_config_data(job, comm))
+    if job.config.weights is not None:
+        load_from(Path(job.config.weights), task.module, comm.rank == 0)
+    if comm.rank == 0 and not job.quiet:
+        print(task.described(), flush=True)
+    return task
+
+
+def simulated(job: SimulateJob, comm: Communicator, task: Task, rows: Sequence[Plan | Row]) -> Simulation:
+    """Simulate the rows that can be (collective)."""
+    timing, machine = job.question.timing, job.question.machine
+    plans = {at: one for at, one in enumerate(rows) if isinstance(one, Plan)}
+    busy = comm.size if timing else _at_a_time(job, comm, task, [*plans.values()])
+    times = _step_times(job, comm, task, {plan.batch for plan in plans.values()})
+    # The largest first; whichever rank is free takes the next one.
+    order = sorted(plans, key=lambda at: -plans[at].row.workers)
+    take, mine = comm.counter().add, dict[int, Row]()
+    while comm.rank < busy and (number := take(1)) < len(order):
+        plan = plans[order[number]]
+        mine[order[number]] = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
+        if not (job.quiet or timing):
+            print(f"simulated: {plan.row.way}, workers: {plan.row.workers:,}", flush=True)
+    found = cast("list[dict[int, Row]]", comm.all_gather_objects(mine))
+    done = {at: row for part in found for at, row in part.items()}
+    return Simulation(_possible([one if isinstance(one, Row) else done[at] for at, one in enumerate(rows)]))
+
+
+def plan_rows(job: SimulateJob) -> list[Plan | Row]:
+    """Return what is to be simulated, way by way; a row says why it cannot be."""
+    question = job.question
+    if not question.ways:
+        raise BadOption("nothing to simulate; give --strategies at least one, such as sync")
+    rows = [_planned(job, way, workers) for way in question.ways for workers in sorted(question.workers)]
+    return _possible(rows)
+
+
+def _possible(rows: list[R]) -> list[R]:
+    """Return the rows, or refuse all of them by the error of the first."""
+    errors = [one.error for one in rows if isinstance(one, Row) and one.error]
+    if len(errors) == len(rows):
+        raise BadOption(errors[0])
+    return rows
+
+
+def _planned(job: SimulateJob, way: Way, workers: int) -> Plan | Row:
+    hosts, kind = len(job.question.machine.hosts(workers)), named(way.strategy)
+    row = Row(way.name, workers, hosts)
+    if kind.most_hosts is not None and hosts > kind.most_hosts:
+        why = f"strategy '{kind.name}' needs one memory for all workers, and {workers:,} fill {hosts:,} hosts"
+        return replace(row, error=f"{why}; give fewer --workers, or another strategy")
+    servers, together = int(Centre in kind.needs and hosts > 1), kind.pace is Pace.TOGETHER
+    recipe = replace(job, config=job.config_of(way, workers, servers, together))
+    try:
+        strategy = check_recipe(recipe, workers + servers, hosts)
+    except BadOption as error:
+        return replace(row, error=str(error))
+    return Plan(row, recipe, strategy, -(-recipe.config.batch_size // (workers if together else 1)))
+
+
+def _at_a_time(job: SimulateJob, comm: Communicator, task: Task, plans: Sequence[Plan]) -> int:
+    """Return how many ranks have room to simulate at a time (collective).
+
+    Raises:
+        BadOption: not even one.
+    """
+    nbytes = sum(one.nbytes for one in task.module.parameters())
+    each = nbytes * (VECTORS + state_per_byte(lambda module: build_optimizer(job, module)))
+    most = max(plan.row.workers for plan in plans)
+    free = cast("int | None", comm.broadcast_object(free_bytes()))
+    if free is not None and most * each > free:
+        raise BadOption(
+            f"{most:,} virtual workers of {each / 1e6:,.1f} MB need {most * each / 1e9:,.1f} GB, and "
+            f"{free / 1e9:,.1f} GB are free; give fewer --workers, or --timing, which holds no gradients"
+        )
+    return comm.size if free is None else int(free // (most * each))
+
+
+def _step_times(job: SimulateJob, comm: Communicator, task: Task, batches: set[int]) -> dict[int, StepTimes]:
+    """Return the seconds of a worker's step by its samples, timed where the machine does not say them."""
+    machine = job.question.machine
+    if machine.flops_per_s is not None:
+        return {batch: reckoned_steps(machine, task, batch) for batch in batches}
+    times = {batch: measured_steps(job, comm, task, batch) for batch in sorted(batches)}
+    if job.calibrate is not None and comm.rank == 0:
+        text = calibrated(machine, task, max(batches), times[max(batches)]).written()
+        Path(job.calibrate).write_text(text, encoding="utf-8")
+    return times
+
+
+def _timed(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
+    """Replay the communication of a row's workers."""
+    row, config, strategy = plan.row, plan.recipe.config, plan.strategy
+    together = strategy.pace is Pace.TOGETHER
+    update = config.batch_size * (1 if together else row.workers)
+    samples = (config.epochs or DEFAULT_EPOCHS) * len(task.dataset.train)
+    steps = config.steps or max(1, samples // update)
+    hosts = machine.hosts(row.workers)
+    try:
+        servers = int(Centre in strategy.needs)
+        pattern = Pattern(strategy, config.optimizer, task.parameters, servers)
+        timing = replay(
+            pattern,
+            hosts,
+            machine.network,
+            times.scaled(1 / strategy.passes),
+            steps,
+            speeds=[*islice(cycle(machine.speeds), len(hosts))],
+            input_batches_per_s=machine.samples_per_s * strategy.passes / plan.batch,
+            seed=config.seed,
+        )
+    except BadOption as error:
+        return replace(row, error=str(error))
+    row = replace(
+        row,
+        samples=steps * update,
+        seconds=timing.seconds,
+        computes=timing.utilisation,
+        bytes_per_step=timing.bytes_per_worker_step,
+        staleness=timing.staleness,
+    )
+    return _with_failures(row, plan, machine)
+
+
+def _learned(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
+    """Train a row's workers."""
+    row = plan.row
+    try:
+        history = learn(plan.recipe, task, plan.strategy, machine, row.workers, plan.batch, times)
+    except NotFinite as error:
+        return replace(row, error=f"diverged: {error}")
+    ranks = [record for epoch in history for record in epoch.ranks]
+    seconds = sum(epoch.seconds["total"] - epoch.seconds["validation"] for epoch in history)
+    late = sum((Counter(record.staleness) for record in ranks), Counter[int]())
+    last = history[-1].validation or history[-1].train
+    row = replace(
+        row,
+        samples=sum(epoch.train.samples for epoch in history),
+        seconds=seconds,
+        computes=sum(one.stages["forward"] + one.stages["backward"] for one in ranks) / row.workers / seconds,
+        bytes_per_step=sum(one.bytes_sent for one in ranks) / sum(one.updates for one in ranks),
+        staleness=sum(by * count for by, count in late.items()) / max(1, late.total()),
+        loss=last.loss,
+        metrics=last.metrics,
+    )
+    return _with_failures(row, plan, machine)
+
+
+def _with_failures(row: Row, plan: Plan, machine: Machine) -> Row:
+    """Add the share of the work that failures leave, and the cost of the hosts."""
+    left, cost = 1.0, None
+    if isfinite(machine.hours_between):
+        failures = Failures(
+            machine.hours_between, machine.repair_s, machine.checkpoint_every_s, machine.restart_s
+        )
+        left = goodput(failures, plan.strategy.pace, row.hosts, plan.recipe.config.servers)
+    if machine.price_per_hour is not None and left:
+        cost = row.hosts * machine.price_per_hour * row.seconds / left / 3600
+    return replace(row, goodput=left, cost=cost)

@@ -1,0 +1,211 @@
+"""Simulations: their rows, what they print and write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tutti
+from tests.promises.command import run
+from tutti.cli.main import main
+from tutti.comm.network import Network
+from tutti.comm.shm.communicator import HostCommunicator
+from tutti.run.config import TrainConfig
+from tutti.studies.simulate import advice, work
+from tutti.studies.simulate.machine import INCLUDED, Machine, machine_of, read_machine
+from tutti.studies.simulate.question import AdviseJob, Question
+from tutti.studies.simulate.result import Row, Simulation
+from tutti.studies.simulate.step_times import StepTimes
+
+EVEN = Machine("even", "a test, 2026", 1, "1gbit,10us", "64gbit,1us", flops_per_s=1e8)
+"""Hosts of one rank, whose steps all take as long."""
+
+SMALL: dict[str, Any] = {"model_options": {"hidden": [16]}, "batch_size": 8, "steps": 12, "quiet": True}
+FLOPS = 3 * 2 * (64 * 16 + 16 * 10)  # of a sample
+PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10
+
+
+def simulate(**given: Any) -> list[Row]:
+    """The rows of a small simulation."""
+    return [*tutti.simulate("mlp", "digits", **{"machine": EVEN, **SMALL, **given}).rows]
+
+
+@pytest.mark.parametrize("timing", [False, True])
+def test_a_step_takes_its_products_and_its_sum_over_the_hosts(timing: bool) -> None:
+    alone, four = simulate(strategies=["sync"], workers=[1, 4], timing=timing)
+    step_s = FLOPS * 8 / 1e8
+    sum_s = Network(10e-6, 1.25e8).all_reduce_s([1] * 4, 4 * PARAMETERS)
+    assert alone.seconds == pytest.approx(12 * step_s)
+    assert four.seconds == pytest.approx(12 * (step_s + sum_s), rel=0.03)
+    assert four.computes == pytest.approx(step_s / (step_s + sum_s), rel=0.03)
+    assert (alone.samples, four.samples, four.hosts) == (12 * 8, 12 * 8 * 4, 4)
+    assert four.bytes_per_step == pytest.approx(4 * PARAMETERS * 2 * 3 / 4, rel=0.01)
+    assert ("accuracy" in four.metrics) is not timing
+
+
+def test_a_simulation_is_the_same_again_and_asynchronous_workers_are_late() -> None:
+    given: dict[str, Any] = {"strategies": ["easgd:every=1", tutti.DiLoCo(every=4)], "workers": [3]}
+    uneven = replace(EVEN, speeds=(1.0, 0.5), spread=(0.8, 1.0, 1.6))
+    rows = simulate(machine=uneven, **given)
+    assert rows == simulate(machine=uneven, **given)
+    assert [row.way for row in rows] == ["easgd:every=1", "diloco"]
+    assert rows[0].staleness > 0
+    assert rows[0].rate != simulate(machine=EVEN, **given)[0].rate
+
+
+def test_strong_scaling_divides_the_batch_and_epochs_are_as_many_samples_for_any_number() -> None:
+    length: dict[str, Any] = {"steps": None, "epochs": 1, "timing": True}
+    for way in ("sync", "diloco"):
+        alone, four = simulate(strategies=[way], workers=[1, 4], scaling="strong", **length)
+        assert alone.samples == pytest.approx(four.samples, rel=0.02)
+        assert four.computes * four.seconds == pytest.approx(alone.seconds / 4, rel=0.02)
+
+
+def test_failures_leave_less_and_hosts_cost() -> None:
+    whole, failing = (
+        simulate(strategies=["sync"], workers=[4], timing=True, price=36.0, machine=machine)[0]
+        for machine in (EVEN, replace(EVEN, hours_between=10.0))
+    )
+    assert whole.cost == pytest.approx(4 * 36 * whole.seconds / 3600)
+    assert failing.goodput < whole.goodput == 1
+    assert failing.cost == pytest.approx(whole.cost / failing.goodput)
+    assert failing.rate == pytest.approx(whole.rate * failing.goodput)
+
+
+@pytest.mark.parametrize(
+    ("rates", "hosts", "stop"),
+    [
+        ([10, 20, 40, 80], [1, 2, 4, 8], None),
+        ([10, 13, 16.9, 21.97], [1, 1, 1, 1], None),  # 30 % for each doubling
+        ([10, 20, 24, 48], [1, 2, 4, 8], 4),  # 20 %
+        ([10, 13, 16.9, 21.97], [1, 2, 4, 8], 4),  # samples cost 2.4 times as much
+    ],
+)
+def test_a_way_stops_paying_where_doubling_adds_little_or_samples_cost_twice_as_much(
+    rates: list[float], hosts: list[int], stop: int | None
+) -> None:
+    rows = [
+        Row("sync", 2**at, count, int(rate * 100), 100.0)
+        for at, (rate, count) in enumerate(zip(rates, hosts, strict=True))
+    ]
+    assert Simulation(rows).stops() == {"sync": stop}
+
+
+def test_the_command_prints_writes_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("vl_convert")
+    record, figure = tmp_path / "rows.json", tmp_path / "rows.svg"
+    line = f"simulate mlp --machine eight-a100 --timing --json {record} --figure {figure} --steps 4"
+    assert main([*line.split(), "--strategies", "solo,sync,diloco:every=2", "--workers", "1,8,64"]) == 0
+    printed = capsys.readouterr().out
+    assert "strategy 'solo' runs on 1 worker, not 64" in printed
+    assert "sync stops paying at 8 workers" in printed
+    found = json.loads(record.read_text())
+    assert found["stops"]["sync"] == 8
+    assert len(found["rows"]) == 9
+    assert all(row["cost"] > 0 for row in found["rows"] if not row["error"])
+    assert figure.read_text().startswith("<svg")
+
+
+def test_a_machine_that_is_timed_here_can_be_read_again(tmp_path: Path) -> None:
+    line = "tutti simulate mlp --strategies sync --workers 1,2 --steps 2 --calibrate here.toml"
+    assert "sync pays up to" in run(line, tmp_path).out or "sync stops" in run(line, tmp_path).out
+    machine = read_machine(str(tmp_path / "here.toml"))
+    assert machine.flops_per_s is not None
+    assert machine.flops_per_s > 1e6
+    assert all(one <= other for one, other in pairwise(machine.spread))
+
+
+@pytest.mark.parametrize("name", INCLUDED)
+def test_an_included_machine_has_a_source_with_its_year(name: str) -> None:
+    assert any(word.strip(";,.").isdecimal() for word in read_machine(name).source.split())
+
+
+NEEDED = 'name = "a"\nsource = "b, 2026"\nranks_per_host = 2\n[network]\nbetween = "1gbit,1us"\n'
+INSIDE = 'inside = "1gbit,1us"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NEEDED, "has no 'inside'; add it"),
+        (NEEDED + INSIDE + "[compute]\nflops = 1e9\n", "unknown key 'flops'"),
+        (NEEDED + INSIDE + "[compute]\nspread = [1.0, 0.5]\n", "'spread' in the machine's file"),
+        (NEEDED + INSIDE + "[failures]\nhours_between = 0\n", "is 0; give a number above 0"),
+        (NEEDED.replace("1us", "-1us") + INSIDE, "the network of machine 'a'"),
+        ("name = ", "cannot read the machine's file"),
+    ],
+)
+def test_a_wrong_file_of_a_machine_is_one_clear_message(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "machine.toml"
+    file.write_text(text)
+    with pytest.raises(tutti.UserError, match=message):
+        read_machine(str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--network 0gbit,50us", "the network of machine 'this machine'"),
+        ("--network fast", "the network of machine"),
+        ("--machine eight-v10", "unknown machine 'eight-v10'; did you mean 'eight-v100'?"),
+        ("--price 0", "--price is 0.0"),
+        ("--strategies sink", "unknown strategy 'sink'; did you mean 'sync'?"),
+        ("--strategies diloco:evry=3", "unknown option 'evry' of the strategy 'diloco'"),
+        ("--strategies ,", "nothing to simulate"),
+        ("--workers 0", "--workers is [0]"),
+        ("--workers 1,two", "--workers is '1,two'"),
+        ("--scaling sideways", "unknown value 'sideways' of --scaling"),
+        ("--json no/file.json", "cannot write --json no/file.json"),
+        ("--calibrate here.toml --machine eight-v100", "--calibrate times this machine"),
+        ("--strategies hogwild --workers 64 --machine eight-v100", "needs one memory for all workers"),
+        ("--strategies adpsgd --workers 64 --machine eight-v100 --timing", "without --timing"),
+    ],
+)
+def test_bad_input_is_one_clear_message(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "mlp", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_more_workers_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "free_bytes", lambda: 100 * PARAMETERS * 4 * 5)
+    with pytest.raises(tutti.BadOption, match="101 virtual workers of"):
+        simulate(strategies=["sync"], workers=[101])
+    assert simulate(strategies=["sync"], workers=[20], steps=1)[0].workers == 20
+
+
+def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "measured_steps", lambda *_: StepTimes((1e-3, 1e-3)))
+    config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01)
+    slow = machine_of(EVEN, "10mbit,1ms")
+    job = AdviseJob(config, Question([], [4], slow), None, (), 4.0, quiet=True)
+    comm = HostCommunicator.alone()
+    found = advice.work(comm, pickle.dumps(job))
+    rows = {row.way: row for row in found.simulation.rows}
+    assert rows.keys() >= {"sync:batch_size=8", "sync:batch_size=16", "diloco:every=8", "sparseloco:every=8"}
+    assert found.pick.rate > 2 * rows["sync:batch_size=8"].rate
+    assert found.pick.loss == min(row.loss for row in rows.values())
+    assert found.config.strategy == found.pick.way.partition(":")[0]
+    with pytest.raises(tutti.BadOption, match="give --budget"):
+        advice.work(comm, pickle.dumps(replace(job, budget_s=0.1)))
+    comm.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--hosts 8 -n 4", "leave --workers out"),
+        ("--network 1gbit,1us", "give their number, such as --hosts 8"),
+    ],
+)
+def test_advice_refuses_what_it_decides(words: str, message: str, capsys: Any) -> None:
+    assert main(["plan", "mlp", *words.split()]) == 2
+    assert message in capsys.readouterr().err
