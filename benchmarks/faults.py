@@ -4,8 +4,8 @@
 
 Each worker is a `tutti train` on a host of its own, a network namespace, and a loop starts it again when it
 ends, as a scheduler would; the centre is `tutti centre` on another one. A step of the perceptron is followed
-by 500 ms of sleep, so that eight workers fit on two cores; they exchange every 5 steps. The workers that train
-have a higher priority than all else on this machine, as does the centre: on a cluster, too, a worker that
+by 500 ms of sleep, so that eight workers fit on two cores; they exchange every 5 steps. The workers that
+train, and the centre, have a higher priority than all else on this machine: on a cluster, too, a worker that
 starts takes no core from others.
 
 For some minutes without faults, before and after, the workers' steps are counted. Between these, every 30 s
