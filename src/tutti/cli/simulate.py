@@ -23,7 +23,7 @@ from tutti.studies.simulate.result import Simulation
 
 @part("simulate")
 class SimulateCommand(Command):
-    """Simulate hosts that are not there: how fast would they train, what would it cost, and how well?
+    """Train on hosts that are not there: how fast, at what cost, how well?
 
     Virtual workers in one process run each strategy with real gradients, under a clock that the model's steps
     and the network's messages move; with --timing without gradients, thousands of workers in seconds. Shows
