@@ -153,6 +153,7 @@ def test_a_wrong_file_of_a_machine_is_one_clear_message(text: str, message: str,
     [
         ("--network 0gbit,50us", "the network of machine 'this machine'"),
         ("--network fast", "the network of machine"),
+        ("--network 1gbit,1us,torus:2x2 --workers 64 --machine two-cores", "which has 4 hosts"),
         ("--machine eight-v10", "unknown machine 'eight-v10'; did you mean 'eight-v100'?"),
         ("--price 0", "--price is 0.0"),
         ("--strategies sink", "unknown strategy 'sink'; did you mean 'sync'?"),

@@ -117,8 +117,14 @@ def _possible(rows: list[R]) -> list[R]:
 
 
 def _planned(job: SimulateJob, way: Way, workers: int) -> Plan | Row:
-    hosts, kind = len(job.question.machine.hosts(workers)), named(way.strategy)
+    machine, kind = job.question.machine, named(way.strategy)
+    sizes = machine.hosts(workers)
+    hosts = len(sizes)
     row = Row(way.name, workers, hosts)
+    try:
+        machine.network.barrier_s(sizes)
+    except ValueError as error:  # The topology has fewer places.
+        return replace(row, error=f"{error}; give fewer --workers, or another --network")
     if kind.most_hosts is not None and hosts > kind.most_hosts:
         why = f"strategy '{kind.name}' needs one memory for all workers, and {workers:,} fill {hosts:,} hosts"
         return replace(row, error=f"{why}; give fewer --workers, or another strategy")
