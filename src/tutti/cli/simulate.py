@@ -17,7 +17,7 @@ from tutti.records.json_lines import to_json
 from tutti.registry import part
 from tutti.run.start import run as run_job
 from tutti.studies.simulate.machine import BETWEEN, INCLUDED, machine_of
-from tutti.studies.simulate.question import DECIDED, Question, SimulateJob, Way
+from tutti.studies.simulate.question import DECIDED, SimulateJob, SimulateQuestion, Way
 from tutti.studies.simulate.result import Simulation
 
 
@@ -76,7 +76,7 @@ class SimulateCommand(Command):
         for option in ("calibrate", "json", "figure"):
             if (path := getattr(own, option)) is not None:
                 writable(Path(path), f"--{option}")
-        question = Question(
+        question = SimulateQuestion(
             [Way.parse(one) for one in words_of(own.strategies)],
             numbers_of(own.workers, "--workers", "1,8,64"),
             machine,
