@@ -85,6 +85,7 @@ def test_failures_leave_less_and_hosts_cost() -> None:
         ([10, 13, 16.9, 21.97], [1, 1, 1, 1], None),  # 30 % for each doubling
         ([10, 20, 24, 48], [1, 2, 4, 8], 4),  # 20 %
         ([10, 13, 16.9, 21.97], [1, 2, 4, 8], 4),  # samples cost 2.4 times as much
+        ([0, 0, 0], [1, 2, 4], 2),  # failures leave no step
     ],
 )
 def test_a_way_stops_paying_where_doubling_adds_little_or_samples_cost_twice_as_much(
@@ -119,6 +120,14 @@ def test_a_machine_that_is_timed_here_can_be_read_again(tmp_path: Path) -> None:
     assert machine.flops_per_s is not None
     assert machine.flops_per_s > 1e6
     assert all(one <= other for one, other in pairwise(machine.spread))
+
+
+def test_a_written_machine_is_read_as_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "machine.toml"
+    own: dict[str, Any] = {"price_per_hour": 3.6, "speeds": (1.0, 0.5), "samples_per_s": 2e3}
+    machine = replace(EVEN, flops_per_s=1.25e16, hours_between=1e3, **own)
+    file.write_text(machine.written())
+    assert read_machine(str(file)) == machine
 
 
 @pytest.mark.parametrize("name", INCLUDED)
@@ -184,7 +193,7 @@ def test_more_workers_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPa
 
 def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "measured_steps", lambda *_: StepTimes((1e-3, 1e-3)))
-    config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01)
+    config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01, epochs=50)
     slow = machine_of(EVEN, "10mbit,1ms")
     job = AdviseJob(config, Question([], [4], slow), None, (), 4.0, quiet=True)
     comm = HostCommunicator.alone()
