@@ -59,6 +59,14 @@ def test_a_simulation_is_the_same_again_and_asynchronous_workers_are_late() -> N
     assert rows[0].rate != simulate(machine=EVEN, **given)[0].rate
 
 
+@pytest.mark.parametrize("timing", [False, True])
+def test_a_host_whose_workers_have_ended_does_not_compute(timing: bool) -> None:
+    (row,) = simulate(
+        strategies=["easgd"], workers=[2], timing=timing, machine=replace(EVEN, speeds=(1.0, 0.5))
+    )
+    assert row.computes == pytest.approx((1 + 2) / (2 * 2), rel=0.05)
+
+
 def test_strong_scaling_divides_the_batch_and_epochs_are_as_many_samples_for_any_number() -> None:
     length: dict[str, Any] = {"steps": None, "epochs": 1, "timing": True}
     for way in ("sync", "diloco"):
