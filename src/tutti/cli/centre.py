@@ -9,7 +9,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
+from tutti.cli.command import Command, writable
 from tutti.cli.options import Parser, Words
 from tutti.errors import BadOption
 from tutti.records.folder_lock import FolderInUse, FolderLock
@@ -47,11 +47,13 @@ class CentreCommand(Command):
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: ended.set())
-        keep = Path(own.keep)
+        keep = writable(Path(own.keep), "--keep")
         try:
             lock = FolderLock(keep.parent, name=f".{keep.name}.lock")
         except FolderInUse as error:
-            raise BadOption(f"another centre writes {keep}; stop it, or name another file with --keep") from error
+            raise BadOption(
+                f"another centre writes {keep}; stop it, or name another file with --keep"
+            ) from error
         server = RemoteServer(read_key(own.key), keep, max(0, own.workers))
         print(f"centre at {server.listen(own.listen)}, {server.version} messages so far", flush=True)
         while not ended.wait(SAVE_S):
