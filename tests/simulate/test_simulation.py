@@ -73,6 +73,8 @@ def test_strong_scaling_divides_the_batch_and_epochs_are_as_many_samples_for_any
         alone, four = simulate(strategies=[way], workers=[1, 4], scaling="strong", **length)
         assert alone.samples == pytest.approx(four.samples, rel=0.02)
         assert four.computes * four.seconds == pytest.approx(alone.seconds / 4, rel=0.02)
+        few = simulate(strategies=[way], workers=[1, 9], scaling="strong", **length)[1]
+        assert "a batch of 8 samples cannot be split over 9" in few.error
 
 
 def test_failures_leave_less_and_hosts_cost() -> None:
