@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +15,14 @@ import torch
 from torch import nn, optim
 
 from tests.parameter_server.network import TO_CENTRE, TO_WORKER, Network
+from tutti.cli.main import main
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.errors import BadCheckpoint, BadModel, BadOption, PeerLost
 from tutti.parameter_server import remote
 from tutti.parameter_server.base import Push, Receipt, Slot
 from tutti.parameter_server.remote import RemoteCentre, RemoteServer, read_key
 from tutti.parameter_server.rules import DelayedNesterovRule
+from tutti.records.folder_lock import FolderLock
 from tutti.replica import Replica
 from tutti.strategies import AsyncDiLoCo, Clip
 
@@ -140,6 +144,36 @@ def test_what_arrives_after_the_worker_has_joined_again_is_not_applied(
     network.release()
     worker.exchange(4.0)
     assert (worker.value, server.version) == (-6.0, 1)
+
+
+def test_numbers_that_are_not_finite_do_not_reach_the_centre(network: Network, server: RemoteServer) -> None:
+    worker = Member(network.address)
+    for value in (1.0, float("nan"), float("inf"), 2.0):
+        worker.exchange(value)
+    assert (worker.value, server.version) == (-3.0, 2)
+
+
+def test_a_centre_outlives_an_error_of_a_connection(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, errors = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, Any]:
+        end = accept(listener)
+        if errors:
+            end[0].close()
+            raise errors.pop()
+        return end
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    for value in (3.0, 4.0):
+        assert Member(network.centre, value).value == 3.0
+
+
+def test_two_centres_do_not_write_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with FolderLock(tmp_path, name=".c.lock"):
+        assert main(["centre", "--listen", "127.0.0.1:0", "--keep", str(tmp_path / "c")]) == 2
+    assert "another centre writes" in capsys.readouterr().err
 
 
 def test_a_silent_centre_is_lost(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

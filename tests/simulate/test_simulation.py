@@ -59,12 +59,22 @@ def test_a_simulation_is_the_same_again_and_asynchronous_workers_are_late() -> N
     assert rows[0].rate != simulate(machine=EVEN, **given)[0].rate
 
 
+@pytest.mark.parametrize("timing", [False, True])
+def test_a_host_whose_workers_have_ended_does_not_compute(timing: bool) -> None:
+    (row,) = simulate(
+        strategies=["easgd"], workers=[2], timing=timing, machine=replace(EVEN, speeds=(1.0, 0.5))
+    )
+    assert row.computes == pytest.approx((1 + 2) / (2 * 2), rel=0.05)
+
+
 def test_strong_scaling_divides_the_batch_and_epochs_are_as_many_samples_for_any_number() -> None:
     length: dict[str, Any] = {"steps": None, "epochs": 1, "timing": True}
     for way in ("sync", "diloco"):
         alone, four = simulate(strategies=[way], workers=[1, 4], scaling="strong", **length)
         assert alone.samples == pytest.approx(four.samples, rel=0.02)
         assert four.computes * four.seconds == pytest.approx(alone.seconds / 4, rel=0.02)
+        few = simulate(strategies=[way], workers=[1, 9], scaling="strong", **length)[1]
+        assert "a batch of 8 samples cannot be split over 9" in few.error
 
 
 def test_failures_leave_less_and_hosts_cost() -> None:
@@ -85,6 +95,7 @@ def test_failures_leave_less_and_hosts_cost() -> None:
         ([10, 13, 16.9, 21.97], [1, 1, 1, 1], None),  # 30 % for each doubling
         ([10, 20, 24, 48], [1, 2, 4, 8], 4),  # 20 %
         ([10, 13, 16.9, 21.97], [1, 2, 4, 8], 4),  # samples cost 2.4 times as much
+        ([0, 0, 0], [1, 2, 4], 2),  # failures leave no step
     ],
 )
 def test_a_way_stops_paying_where_doubling_adds_little_or_samples_cost_twice_as_much(
@@ -119,6 +130,14 @@ def test_a_machine_that_is_timed_here_can_be_read_again(tmp_path: Path) -> None:
     assert machine.flops_per_s is not None
     assert machine.flops_per_s > 1e6
     assert all(one <= other for one, other in pairwise(machine.spread))
+
+
+def test_a_written_machine_is_read_as_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "machine.toml"
+    own: dict[str, Any] = {"price_per_hour": 3.6, "speeds": (1.0, 0.5), "samples_per_s": 2e3}
+    machine = replace(EVEN, flops_per_s=1.25e16, hours_between=1e3, **own)
+    file.write_text(machine.written())
+    assert read_machine(str(file)) == machine
 
 
 @pytest.mark.parametrize("name", INCLUDED)
@@ -185,7 +204,7 @@ def test_more_workers_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPa
 
 def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "measured_steps", lambda *_: StepTimes((1e-3, 1e-3)))
-    config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01)
+    config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01, epochs=50)
     slow = machine_of(EVEN, "10mbit,1ms")
     job = AdviseJob(config, SimulateQuestion([], [4], slow), None, (), 4.0, quiet=True)
     comm = HostCommunicator.alone()

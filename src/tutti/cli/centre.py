@@ -9,8 +9,10 @@ from typing import Final
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
+from tutti.cli.command import Command, writable
 from tutti.cli.options import Parser, Words
+from tutti.errors import BadOption
+from tutti.records.folder_lock import FolderInUse, FolderLock
 from tutti.registry import part
 from tutti.terminal import warn_on_stderr
 
@@ -44,7 +46,14 @@ class CentreCommand(Command):
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: ended.set())
-        server = RemoteServer(read_key(own.key), Path(own.keep), max(0, own.workers))
+        keep = writable(Path(own.keep), "--keep")
+        try:
+            lock = FolderLock(keep.parent, name=f".{keep.name}.lock")
+        except FolderInUse as error:
+            raise BadOption(
+                f"another centre writes {keep}; stop it, or name another file with --keep"
+            ) from error
+        server = RemoteServer(read_key(own.key), keep, max(0, own.workers))
         print(f"centre at {server.listen(own.listen)}, {server.version} messages so far", flush=True)
         while not ended.wait(SAVE_S):
             try:
@@ -52,5 +61,6 @@ class CentreCommand(Command):
             except OSError as error:
                 warn_on_stderr(f"cannot write {own.keep}: {error.strerror}; trying again in a minute")
         server.save(last=True)
+        lock.release()
         print(f"{own.keep}: {server.version} messages", flush=True)
         return 0

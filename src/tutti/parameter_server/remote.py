@@ -254,7 +254,12 @@ class RemoteServer:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            end, (host, *_) = listener.accept()
+            try:
+                end, (host, *_) = listener.accept()
+            except OSError as error:  # too many files, or the worker has gone
+                warn_on_stderr(f"cannot accept a connection: {error.strerror}; trying again")
+                time.sleep(1.0)
+                continue
             Thread(target=self._serve, args=(end, host), name="centre-worker", daemon=True).start()
 
     @torch.no_grad()
@@ -303,11 +308,14 @@ class RemoteServer:
                 raise EOFError("it has joined again, or the centre ends")
             if request["number"] > self._numbers.get(worker, 0):
                 self._numbers[worker] = request["number"]
-                if not request["begins"]:
+                if request["begins"]:
+                    if not self._begun:
+                        copy_all(self._weights, buffer)
+                        self._begun = True
+                elif all(bool(vector.isfinite().all()) for vector in buffer):
                     self._apply(buffer, *request["settings"])
-                elif not self._begun:
-                    copy_all(self._weights, buffer)
-                    self._begun = True
+                else:
+                    print(f"! {worker} brought numbers that are not finite; they are left out", flush=True)
             if request["reads"]:
                 copy_all(buffer, self._weights)
             answer = {"version": self.version}

@@ -61,6 +61,8 @@ def work(comm: Communicator, payload: bytes) -> Advice:
         BadOption: the budget is too short to see what is learned.
     """
     job = load_job(payload, AdviseJob)
+    # The length that is given is that of the training to come.
+    job = replace(job, config=replace(job.config, epochs=None, steps=None))
     (workers,) = job.question.workers
     with seeded(job.config.seed):
         task = opened(job, comm)

@@ -94,6 +94,6 @@ def reckoned_steps(machine: Machine, task: Task, batch_size: int) -> StepTimes:
 def calibrated(machine: Machine, task: Task, batch_size: int, times: StepTimes) -> Machine:
     """Return the machine with what steps have shown on it."""
     rate = flops_of_sample(task) * batch_size / times.median
-    spread = tuple(one / times.median for one in times.quantiles_s)
+    spread = tuple(float(f"{one / times.median:.4g}") for one in times.quantiles_s)
     source = f"{task.name}, timed on {date.today()}"
-    return replace(machine, source=source, flops_per_s=rate, spread=spread)
+    return replace(machine, source=source, flops_per_s=float(f"{rate:.6g}"), spread=spread)

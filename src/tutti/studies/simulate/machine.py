@@ -68,13 +68,10 @@ class Machine:
         return [self.ranks_per_host] * full + [rest] * (rest > 0)
 
     def written(self) -> str:
-        """Return the text of a file that `read_machine` reads as this machine, from name to spread."""
-        spread = ", ".join(f"{one:.4g}" for one in self.spread)
-        return (
-            f"name = {json.dumps(self.name)}\nsource = {json.dumps(self.source)}\n"
-            f"ranks_per_host = {self.ranks_per_host}\n\n"
-            f"[network]\nbetween = {json.dumps(self.between)}\ninside = {json.dumps(self.inside)}\n\n"
-            f"[compute]\nflops_per_s = {self.flops_per_s:.6g}\nspread = [{spread}]\n"
+        """Return the text of a file that `read_machine` reads as this machine."""
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
+        return "".join(
+            f"{key} = {json.dumps(value)}\n" for key, (value, default) in values.items() if value != default
         )
 
 

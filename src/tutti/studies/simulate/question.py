@@ -115,7 +115,12 @@ class SimulateJob(Job):
         if self.question.scaling == WEAK and together:
             batch *= workers
         elif self.question.scaling == STRONG and not together:
-            batch = max(1, batch // workers)
+            if batch < workers:
+                raise BadOption(
+                    f"a batch of {batch} samples cannot be split over {workers:,} workers; use --batch-size "
+                    f"{workers} or more"
+                )
+            batch //= workers
         if self.question.timing and config.epochs is None:
             steps = steps or REPLAYED
         return replace(config, workers=str(workers), servers=servers, batch_size=batch, steps=steps)

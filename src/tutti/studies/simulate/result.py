@@ -130,6 +130,9 @@ class Simulation:
 def _unpaid(rows: Sequence[SimulatedRow]) -> Iterator[int]:
     """Yield the numbers of workers that do not pay."""
     for number, (before, row) in enumerate(pairwise(rows)):
+        if not (before.rate and row.rate):  # failures leave no step
+            yield row.workers
+            return
         gain = (row.rate / before.rate) ** (1 / log2(row.workers / before.workers))
         cheapest = min(one.hosts / one.rate for one in rows[: number + 1])
         if gain < WORTH or row.hosts / row.rate >= DEAR * cheapest:

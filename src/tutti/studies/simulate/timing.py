@@ -26,7 +26,7 @@ class Replayed:
         seconds: until the last worker has made its steps.
         steps_per_s: steps of one worker per second, in the mean over the workers.
         bytes_per_worker_step: bytes that a worker sends in a step, as its strategy counts them.
-        utilisation: the share of the workers' time in which they compute.
+        utilisation: the share of the workers' time, until the last one ends, in which they compute.
         goodput: the useful steps per second over `steps_per_s`, with failures; 1 without.
         staleness: the updates by others between what a gradient was computed from and what it was applied
             to, in the mean; 0 where workers wait for each other.
@@ -86,7 +86,7 @@ def replay(
         seconds=float(ends.max()),
         steps_per_s=float((steps / ends).mean()),
         bytes_per_worker_step=sum(recorded[step].bytes_sent for step in range(steps)) / steps,
-        utilisation=min(1.0, float(work.sum() / ends.sum())),
+        utilisation=min(1.0, float(work.mean(axis=1).sum() / ends.max())),
         goodput=kept,
         staleness=staleness,
     )

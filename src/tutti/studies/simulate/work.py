@@ -133,8 +133,8 @@ def _planned(job: SimulateJob, way: Way, workers: int) -> PlannedRow | Simulated
         why = f"strategy '{kind.name}' needs one memory for all workers, and {workers:,} fill {hosts:,} hosts"
         return replace(row, error=f"{why}; give fewer --workers, or another strategy")
     servers, together = int(Centre in kind.needs and hosts > 1), kind.pace is Pace.TOGETHER
-    recipe = replace(job, config=job.config_of(way, workers, servers, together))
     try:
+        recipe = replace(job, config=job.config_of(way, workers, servers, together))
         strategy = check_recipe(recipe, workers + servers, hosts)
     except BadOption as error:
         return replace(row, error=str(error))
