@@ -45,6 +45,7 @@ def test_a_configuration_file_may_have_code_run_only_with_trust(run: Path) -> No
     [
         ({"model": "mlp", "lr": 0.1, "data": "some/where.npz"}, {}),
         ({"split": "splits.npz:0", "out": "runs/a:b"}, {}),
+        ({"strategy_options": {"centre": "10.0.0.1:7070", "key": "key.txt"}}, {}),
         ({"data": "there.py"}, {"data": "there.py"}),
         ({"metrics": "accuracy,os:getpid"}, {"metrics": "accuracy,os:getpid"}),
         ({"augment": "a.py:f, crop,b.py:g"}, {"augment": "a.py:f, crop,b.py:g"}),

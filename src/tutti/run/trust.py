@@ -18,7 +18,7 @@ from tutti.records.texts import printable
 HOSTS: Final = "hosts"
 """The field that has programs started on other machines."""
 
-PLAIN: Final = ("split", "out", "time_limit", "checkpoint", "hang_timeout")
+PLAIN: Final = ("split", "out", "time_limit", "checkpoint", "hang_timeout", "strategy.centre")
 """The fields whose texts may have a colon, and are never loaded, such as `splits.npz:0`."""
 
 
