@@ -12,9 +12,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from tutti.comm.base import ANY, Communicator, Counter
-from tutti.parameter_server.protocol import REQUEST, ServerRequest
+from tutti.parameter_server.protocol import REQUEST, Request
 
-SERVED: Final = (ServerRequest.BEGIN, ServerRequest.PUSH, ServerRequest.EXCHANGE, ServerRequest.PULL)
+SERVED: Final = (Request.BEGIN, Request.PUSH, Request.EXCHANGE, Request.PULL)
 """The requests that a server answers at once, or never."""
 
 
