@@ -159,7 +159,7 @@ def weights_data(recipe: Recipe) -> TrainedOn | None:
 def data_seed(config: TrainConfig) -> int:
     """Return the seed of the parts kept aside, and of the data that a function makes.
 
-    A file of splits has its own. Workers of a `tutti centre`, each with its seed, keep the same samples aside.
+    A file of splits has its own. Workers of a `tutti centre` keep the same samples aside by any seed.
     """
     found = None if config.split is None else seed_of_data(Path(split_of(config.split)[0]).expanduser())
     own = 0 if config.strategy_options.get("centre") else config.seed

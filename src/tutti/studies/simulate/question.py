@@ -109,13 +109,22 @@ class SimulateJob(Job):
         return place_ranks(cores if timed or not rows else min(cores, rows))
 
     def config_of(self, way: Way, workers: int, servers: int, together: bool) -> TrainConfig:
-        """Return the configuration of a simulated run; workers may make each update `together`."""
+        """Return the configuration of a simulated run; workers may make each update `together`.
+
+        Raises:
+            BadOption: the batch of all workers has no sample for each.
+        """
         config = with_options(self.config.as_json(), {**way.options, "strategy": way.strategy})
         batch, steps = config.batch_size, config.steps
         if self.question.scaling == WEAK and together:
             batch *= workers
         elif self.question.scaling == STRONG and not together:
-            batch = max(1, batch // workers)
+            if batch < workers:
+                raise BadOption(
+                    f"a batch of {batch} samples has none for each of {workers:,} workers; use '--batch-size "
+                    f"{workers}' or more, or fewer workers"
+                )
+            batch //= workers
         if self.question.timing and config.epochs is None:
             steps = steps or REPLAYED
         return replace(config, workers=str(workers), servers=servers, batch_size=batch, steps=steps)

@@ -44,6 +44,11 @@ class SimulatedRow:
         """Samples per second, of steps that failures leave."""
         return self.samples * self.goodput / self.seconds if self.seconds else 0.0
 
+    def told(self) -> str:
+        """Return the row's speed and what was learned, in a few words."""
+        told = (f"{name} {metric_text(name, value)}" for name, value in self.metrics.items())
+        return self.error or ", ".join([f"{self.rate:,.0f} samples/s", *told])
+
     def cells(self, first: float) -> dict[str, str]:
         """Return the cells of the table by their heads; `first` is the rate of the first row of all."""
         found = {"strategy": self.way, "workers": f"{self.workers:,}", "hosts": f"{self.hosts:,}"}

@@ -93,9 +93,10 @@ def simulated(
     take, mine = comm.counter().add, dict[int, SimulatedRow]()
     while comm.rank < busy and (number := take(1)) < len(order):
         plan = plans[order[number]]
-        mine[order[number]] = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
+        row = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
+        mine[order[number]] = row
         if not (job.quiet or timing):
-            print(f"simulated: {plan.row.way}, workers: {plan.row.workers:,}", flush=True)
+            print(f"simulated: {row.way}, workers: {row.workers:,}, {row.told()}", flush=True)
     found = cast("list[dict[int, SimulatedRow]]", comm.all_gather_objects(mine))
     done = {at: row for part in found for at, row in part.items()}
     return Simulation(
@@ -133,8 +134,8 @@ def _planned(job: SimulateJob, way: Way, workers: int) -> PlannedRow | Simulated
         why = f"strategy '{kind.name}' needs one memory for all workers, and {workers:,} fill {hosts:,} hosts"
         return replace(row, error=f"{why}; give fewer --workers, or another strategy")
     servers, together = int(Centre in kind.needs and hosts > 1), kind.pace is Pace.TOGETHER
-    recipe = replace(job, config=job.config_of(way, workers, servers, together))
     try:
+        recipe = replace(job, config=job.config_of(way, workers, servers, together))
         strategy = check_recipe(recipe, workers + servers, hosts)
     except BadOption as error:
         return replace(row, error=str(error))
@@ -194,6 +195,9 @@ def _timed(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -> 
         )
     except BadOption as error:
         return replace(row, error=str(error))
+    if row.workers > 1 and not timing.bytes_per_worker_step:
+        why = f"workers exchange nothing in {steps} steps; give more --epochs or --steps, or fewer workers"
+        return replace(row, error=why)
     row = replace(
         row,
         samples=steps * update,
