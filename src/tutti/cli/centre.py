@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from tutti.cli.command import Command
 from tutti.cli.options import Parser, Words
+from tutti.errors import BadOption
 from tutti.registry import part
 from tutti.terminal import warn_on_stderr
 
@@ -40,11 +41,13 @@ class CentreCommand(Command):
     @override
     def run(self, words: Words) -> int:
         own, ended = words.own, Event()
+        if own.workers < 0:
+            raise BadOption(f"--workers is {own.workers}; give 0 for each that is connected, or more")
         from tutti.parameter_server.remote import RemoteServer, read_key
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: ended.set())
-        server = RemoteServer(read_key(own.key), Path(own.keep), max(0, own.workers))
+        server = RemoteServer(read_key(own.key), Path(own.keep), own.workers)
         print(f"centre at {server.listen(own.listen)}, {server.version} messages so far", flush=True)
         while not ended.wait(SAVE_S):
             try:
