@@ -85,7 +85,7 @@ def test_a_row_that_says_nothing_of_its_workers_says_why() -> None:
     assert Simulation(few).stops() == {"diloco:every=8": None}
     errors = [row.error for row in simulate(**given, scaling="strong")]
     assert errors[:2] == ["", ""]
-    assert "8 samples has none for each of 16 workers" in errors[2]
+    assert "a batch of 8 samples cannot be split over 16 workers" in errors[2]
 
 
 def test_ways_are_compared_with_the_first_row_of_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ class CentreCommand(Command):
             raise BadOption(
                 f"another centre writes {keep}; stop it, or name another file with --keep"
             ) from error
-        server = RemoteServer(read_key(own.key), keep, max(0, own.workers))
+        server = RemoteServer(read_key(own.key), keep, own.workers)
         print(f"centre at {server.listen(own.listen)}, {server.version} messages so far", flush=True)
         while not ended.wait(SAVE_S):
             try:
