@@ -33,6 +33,24 @@ def test_contract(world: VirtualWorld, check: Callable[[Communicator], None]) ->
     world.run(check)
 
 
+def in_lanes_of_a_split(comm: VirtualCommunicator) -> Communicator | None:
+    return comm.split(comm.rank % 2)
+
+
+@pytest.mark.parametrize("lane_of", [lambda comm: comm.cross, in_lanes_of_a_split], ids=["cross", "split"])
+def test_groups_that_meet_at_the_same_time_share_the_links_of_their_hosts(
+    lane_of: Callable[[VirtualCommunicator], Communicator],
+) -> None:
+    def program(comm: VirtualCommunicator) -> float:
+        lane, began = lane_of(comm), comm.clock()
+        lane.all_reduce(torch.ones(50))
+        return comm.clock() - began
+
+    free_inside = Network(1.0, 4.0, 0.0, float("inf"))
+    found = VirtualWorld(6, ranks_per_host=2, network=free_inside).run(program)
+    assert found == pytest.approx([free_inside.all_reduce_s([1, 1, 1], 2 * 50 * 4)] * 6)
+
+
 class TestServers:
     def test_workers_see_each_other_alone_and_reach_the_servers_by_messages(self) -> None:
         def program(comm: VirtualCommunicator) -> object:

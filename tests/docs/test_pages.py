@@ -78,7 +78,8 @@ def shown() -> Iterator[tuple[str, list[str]]]:
         text = page.read_text(encoding="utf-8")
         found = re.findall(r"`tutti (\w+ [^`.]*--?[^`.]*)`", text)
         for block in re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL):
-            found += re.findall(r"^(?:\$ |mpirun -n \d+ )?tutti (.*)$", block, flags=re.MULTILINE)
+            lines = block.replace("\\\n", "")
+            found += re.findall(r"^(?:\$ |mpirun -n \d+ )?tutti (.*)$", lines, flags=re.MULTILINE)
         yield from ((page.name, shlex.split(one, comments=True)) for one in found)
     for path in sorted(EXAMPLES.glob("slurm/*.sbatch")):
         (line,) = re.findall(r"^(?:srun .*)?tutti (train .*)$", path.read_text(), re.MULTILINE)

@@ -19,7 +19,7 @@ class Network:
         address: where it seems to listen.
         loses: the direction in which all is lost from now on.
         lost: set once something was.
-        holds: the direction in which all waits for `released`.
+        holds: the direction in which all of the first connection waits for `release`.
         down: whether new connections are refused.
     """
 
@@ -71,6 +71,13 @@ class Network:
             for end in (worker, centre) if both else (worker,):
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Pass on what was held, and wait until the centre has ended those connections."""
+        self.released.set()
+        for thread in self._threads[1:3]:
+            thread.join(60)
+            assert not thread.is_alive()
 
     def close(self) -> None:
         """End it."""

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, ClassVar
 
 import pytest
@@ -123,17 +123,25 @@ def test_a_message_that_is_cut_off_is_applied_once(network: Network, server: Rem
 
 
 def test_what_arrives_after_the_worker_has_joined_again_is_not_applied(
-    network: Network, server: RemoteServer
+    network: Network, server: RemoteServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Member(network.address)
+    worker, sent, send = Member(network.address), Event(), remote._send
+
+    def note(*message: Any) -> int:
+        nbytes = send(*message)
+        sent.set()
+        return nbytes
+
     network.holds = TO_CENTRE
+    monkeypatch.setattr(remote, "_send", note)
     exchanging = Thread(target=worker.exchange, args=(2.0,))
     exchanging.start()
+    assert sent.wait(60)
     assert network.lost.wait(60)
     network.cut(both=False)
     exchanging.join()
     worker.come_back()
-    network.released.set()
+    network.release()
     worker.exchange(4.0)
     assert (worker.value, server.version) == (-6.0, 1)
 

@@ -19,8 +19,8 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.run.config import TrainConfig
 from tutti.studies.simulate import advice, work
 from tutti.studies.simulate.machine import INCLUDED, Machine, machine_of, read_machine
-from tutti.studies.simulate.question import AdviseJob, Question
-from tutti.studies.simulate.result import Row, Simulation
+from tutti.studies.simulate.question import AdviseJob, SimulateQuestion
+from tutti.studies.simulate.result import SimulatedRow, Simulation
 from tutti.studies.simulate.step_times import StepTimes
 
 EVEN = Machine("even", "a test, 2026", 1, "1gbit,10us", "64gbit,1us", flops_per_s=1e8)
@@ -31,7 +31,7 @@ FLOPS = 3 * 2 * (64 * 16 + 16 * 10)  # of a sample
 PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10
 
 
-def simulate(**given: Any) -> list[Row]:
+def simulate(**given: Any) -> list[SimulatedRow]:
     """The rows of a small simulation."""
     return [*tutti.simulate("mlp", "digits", **{"machine": EVEN, **SMALL, **given}).rows]
 
@@ -102,7 +102,7 @@ def test_a_way_stops_paying_where_doubling_adds_little_or_samples_cost_twice_as_
     rates: list[float], hosts: list[int], stop: int | None
 ) -> None:
     rows = [
-        Row("sync", 2**at, count, int(rate * 100), 100.0)
+        SimulatedRow("sync", 2**at, count, int(rate * 100), 100.0)
         for at, (rate, count) in enumerate(zip(rates, hosts, strict=True))
     ]
     assert Simulation(rows).stops() == {"sync": stop}
@@ -172,6 +172,7 @@ def test_a_wrong_file_of_a_machine_is_one_clear_message(text: str, message: str,
     [
         ("--network 0gbit,50us", "the network of machine 'this machine'"),
         ("--network fast", "the network of machine"),
+        ("--network 1gbit,1us,torus:2x2 --workers 64 --machine two-cores", "which has 4 hosts"),
         ("--machine eight-v10", "unknown machine 'eight-v10'; did you mean 'eight-v100'?"),
         ("--price 0", "--price is 0.0"),
         ("--strategies sink", "unknown strategy 'sink'; did you mean 'sync'?"),
@@ -205,7 +206,7 @@ def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: py
     monkeypatch.setattr(advice, "measured_steps", lambda *_: StepTimes((1e-3, 1e-3)))
     config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01, epochs=50)
     slow = machine_of(EVEN, "10mbit,1ms")
-    job = AdviseJob(config, Question([], [4], slow), None, (), 4.0, quiet=True)
+    job = AdviseJob(config, SimulateQuestion([], [4], slow), None, (), 4.0, quiet=True)
     comm = HostCommunicator.alone()
     found = advice.work(comm, pickle.dumps(job))
     rows = {row.way: row for row in found.simulation.rows}

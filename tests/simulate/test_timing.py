@@ -23,7 +23,7 @@ from tutti.strategies.centred import Centred
 from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.pattern import record
 from tutti.studies.simulate.step_times import StepTimes
-from tutti.studies.simulate.timing import Timing, replay
+from tutti.studies.simulate.timing import Replayed, replay
 
 LAYERS = 16
 PARAMETERS = LAYERS * 64 * 64
@@ -118,7 +118,7 @@ def test_messages_contend_where_they_share_a_port(name: str, hosts: list[int], n
     assert timing.seconds > 1.05 * replay(pattern, hosts, SLOW, TIMES, 20, seed=3).seconds
 
 
-def replayed(name: str, hosts: Sequence[int] = (1, 1, 1, 1), **options: Any) -> Timing:
+def replayed(name: str, hosts: Sequence[int] = (1, 1, 1, 1), **options: Any) -> Replayed:
     pattern = record(named(name)(), "sgd", PARAMETERS, 1)
     return replay(pattern, hosts, Network.free(), StepTimes((1e-3, 1e-3)), 40, **options)
 

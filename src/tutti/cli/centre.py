@@ -42,7 +42,6 @@ class CentreCommand(Command):
     @override
     def run(self, words: Words) -> int:
         own, ended = words.own, Event()
-        # They import torch, which the help of all commands does without.
         from tutti.parameter_server.remote import RemoteServer, read_key
 
         for signum in (signal.SIGTERM, signal.SIGINT):

@@ -19,7 +19,7 @@ from tutti.run.config import OF_LONG_RUNS, TrainConfig, flag
 from tutti.run.start import run as run_job
 from tutti.studies.autotune.plan import BUDGET_S, plan
 from tutti.studies.simulate.machine import machine_of
-from tutti.studies.simulate.question import AdviseJob, Question
+from tutti.studies.simulate.question import AdviseJob, SimulateQuestion
 
 if TYPE_CHECKING:
     from tutti.studies.simulate.advice import Advice
@@ -103,7 +103,7 @@ class PlanCommand(Command):
             )
         machine = machine_of(own.machine, own.network)
         sizes = numbers_of(own.batch_sizes, "--batch-sizes", "64,128")
-        question = Question([], [own.hosts * machine.ranks_per_host], machine)
+        question = SimulateQuestion([], [own.hosts * machine.ranks_per_host], machine)
         found = cast("Advice", run_job(AdviseJob(config, question, None, sizes, own.budget)))
         found.simulation.show(sys.stdout)
         whole = replace(found.config, epochs=config.epochs, steps=config.steps, workers="auto", hosts="HOSTS")

@@ -17,13 +17,13 @@ from tutti.records.json_lines import to_json
 from tutti.registry import part
 from tutti.run.start import run as run_job
 from tutti.studies.simulate.machine import BETWEEN, INCLUDED, machine_of
-from tutti.studies.simulate.question import DECIDED, Question, SimulateJob, Way
+from tutti.studies.simulate.question import DECIDED, SimulateJob, SimulateQuestion, Way
 from tutti.studies.simulate.result import Simulation
 
 
 @part("simulate")
 class SimulateCommand(Command):
-    """Simulate hosts that are not there: how fast would they train, what would it cost, and how well?
+    """Train on hosts that are not there: how fast, at what cost, how well?
 
     Virtual workers in one process run each strategy with real gradients, under a clock that the model's steps
     and the network's messages move; with --timing without gradients, thousands of workers in seconds. Shows
@@ -76,7 +76,7 @@ class SimulateCommand(Command):
         for option in ("calibrate", "json", "figure"):
             if (path := getattr(own, option)) is not None:
                 writable(Path(path), f"--{option}")
-        question = Question(
+        question = SimulateQuestion(
             [Way.parse(one) for one in words_of(own.strategies)],
             numbers_of(own.workers, "--workers", "1,8,64"),
             machine,

@@ -19,7 +19,7 @@ from tutti.comm.base import ANY, Communicator, cut
 from tutti.comm.reductions import SUM
 from tutti.comm.shm.barrier import Call, Collective
 from tutti.comm.shm.liveness import SLOWEST_BYTES_PER_S, Peers, wait
-from tutti.comm.shm.point_to_point import Receiving, run_together
+from tutti.comm.shm.point_to_point import Receiving
 from tutti.errors import PeerLost
 
 if TYPE_CHECKING:
@@ -156,10 +156,8 @@ class BlockingCommunicator(Communicator):
         self._check(incoming)
         self._check_rank(to)
         self._check_rank(source)
-        going = self._messages.send(outgoing, to, tag)
-        coming = self._messages.recv(incoming, Receiving(source, tag))
-        both = [(going, to), (coming, source)]
-        self._run(run_together(both), lambda: [rank for _, rank in both], outgoing.nbytes + incoming.nbytes)
+        steps = self._messages.exchange(outgoing, to, incoming, source, tag)
+        self._run(steps, lambda: [to, source], outgoing.nbytes + incoming.nbytes)
 
     @override
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:

@@ -15,7 +15,7 @@ exchange the longest parts, and a ring is charged where it is cheaper.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import inf
 
@@ -159,6 +159,12 @@ class Network:
         """Return the words that `parse` reads, of the links between hosts."""
         words = [in_units(self.bandwidth_bytes_per_s, BITS), in_units(self.latency_s, TIMES)]
         return ",".join(words if self.topology == Switch() else [*words, str(self.topology)])
+
+    def shared_by(self, groups: int) -> Network:
+        """Return the network that each of some groups has, whose messages share the links between hosts."""
+        return (
+            replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / groups) if groups > 1 else self
+        )
 
     @cached_property
     def remote(self) -> Link:

@@ -92,6 +92,7 @@ class RemoteCentre(Centre):
         self._found: tuple[Connection, Header] | UserError | None = None
         self._search()
         if not self._wait() or self._ask(self._weights) is None:
+            self._closed = True
             raise PeerLost((), f"no centre answers at {address}; start one with 'tutti centre --listen'")
         self._seen = self._version
 
@@ -304,7 +305,7 @@ class RemoteServer:
         with self._lock:
             # A worker that has joined again knows what was applied, so nothing that came before may be.
             if self._ended or self._connections.get(worker) is not connection or model != self._model:
-                raise EOFError("it has joined again")
+                raise EOFError("it has joined again, or the centre ends")
             if request["number"] > self._numbers.get(worker, 0):
                 self._numbers[worker] = request["number"]
                 if request["begins"]:
@@ -328,14 +329,12 @@ class RemoteServer:
         self.version += 1
 
     def _lay_out(self, model: Header) -> None:
-        self._model, lengths = model, model["vectors"]
-        self._weights = [torch.zeros(length, dtype=getattr(torch, dtype)) for length, dtype in lengths]
+        self._model, shapes = model, model["vectors"]
+        self._weights = [torch.zeros(length, dtype=getattr(torch, dtype)) for length, dtype in shapes]
         self._slot = Slot(0, tuple(slice(0, len(vector)) for vector in self._weights))
         # As the rule has them: sums, velocities, and how many messages are in the sum.
-        self._kept = [
-            *map(torch.zeros_like, [*self._weights, *self._weights]),
-            torch.zeros(1, dtype=torch.int64),
-        ]
+        self._kept = [torch.zeros_like(one) for one in 2 * self._weights]
+        self._kept.append(torch.zeros(1, dtype=torch.int64))
 
     def save(self, last: bool = False) -> None:
         """Write the state if it has changed; after the `last` time nothing is applied any more."""
@@ -405,20 +404,13 @@ def _address_of(text: str) -> tuple[str, int]:
 def _connection_of(end: socket.socket) -> Connection:
     """Make a connection of a socket; reading and writing raise one of `LOST`."""
     end.setblocking(True)
-    silence = struct.pack("ll", SILENCE_S, 0)
-    for option, value in (
-        (socket.SO_KEEPALIVE, 1),
-        (socket.SO_RCVTIMEO, silence),
-        (socket.SO_SNDTIMEO, silence),
-    ):
-        end.setsockopt(socket.SOL_SOCKET, option, value)
-    seconds = UNREACHABLE_S
-    for option, value in (
-        (socket.TCP_NODELAY, 1),
-        (socket.TCP_KEEPIDLE, seconds),
-        (socket.TCP_USER_TIMEOUT, 1000 * seconds),
-    ):
-        end.setsockopt(socket.IPPROTO_TCP, option, value)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENCE_S, 0))
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SILENCE_S, 0))
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNREACHABLE_S)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREACHABLE_S)
     return Connection(end.detach())
 
 

@@ -14,7 +14,10 @@ from typing import Final
 from tutti.errors import UserError
 from tutti.run.config import TrainConfig
 
-_OF_STUDIES: Final = {"block", "blocks", "job_timeout", "sweep", "group_by"}
+_OF_STUDIES: Final = {
+    *("block", "blocks", "job_timeout", "sweep", "group_by"),
+    *("strategies", "network", "machine", "price", "scaling", "timing"),
+}
 _OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "resume", "n"} | _OF_STUDIES)
 
 _QUOTED: Final = re.compile(r"'(-[^']*)'")

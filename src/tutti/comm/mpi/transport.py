@@ -112,6 +112,17 @@ class MpiMessages:
         finally:
             self._receiving.remove(receiving)
 
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int) -> Steps:
+        """Send a vector, and receive one of the length of `incoming`, at the same time.
+
+        Nothing is probed: the receive is there when the other's message comes, so that its answer goes out
+        before `outgoing` fills the stream (see `MpiRequests.begin`).
+        """
+        self._check_tag(tag)
+        requests = MpiRequests(self._membership, self._mpi.messages)
+        both = [requests.send(_array(outgoing), to, tag), requests.recv(_array(incoming), source, tag)]
+        yield from requests.finish(both)
+
     def find(self, receiving: Receiving) -> int | None:
         """Return the bytes of the message that `receiving` asks for, if it is here.
 

@@ -87,6 +87,11 @@ class HostMessages:
                 inbox.absorb()
         return stalls + 1
 
+    def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int) -> Steps:
+        """Send a vector, and receive one, at the same time."""
+        going = self.send(outgoing, to, tag)
+        return run_together([(going, to), (self.recv(incoming, Receiving(source, tag)), source)])
+
     def recv(self, vector: Tensor, receiving: Receiving) -> Steps:
         """Overwrite `vector` with the next message that `receiving` asks for.
 

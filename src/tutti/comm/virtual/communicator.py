@@ -220,12 +220,8 @@ class VirtualCommunicator(Communicator):
     @override
     def split(self, color: int | None, key: int = 0) -> VirtualCommunicator | None:
         def finish(choices: list[tuple[int | None, int]]) -> tuple[float, dict[int, VirtualGroup]]:
-            members = self._group.members
-            groups = {
-                part: VirtualGroup(self._cluster, [members[rank] for rank in ranks])
-                for part, ranks in by_color(choices).items()
-                if part is not None
-            }
+            divided = {part: ranks for part, ranks in by_color(choices).items() if part is not None}
+            groups = self._group.parts(divided)
             return self._price.all_gather_s(self._hosts, 16 * self.size), groups
 
         groups = self._collective("split", (color, key), finish)
@@ -247,7 +243,7 @@ class VirtualCommunicator(Communicator):
 
     @property
     def _price(self) -> Network:
-        return self._cluster.network
+        return self._group.price
 
     @property
     def _hosts(self) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -173,10 +173,16 @@ class Cluster:
 
 
 class VirtualGroup:
-    """The ranks of one communicator: the state that they share."""
+    """The ranks of one communicator: the state that they share.
 
-    def __init__(self, cluster: Cluster, members: Iterable[int]) -> None:
-        self.cluster = cluster
+    Args:
+        cluster: all ranks of the world.
+        members: those of this group, numbered in the world.
+        lanes: groups that meet at the same time through the links of the same hosts.
+    """
+
+    def __init__(self, cluster: Cluster, members: Iterable[int], lanes: int = 1) -> None:
+        self.cluster, self.price = cluster, cluster.network.shared_by(lanes)
         self.members = tuple(members)
         tasks = cluster.scheduler.tasks
         self.tasks: tuple[RankTask, ...] = tuple(tasks[rank] for rank in self.members)
@@ -206,8 +212,19 @@ class VirtualGroup:
         if lane >= min(self.host_sizes):
             return None
         if lane not in self._lanes:
-            self._lanes[lane] = VirtualGroup(self.cluster, [ranks[lane] for ranks in self._by_host.values()])
+            members = [ranks[lane] for ranks in self._by_host.values()]
+            self._lanes[lane] = VirtualGroup(self.cluster, members, min(self.host_sizes))
         return self._lanes[lane]
+
+    def parts(self, divided: Mapping[int, Sequence[int]]) -> dict[int, VirtualGroup]:
+        """Return groups of ranks, which are numbered in this group."""
+        members = {part: [self.members[rank] for rank in ranks] for part, ranks in divided.items()}
+        hosts = {part: {self.cluster.host_of[rank] for rank in ranks} for part, ranks in members.items()}
+        lanes = Counter(host for found in hosts.values() if len(found) > 1 for host in found)
+        return {
+            part: VirtualGroup(self.cluster, ranks, max(1, *(lanes[host] for host in hosts[part])))
+            for part, ranks in members.items()
+        }
 
     def require_alive(self, rank: int | None = None) -> None:
         """Raise `PeerLost` if this rank of the group, or any, was killed."""

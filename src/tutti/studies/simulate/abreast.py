@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy
 
-from tutti.studies.simulate.cluster import Cluster
-from tutti.studies.simulate.pattern import Steps
-from tutti.studies.simulate.recorder import Operation
+from tutti.studies.simulate.cluster import HostLayout
+from tutti.studies.simulate.pattern import StepSequence
+from tutti.studies.simulate.recorder import CommOperation
 from tutti.studies.simulate.step_times import Floats
 
 
-def replay_abreast(steps: Steps, cluster: Cluster, work: Floats) -> Floats:
+def replay_abreast(steps: StepSequence, cluster: HostLayout, work: Floats) -> Floats:
     """Return the time at which each worker has made its steps, in seconds.
 
     Args:
@@ -21,7 +21,7 @@ def replay_abreast(steps: Steps, cluster: Cluster, work: Floats) -> Floats:
         work: the seconds that each computes in each step, of shape (steps, ranks).
     """
     clocks = numpy.zeros(cluster.ranks)
-    meetings: dict[Operation, Callable[[Floats], None]] = {}
+    meetings: dict[CommOperation, Callable[[Floats], None]] = {}
     for number, seconds in enumerate(work):
         clocks += seconds
         for operation in steps[number].operations:
@@ -31,7 +31,7 @@ def replay_abreast(steps: Steps, cluster: Cluster, work: Floats) -> Floats:
     return clocks
 
 
-def _meeting(operation: Operation, cluster: Cluster) -> Callable[[Floats], None]:
+def _meeting(operation: CommOperation, cluster: HostLayout) -> Callable[[Floats], None]:
     """Return a function that lets the clocks of each group meet: the latest, and the seconds it takes."""
     if operation.group == "host":
         of_hosts = numpy.array([cluster.seconds(operation, (size,)) for size in cluster.sizes])

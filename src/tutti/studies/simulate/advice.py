@@ -16,8 +16,8 @@ from tutti.run.config import TrainConfig
 from tutti.run.jobs import load_job
 from tutti.studies.simulate.calibrate import measured_steps
 from tutti.studies.simulate.question import REPLAYED, AdviseJob, Way
-from tutti.studies.simulate.result import Row, Simulation
-from tutti.studies.simulate.work import Plan, opened, plan_rows, simulated
+from tutti.studies.simulate.result import SimulatedRow, Simulation
+from tutti.studies.simulate.work import PlannedRow, opened, plan_rows, simulated
 
 EVERY: Final = (8, 32, 128)
 """Local steps between two exchanges, to choose from."""
@@ -37,7 +37,7 @@ class Advice:
     """The candidates, the one to take, and its configuration."""
 
     simulation: Simulation
-    pick: Row
+    pick: SimulatedRow
     config: TrainConfig
 
     def why(self) -> str:
@@ -87,7 +87,9 @@ def work(comm: Communicator, payload: bytes) -> Advice:
         found = simulated(learning, comm, task, plans)
     losses = {row.way: row.loss for row in found.rows if row.loss is not None}
     pick = min((row for row in found.rows if row.way in losses), key=lambda row: losses[row.way])
-    config = next(one.recipe.config for one in plans if isinstance(one, Plan) and one.row.way == pick.way)
+    config = next(
+        one.recipe.config for one in plans if isinstance(one, PlannedRow) and one.row.way == pick.way
+    )
     return Advice(found, pick, config)
 
 

@@ -16,7 +16,7 @@ from tutti.run.pickled_arguments import by_name
 from tutti.run.start import run
 from tutti.strategies import Strategy
 from tutti.studies.simulate.machine import Machine, machine_of
-from tutti.studies.simulate.question import DECIDED, Question, SimulateJob, Way
+from tutti.studies.simulate.question import DECIDED, SimulateJob, SimulateQuestion, Way
 from tutti.studies.simulate.result import Simulation
 
 
@@ -67,7 +67,7 @@ def simulate(
     spell(options)
     values, objects = by_name({"model": model, "data": data})
     config = TrainConfig.from_json(with_defaults({**values, **options}))
-    question = Question(
+    question = SimulateQuestion(
         [_way_of(one) for one in strategies],
         list(workers),
         machine_of(machine, network, price),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from datetime import date
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -94,4 +95,5 @@ def calibrated(machine: Machine, task: Task, batch_size: int, times: StepTimes) 
     """Return the machine with what steps have shown on it."""
     rate = flops_of_sample(task) * batch_size / times.median
     spread = tuple(float(f"{one / times.median:.4g}") for one in times.quantiles_s)
-    return replace(machine, flops_per_s=float(f"{rate:.6g}"), spread=spread)
+    source = f"{task.name}, timed on {date.today()}"
+    return replace(machine, source=source, flops_per_s=float(f"{rate:.6g}"), spread=spread)

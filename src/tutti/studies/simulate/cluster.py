@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy
 
 from tutti.comm.network import Network
-from tutti.studies.simulate.recorder import Operation
+from tutti.studies.simulate.recorder import CommOperation
 
 
-class Hop(NamedTuple):
+class PortUse(NamedTuple):
     """A stretch of a message's way: the number of a port, which carries one message at a time."""
 
     port: int
@@ -20,7 +20,7 @@ class Hop(NamedTuple):
     latency_s: float
 
 
-class Cluster:
+class HostLayout:
     """Ranks on hosts. Servers are numbered after the workers, on the hosts in turn.
 
     Attributes:
@@ -34,23 +34,24 @@ class Cluster:
         self.host_of = numpy.repeat(numpy.arange(len(hosts)), hosts)
         self._numbers: dict[Hashable, int] = {}
 
-    def seconds(self, operation: Operation, sizes: Sequence[int]) -> float:
+    def seconds(self, operation: CommOperation, sizes: Sequence[int]) -> float:
         """Return the seconds of a collective over hosts of these numbers of ranks."""
-        cost = getattr(self.network, f"{operation.kind}_s")
+        lanes = min(self.sizes) if operation.group == "lane" else 1
+        cost = getattr(self.network.shared_by(lanes), f"{operation.kind}_s")
         seconds: float = cost(sizes) if operation.kind == "barrier" else cost(sizes, operation.nbytes)
         return seconds
 
-    def way(self, sender: int, receiver: int) -> tuple[Hop, ...]:
+    def way(self, sender: int, receiver: int) -> tuple[PortUse, ...]:
         """Return the way of a message between two ranks."""
         here, there = (self._host(rank) for rank in (sender, receiver))
         if here == there:
             link = self.network.local
             return (
-                Hop(self._port("sender", sender), 1 / link.bandwidth_bytes_per_s, link.latency_s),
-                Hop(self._port("memory", receiver), 1 / link.bandwidth_bytes_per_s, 0.0),
+                PortUse(self._port("sender", sender), 1 / link.bandwidth_bytes_per_s, link.latency_s),
+                PortUse(self._port("memory", receiver), 1 / link.bandwidth_bytes_per_s, 0.0),
             )
         return tuple(
-            Hop(self._port(hop.port), 1 / hop.link.bandwidth_bytes_per_s, hop.link.latency_s)
+            PortUse(self._port(hop.port), 1 / hop.link.bandwidth_bytes_per_s, hop.link.latency_s)
             for hop in self.network.route(here, there, len(self.sizes))
         )
 

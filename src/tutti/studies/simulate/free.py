@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy
 
-from tutti.studies.simulate.cluster import Cluster
-from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.cluster import HostLayout
+from tutti.studies.simulate.pattern import StepSequence
 from tutti.studies.simulate.ports import Ports
-from tutti.studies.simulate.recorder import Operation
+from tutti.studies.simulate.recorder import CommOperation
 from tutti.studies.simulate.step_times import Floats
 
 POST: Final = 0
@@ -23,7 +23,7 @@ HEADER: Final = 1
 
 
 @dataclass
-class Request:
+class ServerRequest:
     """A worker's request to all servers, in bytes for each of them.
 
     Attributes:
@@ -46,14 +46,14 @@ class Request:
         return self.parts > 1
 
 
-def requests_of(operations: Iterable[Operation], servers: int) -> list[Request]:
+def requests_of(operations: Iterable[CommOperation], servers: int) -> list[ServerRequest]:
     """Return the requests in a worker's messages to its servers and from them."""
-    found: list[Request] = []
+    found: list[ServerRequest] = []
     answered = True
     for one in operations:
         if one.kind == "send":
             if answered:
-                found.append(Request(one.nbytes, [0.0] * servers, [0.0] * servers))
+                found.append(ServerRequest(one.nbytes, [0.0] * servers, [0.0] * servers))
                 answered = False
             found[-1].sent[one.peer] += one.nbytes
             found[-1].parts += one.peer == 0
@@ -64,7 +64,7 @@ def requests_of(operations: Iterable[Operation], servers: int) -> list[Request]:
     return found
 
 
-def replay_free(steps: Steps, cluster: Cluster, work: Floats, servers: int) -> tuple[Floats, float]:
+def replay_free(steps: StepSequence, cluster: HostLayout, work: Floats, servers: int) -> tuple[Floats, float]:
     """Return the time at which each worker has made its steps, and the mean staleness of what they push.
 
     A server serves requests in the order in which they come, one after the other:
@@ -79,7 +79,7 @@ def replay_free(steps: Steps, cluster: Cluster, work: Floats, servers: int) -> t
         work: the seconds that each computes in each step, of shape (steps, ranks).
         servers: how many there are.
     """
-    requests: list[Request] = []
+    requests: list[ServerRequest] = []
     waits: list[Floats] = []  # seconds of computing before each request, and after the last one
     computed = numpy.zeros(cluster.ranks)
     for number, seconds in enumerate(work):
@@ -93,7 +93,11 @@ def replay_free(steps: Steps, cluster: Cluster, work: Floats, servers: int) -> t
 
 class _Replay:
     def __init__(
-        self, cluster: Cluster, servers: int, requests: Sequence[Request], waits: Sequence[Sequence[float]]
+        self,
+        cluster: HostLayout,
+        servers: int,
+        requests: Sequence[ServerRequest],
+        waits: Sequence[Sequence[float]],
     ) -> None:
         self._requests, self._waits, self._servers, self._ranks = requests, waits, servers, cluster.ranks
         every = [(rank, cluster.ranks + server) for rank in range(cluster.ranks) for server in range(servers)]

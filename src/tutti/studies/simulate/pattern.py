@@ -17,7 +17,7 @@ from tutti.optim import build
 from tutti.parameter_server.base import Centre
 from tutti.strategies import Clip, Gossip, NoLoCo, Strategy, place
 from tutti.strategies.base import Pace
-from tutti.studies.simulate.recorder import Operation, Recorder, Unpredictable
+from tutti.studies.simulate.recorder import CommOperation, Recorder, Unpredictable
 
 LAYERS: Final = 64
 """Matrices of the stand-in for a model."""
@@ -41,12 +41,12 @@ class Step:
         bytes_sent: as the strategy counts them.
     """
 
-    operations: tuple[Operation, ...]
+    operations: tuple[CommOperation, ...]
     bytes_sent: float
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepSequence:
     """The communication of all steps: some first ones, then some that repeat."""
 
     first: tuple[Step, ...]
@@ -58,7 +58,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class CommPattern:
     """The communication of a strategy's workers. Made by `record`.
 
     Attributes:
@@ -79,7 +79,7 @@ class Pattern:
         every = (value for name, value in self.strategy.options().items() if name.endswith("every") and value)
         return math.lcm(self.strategy.period, *every)
 
-    def steps(self, hosts: Sequence[int], count: int) -> Steps:
+    def steps(self, hosts: Sequence[int], count: int) -> StepSequence:
         """Return the communication of `count` steps on hosts of these numbers of ranks.
 
         Raises:
@@ -95,7 +95,7 @@ class Pattern:
 
 def record(
     strategy: Strategy, optimizer: str, parameters: int, ranks_per_host: int, *, servers: int = 1
-) -> Pattern:
+) -> CommPattern:
     """Record the communication of a worker.
 
     The strategy's own code runs on one rank with stand-ins for the model, whose gradients are constant. Bytes
@@ -112,13 +112,13 @@ def record(
         BadOption: the communication depends on data, on shapes, or on the time that others take, so that only
             real gradients show it.
     """
-    pattern = Pattern(strategy, optimizer, parameters, servers if Centre in strategy.needs else 0)
+    pattern = CommPattern(strategy, optimizer, parameters, servers if Centre in strategy.needs else 0)
     pattern.steps((ranks_per_host, ranks_per_host), 1)
     return pattern
 
 
 @lru_cache(maxsize=64)
-def _steps(pattern: Pattern, hosts: tuple[int, ...], count: int) -> Steps:
+def _steps(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> StepSequence:
     options, period = pattern.strategy.options(), pattern.period
     settled = options.get("after", 0) + period
     try:
@@ -136,10 +136,10 @@ def _steps(pattern: Pattern, hosts: tuple[int, ...], count: int) -> Steps:
             f"strategy '{pattern.strategy.name}' has no fixed pattern of communication: {error}; simulate it "
             "with real gradients, without --timing"
         ) from error
-    return Steps(tuple(first), tuple(once))
+    return StepSequence(tuple(first), tuple(once))
 
 
-def _recorded(pattern: Pattern, hosts: tuple[int, ...], count: int) -> list[Step]:
+def _recorded(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> list[Step]:
     """Record steps on these hosts, or on a few of them where each rank adds up messages of all."""
     few = _of_model(pattern, hosts[:FEW], count)
     if len(hosts) <= FEW:
@@ -150,7 +150,7 @@ def _recorded(pattern: Pattern, hosts: tuple[int, ...], count: int) -> list[Step
     return _between(few, _of_model(pattern, hosts[: 2 * FEW], count), share)
 
 
-def _of_model(pattern: Pattern, hosts: tuple[int, ...], count: int) -> list[Step]:
+def _of_model(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> list[Step]:
     """Record steps with two stand-ins, and return those of the model itself."""
     sizes = [UNIT * hosts[0], 2 * UNIT * hosts[0]]
     small, large = (_run(pattern, hosts, numbers, count) for numbers in sizes)
@@ -170,10 +170,10 @@ def _between(some: list[Step], others: list[Step], share: float) -> list[Step]:
     return found
 
 
-def _run(pattern: Pattern, hosts: tuple[int, ...], numbers: int, count: int) -> list[Step]:
+def _run(pattern: CommPattern, hosts: tuple[int, ...], numbers: int, count: int) -> list[Step]:
     """Run steps of rank 0 alone with a stand-in of this size."""
     strategy, ranks = pattern.strategy, sum(hosts)
-    operations: list[Operation] = []
+    operations: list[CommOperation] = []
     comm = Recorder(operations, hosts)
     if pattern.servers:
         every = Recorder(operations, (*hosts, pattern.servers), "servers")
@@ -199,9 +199,9 @@ def _run(pattern: Pattern, hosts: tuple[int, ...], numbers: int, count: int) -> 
     return steps
 
 
-def _joined(operations: Sequence[Operation], ranks: int) -> list[Operation]:
+def _joined(operations: Sequence[CommOperation], ranks: int) -> list[CommOperation]:
     """Number the servers from 0, and join consecutive exchanges."""
-    found: list[Operation] = []
+    found: list[CommOperation] = []
     for one in operations:
         if one.kind == "exchange" and found and found[-1] == one:
             continue

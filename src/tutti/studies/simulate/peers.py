@@ -10,8 +10,8 @@ import numpy
 from tutti.strategies import Gossip, NoLoCo, Strategy
 from tutti.strategies.gossip import links
 from tutti.strategies.noloco import order_of_pairs
-from tutti.studies.simulate.cluster import Cluster
-from tutti.studies.simulate.pattern import Steps
+from tutti.studies.simulate.cluster import HostLayout
+from tutti.studies.simulate.pattern import StepSequence
 from tutti.studies.simulate.ports import Ports
 from tutti.studies.simulate.step_times import Floats
 
@@ -41,7 +41,7 @@ def _linked(graph: str, size: int, turn: int) -> tuple[list[int], ...]:
     return tuple([of[number][0] if number < len(of) else -1 for of in found] for number in range(most))
 
 
-def replay_peers(strategy: Strategy, steps: Steps, cluster: Cluster, work: Floats) -> Floats:
+def replay_peers(strategy: Strategy, steps: StepSequence, cluster: HostLayout, work: Floats) -> Floats:
     """Return the time at which each worker has made its steps, in seconds.
 
     A worker goes on when it has sent its vector and has the one that is for it:
@@ -70,7 +70,9 @@ def replay_peers(strategy: Strategy, steps: Steps, cluster: Cluster, work: Float
     return numpy.array(_run(exchanges, waits, cluster))
 
 
-def _run(exchanges: list[tuple[list[int], float]], waits: list[list[float]], cluster: Cluster) -> list[float]:
+def _run(
+    exchanges: list[tuple[list[int], float]], waits: list[list[float]], cluster: HostLayout
+) -> list[float]:
     way = lru_cache(maxsize=1 << 16)(lambda *pair: (cluster.way(*pair), cluster.overhead_s(*pair)))
     count, ends, ports = len(exchanges), list(waits[0]), Ports()
     # By the number of a worker and an exchange: when it has sent its own vector, when another's has come.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tutti.studies.simulate.cluster import Hop
+from tutti.studies.simulate.cluster import PortUse
 
 
 class Ports:
@@ -19,7 +19,7 @@ class Ports:
         self._free: dict[int, float] = defaultdict(float)
         self._earlier: dict[int, list[tuple[float, float]]] = defaultdict(list)
 
-    def send(self, way: tuple[Hop, ...], nbytes: float, at: float, now: float) -> tuple[float, float]:
+    def send(self, way: tuple[PortUse, ...], nbytes: float, at: float, now: float) -> tuple[float, float]:
         """Send bytes at `at`; returns when the sender is done, and when the last byte arrives.
 
         Nothing is sent before `now` after this.

@@ -70,7 +70,7 @@ def _value(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Question:
+class SimulateQuestion:
     """Ways to train, each with each number of workers, on hosts of a kind.
 
     With "weak" scaling the batch size is that of each worker, with "strong" of all workers together. With
@@ -97,7 +97,7 @@ class SimulateJob(Job):
     entry: ClassVar[str] = "tutti.studies.simulate.work:work"
     announced: ClassVar[bool] = False
 
-    question: Question
+    question: SimulateQuestion
     calibrate: str | None = None  # the file of this machine, to be written
 
     @override

@@ -22,7 +22,7 @@ class Unpredictable(Exception):
     """The communication depends on data, or on the time that others take; the message says why."""
 
 
-class Operation(NamedTuple):
+class CommOperation(NamedTuple):
     """An operation of one rank.
 
     Attributes:
@@ -47,20 +47,20 @@ class Recorder(Communicator):
     Args:
         operations: where operations are noted.
         sizes: the ranks on each host; the first host must not have more than another.
-        group: as in `Operation`; "self" for this rank alone.
+        group: as in `CommOperation`; "self" for this rank alone.
     """
 
     in_backward = False
     rank = 0
 
-    def __init__(self, operations: list[Operation], sizes: Sequence[int], group: str = "all") -> None:
+    def __init__(self, operations: list[CommOperation], sizes: Sequence[int], group: str = "all") -> None:
         self._operations, self._sizes, self._group = operations, tuple(sizes), group
         self.size, self.hosts = sum(sizes), len(sizes)
 
     def _note(self, kind: str, nbytes: float = 0.0, peer: int = 0) -> None:
         # Another host may have several ranks.
         if self.size > 1 or self._group == "host":
-            self._operations.append(Operation(kind, self._group, nbytes, peer))
+            self._operations.append(CommOperation(kind, self._group, nbytes, peer))
 
     @override
     def barrier(self) -> None:

@@ -22,7 +22,7 @@ DEAR: Final = 2.0
 
 
 @dataclass(frozen=True)
-class Row:
+class SimulatedRow:
     """One way to train with one number of workers."""
 
     way: str
@@ -67,9 +67,9 @@ class Row:
 class Simulation:
     """All rows, way by way, by the number of workers."""
 
-    rows: Sequence[Row]
+    rows: Sequence[SimulatedRow]
 
-    def by_way(self) -> dict[str, list[Row]]:
+    def by_way(self) -> dict[str, list[SimulatedRow]]:
         """Return the rows of each way that can be run."""
         ways = groupby(self.rows, lambda row: row.way)
         return {way: [row for row in rows if not row.error] for way, rows in ways}
@@ -127,7 +127,7 @@ class Simulation:
         in_rows(panels, "way").configure(background="#ffffff", padding=14).save(path)
 
 
-def _unpaid(rows: Sequence[Row]) -> Iterator[int]:
+def _unpaid(rows: Sequence[SimulatedRow]) -> Iterator[int]:
     """Yield the numbers of workers that do not pay."""
     for number, (before, row) in enumerate(pairwise(rows)):
         if not (before.rate and row.rate):  # failures leave no step

@@ -10,16 +10,16 @@ import numpy
 
 from tutti.comm.network import Network
 from tutti.studies.simulate.abreast import replay_abreast
-from tutti.studies.simulate.cluster import Cluster
+from tutti.studies.simulate.cluster import HostLayout
 from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.free import replay_free
-from tutti.studies.simulate.pattern import Pattern
+from tutti.studies.simulate.pattern import CommPattern
 from tutti.studies.simulate.peers import replay_peers
 from tutti.studies.simulate.step_times import Floats, StepTimes
 
 
 @dataclass(frozen=True)
-class Timing:
+class Replayed:
     """Measurements of a replay.
 
     Attributes:
@@ -41,7 +41,7 @@ class Timing:
 
 
 def replay(
-    pattern: Pattern,
+    pattern: CommPattern,
     hosts: Sequence[int],
     network: Network,
     times: StepTimes,
@@ -51,7 +51,7 @@ def replay(
     input_batches_per_s: float = inf,
     failures: Failures | None = None,
     seed: int = 0,
-) -> Timing:
+) -> Replayed:
     """Replay steps of all workers; the same bits in every run.
 
     Args:
@@ -70,7 +70,7 @@ def replay(
         ValueError: a number is out of range, or there is not one speed for each host.
     """
     work = _work(pattern, hosts, times, steps, speeds, input_batches_per_s, seed)
-    cluster = Cluster(network, hosts)
+    cluster = HostLayout(network, hosts)
     recorded = pattern.steps(hosts, steps)
     staleness = 0.0
     if pattern.servers:
@@ -82,7 +82,7 @@ def replay(
     kept = 1.0
     if failures is not None:
         kept = goodput(failures, pattern.strategy.pace, len(hosts), pattern.servers)
-    return Timing(
+    return Replayed(
         seconds=float(ends.max()),
         steps_per_s=float((steps / ends).mean()),
         bytes_per_worker_step=sum(recorded[step].bytes_sent for step in range(steps)) / steps,
@@ -93,7 +93,7 @@ def replay(
 
 
 def _work(
-    pattern: Pattern,
+    pattern: CommPattern,
     hosts: Sequence[int],
     times: StepTimes,
     steps: int,

@@ -27,9 +27,9 @@ from tutti.studies.simulate.calibrate import calibrated, measured_steps, reckone
 from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.learning import learn
 from tutti.studies.simulate.machine import Machine
-from tutti.studies.simulate.pattern import Pattern
+from tutti.studies.simulate.pattern import CommPattern
 from tutti.studies.simulate.question import SimulateJob, Way
-from tutti.studies.simulate.result import Row, Simulation
+from tutti.studies.simulate.result import SimulatedRow, Simulation
 from tutti.studies.simulate.step_times import StepTimes
 from tutti.studies.simulate.timing import replay
 
@@ -41,10 +41,10 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedRow:
     """A row that is to be simulated; `batch` are the samples of a worker's step."""
 
-    row: Row
+    row: SimulatedRow
     recipe: Recipe
     strategy: Strategy
     batch: int
@@ -80,26 +80,30 @@ def opened(job: SimulateJob, comm: Communicator) -> Task:
     return task
 
 
-def simulated(job: SimulateJob, comm: Communicator, task: Task, rows: Sequence[Plan | Row]) -> Simulation:
+def simulated(
+    job: SimulateJob, comm: Communicator, task: Task, rows: Sequence[PlannedRow | SimulatedRow]
+) -> Simulation:
     """Simulate the rows that can be (collective)."""
     timing, machine = job.question.timing, job.question.machine
-    plans = {at: one for at, one in enumerate(rows) if isinstance(one, Plan)}
+    plans = {at: one for at, one in enumerate(rows) if isinstance(one, PlannedRow)}
     busy = comm.size if timing else _at_a_time(job, comm, task, [*plans.values()])
     times = _step_times(job, comm, task, {plan.batch for plan in plans.values()})
     # The largest first; whichever rank is free takes the next one.
     order = sorted(plans, key=lambda at: -plans[at].row.workers)
-    take, mine = comm.counter().add, dict[int, Row]()
+    take, mine = comm.counter().add, dict[int, SimulatedRow]()
     while comm.rank < busy and (number := take(1)) < len(order):
         plan = plans[order[number]]
         mine[order[number]] = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
         if not (job.quiet or timing):
             print(f"simulated: {plan.row.way}, workers: {plan.row.workers:,}", flush=True)
-    found = cast("list[dict[int, Row]]", comm.all_gather_objects(mine))
+    found = cast("list[dict[int, SimulatedRow]]", comm.all_gather_objects(mine))
     done = {at: row for part in found for at, row in part.items()}
-    return Simulation(_possible([one if isinstance(one, Row) else done[at] for at, one in enumerate(rows)]))
+    return Simulation(
+        _possible([one if isinstance(one, SimulatedRow) else done[at] for at, one in enumerate(rows)])
+    )
 
 
-def plan_rows(job: SimulateJob) -> list[Plan | Row]:
+def plan_rows(job: SimulateJob) -> list[PlannedRow | SimulatedRow]:
     """Return what is to be simulated, way by way; a row says why it cannot be."""
     question = job.question
     if not question.ways:
@@ -110,15 +114,21 @@ def plan_rows(job: SimulateJob) -> list[Plan | Row]:
 
 def _possible(rows: list[R]) -> list[R]:
     """Return the rows, or refuse all of them by the error of the first."""
-    errors = [one.error for one in rows if isinstance(one, Row) and one.error]
+    errors = [one.error for one in rows if isinstance(one, SimulatedRow) and one.error]
     if len(errors) == len(rows):
         raise BadOption(errors[0])
     return rows
 
 
-def _planned(job: SimulateJob, way: Way, workers: int) -> Plan | Row:
-    hosts, kind = len(job.question.machine.hosts(workers)), named(way.strategy)
-    row = Row(way.name, workers, hosts)
+def _planned(job: SimulateJob, way: Way, workers: int) -> PlannedRow | SimulatedRow:
+    machine, kind = job.question.machine, named(way.strategy)
+    sizes = machine.hosts(workers)
+    hosts = len(sizes)
+    row = SimulatedRow(way.name, workers, hosts)
+    try:
+        machine.network.barrier_s(sizes)
+    except ValueError as error:  # The topology has fewer places.
+        return replace(row, error=f"{error}; give fewer --workers, or another --network")
     if kind.most_hosts is not None and hosts > kind.most_hosts:
         why = f"strategy '{kind.name}' needs one memory for all workers, and {workers:,} fill {hosts:,} hosts"
         return replace(row, error=f"{why}; give fewer --workers, or another strategy")
@@ -128,10 +138,10 @@ def _planned(job: SimulateJob, way: Way, workers: int) -> Plan | Row:
         strategy = check_recipe(recipe, workers + servers, hosts)
     except BadOption as error:
         return replace(row, error=str(error))
-    return Plan(row, recipe, strategy, -(-recipe.config.batch_size // (workers if together else 1)))
+    return PlannedRow(row, recipe, strategy, -(-recipe.config.batch_size // (workers if together else 1)))
 
 
-def _at_a_time(job: SimulateJob, comm: Communicator, task: Task, plans: Sequence[Plan]) -> int:
+def _at_a_time(job: SimulateJob, comm: Communicator, task: Task, plans: Sequence[PlannedRow]) -> int:
     """Return how many ranks have room to simulate at a time (collective).
 
     Raises:
@@ -161,7 +171,7 @@ def _step_times(job: SimulateJob, comm: Communicator, task: Task, batches: set[i
     return times
 
 
-def _timed(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
+def _timed(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -> SimulatedRow:
     """Replay the communication of a row's workers."""
     row, config, strategy = plan.row, plan.recipe.config, plan.strategy
     together = strategy.pace is Pace.TOGETHER
@@ -171,7 +181,7 @@ def _timed(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
     hosts = machine.hosts(row.workers)
     try:
         servers = int(Centre in strategy.needs)
-        pattern = Pattern(strategy, config.optimizer, task.parameters, servers)
+        pattern = CommPattern(strategy, config.optimizer, task.parameters, servers)
         timing = replay(
             pattern,
             hosts,
@@ -195,7 +205,7 @@ def _timed(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
     return _with_failures(row, plan, machine)
 
 
-def _learned(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
+def _learned(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -> SimulatedRow:
     """Train a row's workers."""
     row = plan.row
     try:
@@ -219,7 +229,7 @@ def _learned(plan: Plan, machine: Machine, task: Task, times: StepTimes) -> Row:
     return _with_failures(row, plan, machine)
 
 
-def _with_failures(row: Row, plan: Plan, machine: Machine) -> Row:
+def _with_failures(row: SimulatedRow, plan: PlannedRow, machine: Machine) -> SimulatedRow:
     """Add the share of the work that failures leave, and the cost of the hosts."""
     left, cost = 1.0, None
     if isfinite(machine.hours_between):
