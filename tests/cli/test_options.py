@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from tutti.cli.centre import CentreCommand
 from tutti.cli.compare import CompareCommand
 from tutti.cli.options import Words, command_words, parse_value, split_dotted
 from tutti.cli.run import RunCommand
@@ -135,6 +136,8 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
 def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
     with pytest.raises(BadOption, match="argument --goal: 'high' is not a number; 'tutti compare --help'"):
         CompareCommand()(["--goal", "high"])
+    with pytest.raises(BadOption, match="--workers is -3; give 0"):
+        CentreCommand()(["--listen", "127.0.0.1:0", "--keep", "no", "--workers", "-3"])
 
 
 def test_a_missing_program_is_all_that_is_asked_for() -> None:

@@ -22,7 +22,9 @@ from tutti.records.predictions import Predictions
 from tutti.records.run_folder import PREDICTIONS
 from tutti.records.splits import Split, write_splits
 from tutti.run import evaluate
+from tutti.run.build import open_config_data
 from tutti.run.config import TrainConfig
+from tutti.run.jobs import Recipe
 from tutti.run.train_job import EvaluateJob
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
@@ -118,3 +120,19 @@ def test_what_does_not_go_together_is_refused(data: tuple[str, str], tmp_path: P
         train(data[0], tmp_path / "run", predictions=True, validation=0.0)
     assert main(["train", "mlp", "--data", data[0], "--split", data[1].replace(":1", ":2"), "-n", "1"]) == 2
     assert "has no split 2; they are numbered from 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("centre", "same"), [("10.0.0.1:7070", True), ("", False)])
+def test_workers_of_a_centre_keep_the_same_samples_aside(
+    data: tuple[str, str], centre: str, same: bool
+) -> None:
+    config = TrainConfig("mlp", data=data[0], strategy="async_diloco", strategy_options={"centre": centre})
+
+    def aside(seed: int) -> list[int]:
+        recipe = Recipe(replace(config, seed=seed))
+        part = VirtualWorld(1).run(lambda comm: open_config_data(recipe, comm))[0].validation
+        assert part is not None
+        assert part.rows is not None
+        return part.rows.tolist()
+
+    assert (aside(1) == aside(2)) is same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -75,6 +76,21 @@ def test_strong_scaling_divides_the_batch_and_epochs_are_as_many_samples_for_any
         assert four.computes * four.seconds == pytest.approx(alone.seconds / 4, rel=0.02)
         few = simulate(strategies=[way], workers=[1, 9], scaling="strong", **length)[1]
         assert "a batch of 8 samples cannot be split over 9" in few.error
+
+
+def test_a_row_that_says_nothing_of_its_workers_says_why() -> None:
+    given: dict[str, Any] = {"strategies": ["diloco:every=8"], "workers": [1, 2, 16], "timing": True}
+    few = simulate(**given, steps=7)
+    assert [row.error[:24] for row in few] == ["", "workers exchange nothing", "workers exchange nothing"]
+    assert Simulation(few).stops() == {"diloco:every=8": None}
+    errors = [row.error for row in simulate(**given, scaling="strong")]
+    assert errors[:2] == ["", ""]
+    assert "8 samples has none for each of 16 workers" in errors[2]
+
+
+def test_ways_are_compared_with_the_first_row_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    Simulation([SimulatedRow("a", 1, 1, 10, 1.0), SimulatedRow("b", 2, 2, 30, 1.0)]).show(sys.stdout)
+    assert [line.split()[4] for line in capsys.readouterr().out.splitlines()[1:3]] == ["1.0", "3.0"]
 
 
 def test_failures_leave_less_and_hosts_cost() -> None:
@@ -223,6 +239,9 @@ def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: py
     ("words", "message"),
     [
         ("--hosts 8 -n 4", "leave --workers out"),
+        ("--hosts 8 --strategy noloco", "--strategy is not for simulated hosts"),
+        ("--hosts 8 --strategy.every 5", "--strategy"),
+        ("--hosts 8 --exhaustive", "--exhaustive is not"),
         ("--network 1gbit,1us", "give their number, such as --hosts 8"),
     ],
 )

@@ -42,6 +42,8 @@ class CentreCommand(Command):
     @override
     def run(self, words: Words) -> int:
         own, ended = words.own, Event()
+        if own.workers < 0:
+            raise BadOption(f"--workers is {own.workers}; give 0 for each that is connected, or more")
         from tutti.parameter_server.remote import RemoteServer, read_key
 
         for signum in (signal.SIGTERM, signal.SIGINT):

@@ -19,7 +19,7 @@ from tutti.run.config import OF_LONG_RUNS, TrainConfig, flag
 from tutti.run.start import run as run_job
 from tutti.studies.autotune.plan import BUDGET_S, plan
 from tutti.studies.simulate.machine import machine_of
-from tutti.studies.simulate.question import AdviseJob, SimulateQuestion
+from tutti.studies.simulate.question import DECIDED, AdviseJob, SimulateQuestion
 
 if TYPE_CHECKING:
     from tutti.studies.simulate.advice import Advice
@@ -101,6 +101,10 @@ class PlanCommand(Command):
             raise BadOption(
                 f"--hosts {own.hosts} fills hosts of a --machine; give at least 1, and leave --workers out"
             )
+        decided = [one for one in DECIDED if one in words.given or one in words.dotted]
+        decided += [one for one in ("precisions", "exhaustive") if getattr(own, one)]
+        if decided:
+            raise BadOption(f"{flag(decided[0])} is not for simulated hosts; leave it out, or --hosts")
         machine = machine_of(own.machine, own.network)
         sizes = numbers_of(own.batch_sizes, "--batch-sizes", "64,128")
         question = SimulateQuestion([], [own.hosts * machine.ranks_per_host], machine)

@@ -111,7 +111,8 @@ def open_config_data(
     given: object = None
     leads = pool is None and comm.node.rank == 0
     # A data set may draw numbers for each sample.
-    seeding = seeded(data_seed(config)) if leads and config.split is not None else nullcontext()
+    seed = data_seed(config)
+    seeding = seeded(seed) if leads and seed != config.seed else nullcontext()
     shows = leads and comm.rank == 0 and not getattr(recipe, "quiet", False)
     with seeding, keeping_doubles(config.precision == "fp64"), reading_shown(config.data, shows):
         own: Options = {}
@@ -127,7 +128,7 @@ def open_config_data(
             "the model was trained on numbers as they are, which would be prepared here; give --data.prepare "
             "off"
         )
-    dataset = pool.divided(comm, config.validation, config.seed, place, embeds, before, config.test)
+    dataset = pool.divided(comm, config.validation, seed, place, embeds, before, config.test)
     if leads and isinstance(dataset.train, StreamedPart):
         give_back_memory()  # Targets of many samples were checked in several times their room.
     return dataset
@@ -156,11 +157,13 @@ def weights_data(recipe: Recipe) -> TrainedOn | None:
 
 
 def data_seed(config: TrainConfig) -> int:
-    """Return the seed of the data that a function makes; a file of splits has its own."""
-    if config.split is None:
-        return config.seed
-    found = seed_of_data(Path(split_of(config.split)[0]).expanduser())
-    return config.seed if found is None else found
+    """Return the seed of the parts kept aside, and of the data that a function makes.
+
+    A file of splits has its own. Workers of a `tutti centre` keep the same samples aside by any seed.
+    """
+    found = None if config.split is None else seed_of_data(Path(split_of(config.split)[0]).expanduser())
+    own = 0 if config.strategy_options.get("centre") else config.seed
+    return own if found is None else found
 
 
 def given_data(recipe: Recipe) -> tuple[object, Options]:

@@ -109,7 +109,11 @@ class SimulateJob(Job):
         return place_ranks(cores if timed or not rows else min(cores, rows))
 
     def config_of(self, way: Way, workers: int, servers: int, together: bool) -> TrainConfig:
-        """Return the configuration of a simulated run; workers may make each update `together`."""
+        """Return the configuration of a simulated run; workers may make each update `together`.
+
+        Raises:
+            BadOption: the batch of all workers has no sample for each.
+        """
         config = with_options(self.config.as_json(), {**way.options, "strategy": way.strategy})
         batch, steps = config.batch_size, config.steps
         if self.question.scaling == WEAK and together:

@@ -44,8 +44,13 @@ class SimulatedRow:
         """Samples per second, of steps that failures leave."""
         return self.samples * self.goodput / self.seconds if self.seconds else 0.0
 
+    def told(self) -> str:
+        """Return the row's speed and what was learned, in a few words."""
+        told = (f"{name} {metric_text(name, value)}" for name, value in self.metrics.items())
+        return self.error or ", ".join([f"{self.rate:,.0f} samples/s", *told])
+
     def cells(self, first: float) -> dict[str, str]:
-        """Return the cells of the table by their heads; `first` is the rate of the way's first row."""
+        """Return the cells of the table by their heads; `first` is the rate of the first row of all."""
         found = {"strategy": self.way, "workers": f"{self.workers:,}", "hosts": f"{self.hosts:,}"}
         if self.error:
             return found | {REMARK: self.error}
@@ -85,7 +90,8 @@ class Simulation:
     def show(self, stream: IO[str]) -> None:
         """Print the table, and where each way stops paying."""
         ways = self.by_way()
-        cells = [row.cells(next((one.rate for one in ways[row.way]), 0.0)) for row in self.rows]
+        first = next((one.rate for one in self.rows if not one.error), 0.0)
+        cells = [row.cells(first) for row in self.rows]
         heads = [head for head in max(cells, key=len) if any(row.get(head) for row in cells)]
         table = TextTable(heads, left=(REMARK,), drop=("hosts", "seconds", "kB/step", "loss"))
         for row in cells:

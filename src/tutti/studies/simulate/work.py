@@ -93,9 +93,10 @@ def simulated(
     take, mine = comm.counter().add, dict[int, SimulatedRow]()
     while comm.rank < busy and (number := take(1)) < len(order):
         plan = plans[order[number]]
-        mine[order[number]] = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
+        row = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
+        mine[order[number]] = row
         if not (job.quiet or timing):
-            print(f"simulated: {plan.row.way}, workers: {plan.row.workers:,}", flush=True)
+            print(f"simulated: {row.way}, workers: {row.workers:,}, {row.told()}", flush=True)
     found = cast("list[dict[int, SimulatedRow]]", comm.all_gather_objects(mine))
     done = {at: row for part in found for at, row in part.items()}
     return Simulation(
@@ -194,6 +195,9 @@ def _timed(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -> 
         )
     except BadOption as error:
         return replace(row, error=str(error))
+    if row.workers > 1 and not timing.bytes_per_worker_step:
+        why = f"workers exchange nothing in {steps} steps; give more --epochs or --steps, or fewer workers"
+        return replace(row, error=why)
     row = replace(
         row,
         samples=steps * update,
