@@ -205,6 +205,7 @@ class Cost:
 def cost(recipe: Recipe, workers: int, mbit: float, steps: int) -> Cost:
     """Measure `steps` steps of each worker."""
     torch.set_num_threads(1)
+    before = tensors()  # of the tasks
 
     def program(comm: Communicator) -> tuple[float, float, float] | None:
         torch.manual_seed(comm.rank)
@@ -213,7 +214,7 @@ def cost(recipe: Recipe, workers: int, mbit: float, steps: int) -> Cost:
         if worker is None:
             return None
         sent, seconds = worker.traffic.bytes_sent / steps, comm.clock()
-        memory = tensors() / workers / (4 * PARAMETERS) if comm.rank == 0 else 0.0
+        memory = (tensors() - before) / workers / (4 * PARAMETERS) if comm.rank == 0 else 0.0
         worker.finish()
         return sent, steps * PASS_S / seconds, memory
 
