@@ -41,7 +41,8 @@ def build(folder: Path) -> Path:
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
     run(Path(sys.executable).with_name("check-wheel-contents"), wheel)
-    wanted = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/tutti").rglob("*.py")} | NOT_CODE
+    files = [path for kind in ("*.py", "*.toml") for path in (ROOT / "src/tutti").rglob(kind)]
+    wanted = {str(path.relative_to(ROOT / "src")) for path in files} | NOT_CODE
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     if wanted != found:
