@@ -194,10 +194,10 @@ def train(
             are where training begins, or a function or class that makes one (called with `model_options`,
             and with `shape` and `outputs` if it takes them).
         data: a name or path, arrays (inputs, targets), ((inputs, targets), (test inputs, test targets)), a
-            torch `Dataset` or a pair of them, a DataLoader (its data set, batch size and `collate_fn` are
-            taken), a table of pandas, polars or pyarrow, or a function that makes a data set. Several inputs
-            are a dict or a tuple in place of one. Floats are kept as float32; as float64 with
-            `precision="fp64"`.
+            torch `Dataset` or a pair of them, a DataLoader (its data set and batch size are taken; one with
+            its own `collate_fn` or sampler is refused), a table of pandas, polars or pyarrow, or a function
+            that makes a data set. Several inputs are a dict or a tuple in place of one. Floats are kept as
+            float32; as float64 with `precision="fp64"`.
         strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
         workers: how many ranks; "auto" is one for each core that may be used.
         optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters; by
