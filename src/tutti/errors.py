@@ -50,7 +50,7 @@ class TuttiError(Exception):
 
 
 class UserError(TuttiError):
-    """The input is wrong: the user can mend it. The command line prints only the message, no traceback."""
+    """The input is wrong: the user can fix it. The command line prints only the message, no traceback."""
 
     exit_code = 2
 

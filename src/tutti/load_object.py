@@ -107,7 +107,7 @@ def _names_in(found: object) -> list[str]:
 
 
 def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters of `factory`; None for the few built-in callables that do not tell theirs."""
+    """Return the parameters of `factory`; None for the few built-in callables that do not tell theirs."""
     try:
         return inspect.signature(factory).parameters
     except ValueError:
@@ -115,7 +115,7 @@ def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Paramete
 
 
 def imported_files() -> list[str]:
-    """The Python files that this process has imported by their paths."""
+    """Return the Python files that this process has imported by their paths."""
     return [str(module.__file__) for name, module in sys.modules.items() if name.startswith(_FILE)]
 
 

@@ -304,7 +304,7 @@ def view_like(vector: Tensor, like: Tensor) -> Tensor:
 
 
 def vector_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """The elements of `tensor`, which is as large as `like`, in the order of `view_like`.
+    """Return the elements of `tensor`, which is as large as `like`, in the order of `view_like`.
 
     It shares the memory of a tensor whose elements lie in that order.
     """
@@ -320,7 +320,7 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
 
 def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
-    """A stretch of `vector`, like `view_like`, with its own storage over the same memory.
+    """Return a stretch of `vector`, like `view_like`, with its own storage over the same memory.
 
     To save or copy a tensor is to save or copy the whole storage behind it.
     """

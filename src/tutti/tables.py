@@ -19,7 +19,7 @@ _BAR_COLUMNS: Final = 60
 
 
 def progress_bar(total: int, completed: int) -> RenderableType:
-    """A progress bar that ends its line, which rich's does not."""
+    """Return a progress bar that ends its line, which rich's does not."""
     return Group(ProgressBar(total=total, completed=completed, width=_BAR_COLUMNS), Text())
 
 

@@ -49,7 +49,7 @@ UNBOUNDED: Final = 1 << 16
 
 
 def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
-    """A console that writes texts to `stream` as they are: names may have what looks like markup."""
+    """Return a console that writes texts to `stream` as they are: names may have what looks like markup."""
     # Most commands print no table, and importing it takes as long as all else at their start.
     from rich.console import Console
 

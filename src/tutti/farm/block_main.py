@@ -57,7 +57,7 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def _next(comm: Communicator, channel: Connection | None) -> TrainTask | None:
-    """The next task, the same on all ranks; None: there is none."""
+    """Return the next task, the same on all ranks; None: there is none."""
     task: object = None
     if channel is not None:
         try:
@@ -83,7 +83,7 @@ def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Con
 
 @contextmanager
 def _communicator(comm: Communicator) -> Iterator[Communicator]:
-    """A communicator of the block's ranks for one job, all of whose memory is given back afterwards."""
+    """Yield a communicator of the block's ranks for one job, all of whose memory is given back afterwards."""
     arena, place = None, None
     if comm.rank == 0:
         arena = Arena.create()

@@ -79,9 +79,7 @@ class ArrayJob:
         """Write the script into the folder of the farm and submit it; return the job's number."""
         script = folder.absolute() / SCRIPT
         replace_file(script, os.fsencode(self.script(folder)))
-        then = (
-            f"the job script is {script}: mend it where it does not fit this cluster, and submit it yourself"
-        )
+        then = f"the job script is {script}: adapt it to this cluster, and submit it yourself"
         try:
             done = subprocess.run(
                 ["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False

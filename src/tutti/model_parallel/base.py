@@ -69,7 +69,7 @@ class Workload:
     arithmetic: Arithmetic
 
     def batch(self, count: int) -> tuple[Inputs, Tensor]:
-        """The inputs and targets of at most `count` samples, as the model wants them."""
+        """Return the inputs and targets of at most `count` samples, as the model wants them."""
         inputs, targets = self.samples.take(torch.arange(min(count, len(self.samples))))
         return self.arithmetic.inputs(inputs), self.arithmetic.targets(targets)
 
@@ -79,12 +79,12 @@ Of = Callable[[Tensor], Tensor]
 
 
 def values_of(tensor: Tensor) -> Tensor:
-    """The numbers in a tensor."""
+    """Return the numbers in a tensor."""
     return tensor.detach()
 
 
 def gradient_of(tensor: Tensor) -> Tensor:
-    """The gradient of a tensor; zero where there is none."""
+    """Return the gradient of a tensor; zero where there is none."""
     return torch.zeros_like(tensor.detach()) if tensor.grad is None else tensor.grad.detach()
 
 
@@ -130,7 +130,7 @@ class Portion(ABC):
         return state
 
     def record(self) -> PipelineRecord | None:
-        """The record of a pipeline; None of other portions (collective)."""
+        """Return the record of a pipeline; None of other portions (collective)."""
         return None
 
     def close(self) -> None:
@@ -221,11 +221,11 @@ def of_portion(saved: Saved, number: int) -> Saved:
 
 
 def taken(module: nn.Module, of: Of) -> dict[str, Any]:
-    """The state of a module by name, with what `of` takes of each tensor."""
+    """Return the state of a module by name, with what `of` takes of each tensor."""
     held = module.state_dict(keep_vars=True)
     return {name: of(value) if isinstance(value, Tensor) else value for name, value in held.items()}
 
 
 def count_of(module: nn.Module) -> int:
-    """The number of trainable numbers in a module."""
+    """Return the number of trainable numbers in a module."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

@@ -48,7 +48,7 @@ class TeamMesh:
 
 
 def _store(comm: Communicator) -> Store:
-    """The place where ranks find each other: on one host in a file, else at a port of rank 0's."""
+    """Return the place where ranks find each other: on one host in a file, else at a port of rank 0's."""
     if comm.hosts == 1:
         return FileStore(f"/proc/self/fd/{make_for_all('store', comm)}", comm.size)
     host = socket.gethostname()

@@ -71,7 +71,7 @@ class Layout:
         return self.team * self.data
 
     def describe(self) -> str:
-        """The layout as it would be written: data=2,tensor=2."""
+        """Return the layout as it would be written: data=2,tensor=2."""
         return f"{DATA}={self.data},{self.way}={self.team}" if self.data > 1 else f"{self.way}={self.team}"
 
 

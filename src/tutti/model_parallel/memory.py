@@ -92,7 +92,7 @@ def _rearranged(gradient: Tensor, inputs: Tensor) -> int:
 
 
 def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:
-    """The bytes of state that an optimizer keeps for each byte of parameters."""
+    """Return the bytes of state that an optimizer keeps for each byte of parameters."""
     hidden = nn.Linear(PROBE, PROBE, bias=False)
     probe = hidden.weight
     probe.grad = torch.zeros_like(probe)
@@ -108,7 +108,7 @@ def of_teams(teams: int, weights: int, gradients: int, state: float, peak: int) 
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """The module without contents, ready to be trained: its gradients have their places."""
+    """Return the module without contents, ready to be trained: its gradients have their places."""
     model = copy.deepcopy(module).to("meta").train()
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -117,13 +117,13 @@ def on_meta(module: nn.Module) -> nn.Module:
 
 
 def held(model: nn.Module) -> tuple[int, int]:
-    """The bytes of parameters and buffers, and of gradients."""
+    """Return the bytes of parameters and buffers, and of gradients."""
     weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
     return weights, sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
 def peak_of_step(model: nn.Module, workload: Workload, count: int) -> int:
-    """The peak of forward and backward of `count` samples, and the samples."""
+    """Return the peak of forward and backward of `count` samples, and the samples."""
     (inputs, targets), arithmetic = workload.batch(count), workload.arithmetic
     inputs, targets = mapped(inputs, methodcaller("to", "meta")), targets.to("meta")
     with PeakMemory() as ledger:

@@ -206,7 +206,7 @@ class Stage(nn.Module):
         self.layers, self._block, self._arithmetic = block.layers, block.module, arithmetic
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs of the last block."""
+        """Return the outputs of the last block."""
         # Nothing may change in place what another stage has sent: its gradient is sent back.
         given = inputs.clone() if inputs.requires_grad else inputs
         return self._arithmetic.forward(self._block, given)
@@ -225,7 +225,7 @@ class _Pipe(nn.Module):
         self._stage, self._shapes, self._team = [own], shapes, team
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs of the whole model, without gradient (collective over the team)."""
+        """Return the outputs of the whole model, without gradient (collective over the team)."""
         team, last = self._team, self._team.size - 1
         with torch.no_grad():
             if team.rank:

@@ -41,7 +41,7 @@ def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int)
 
 
 def in_flight(schedule: str, microbatches: int, stage: int, stages: int) -> int:
-    """The number of microbatches whose activations a stage keeps at one time, or a little more."""
+    """Return the number of microbatches whose activations a stage keeps at one time, or a little more."""
     return microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
 
 

@@ -113,7 +113,7 @@ class GraphBlock:
 
 
 def _named(root: nn.Module, name: str) -> Any:
-    """The module, parameter or buffer of this name."""
+    """Return the module, parameter or buffer of this name."""
     path, _, last = name.rpartition(".")
     return getattr(root.get_submodule(path), last)
 
@@ -270,7 +270,7 @@ def _joined(blocks: list[GraphBlock]) -> list[GraphBlock]:
 
 
 def _graph_of(module: nn.Module) -> Graph:
-    """The operations of a model.
+    """Return the operations of a model.
 
     Raises:
         BadModel: they cannot be traced, or differ between training and evaluation.

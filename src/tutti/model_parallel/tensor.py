@@ -70,12 +70,12 @@ class Cut:
         return cls(team, tuple(part.stop - part.start for part in cut(length, team.size)), dim)
 
     def own(self, whole: Tensor) -> Tensor:
-        """The part of this rank, a view."""
+        """Return the part of this rank, a view."""
         rank = self.team.rank
         return whole.narrow(self.dim, sum(self.widths[:rank]), self.widths[rank])
 
     def gather(self, own: Tensor) -> Tensor:
-        """The whole of all ranks' parts (collective)."""
+        """Return the whole of all ranks' parts (collective)."""
         shape = list(own.shape)
         shape[self.dim] = max(
             self.widths

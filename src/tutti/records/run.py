@@ -55,7 +55,7 @@ class Evaluation(Record):
     confusion: list[list[float]] | None = field(default=None, repr=False)
 
     def class_accuracy(self) -> list[float | None]:
-        """The share of each class that was recognised, in [0, 1].
+        """Return the share of each class that was recognised, in [0, 1].
 
         Returns:
             One number for each class; None for a class without samples. Empty without a confusion matrix.
@@ -69,7 +69,7 @@ class Evaluation(Record):
         return [row[k] / found[k] if found[k] else None for k, row in enumerate(rows)]
 
     def class_f1(self) -> list[float | None]:
-        """The F1 score of each class; None for one that is neither there nor predicted."""
+        """Return the F1 score of each class; None for one that is neither there nor predicted."""
         rows = self.confusion or []
         both = [sum(row) + sum(other[k] for other in rows) for k, row in enumerate(rows)]
         return [2 * row[k] / both[k] if both[k] else None for k, row in enumerate(rows)]

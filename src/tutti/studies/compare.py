@@ -115,7 +115,7 @@ class Question:
 
 
 def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
-    """The combinations that answer the question.
+    """Return the combinations that answer the question.
 
     Args:
         question: what is to be found out.
@@ -174,7 +174,7 @@ def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]
 
 
 def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
-    """The configuration of one run.
+    """Return the configuration of one run.
 
     Raises:
         UserError: an option is unknown, or its value cannot be used.
@@ -251,7 +251,7 @@ def _shapes(
 
 
 def _named(question: Question, one: Combination, given: str) -> Combination:
-    """The combination with its names, and with the batch size that its kind of scaling asks for.
+    """Return the combination with its names, and with the batch size that its kind of scaling asks for.
 
     Args:
         question: what is to be found out.

@@ -211,7 +211,7 @@ def unused_gpu(measured: Measured) -> str:
 
 
 def _driver_gpu() -> str:
-    """The first GPU that the driver knows, or nothing."""
+    """Return the first GPU that the driver knows, or nothing."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""

@@ -66,7 +66,7 @@ def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
 def need_of(
     layout: Layout | None, ranks: int, module: nn.Module, workload: Workload, state: float
 ) -> MemoryNeed:
-    """The need of the rank that needs the most; without a layout each has the whole model."""
+    """Return the need of the rank that needs the most; without a layout each has the whole model."""
     if layout is None:
         # Data parallelism on one host: weights once for all, gradients for each, state in slices.
         model = on_meta(module)

@@ -134,7 +134,7 @@ def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
 
 
 def networks_here() -> tuple[str, ...]:
-    """The IPv4 addresses of this host with the lengths of their networks, without the loopback's."""
+    """Return the IPv4 addresses of this host with the lengths of their networks, without the loopback's."""
     import psutil
 
     found = [
@@ -198,7 +198,7 @@ def _network(interface: str) -> str:
 
 
 def by_host(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
-    """The ranks of each host, hosts in the order of their lowest ranks."""
+    """Return the ranks of each host, hosts in the order of their lowest ranks."""
     hosts: dict[str, list[Seen]] = {}
     for one in sorted(seen, key=lambda one: one.rank):
         hosts.setdefault(one.host, []).append(one)

@@ -77,7 +77,7 @@ def _as_described(url: str) -> bool:
 
 
 def _store_of(file: int, timeout: timedelta) -> tuple[Store, int, int]:
-    """The store in a file; its keys are new at each rendezvous."""
+    """Return the store in a file; its keys are new at each rendezvous."""
     from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
     rank, size = (int(os.environ[name.upper()]) for name in _PLACE)
@@ -124,7 +124,7 @@ class _Watcher(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's ordinary specification, with a loader that also calls."""
+        """Return the module's ordinary specification, with a loader that also calls."""
         if name != self.module:
             return None
         sys.meta_path.remove(self)

@@ -147,7 +147,7 @@ class Operation(Work):
         return self.error
 
     def result(self) -> list[Tensor]:
-        """The tensors that hold the result."""
+        """Return the tensors that hold the result."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
@@ -157,7 +157,7 @@ class Operation(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors that hold the result; it fails if the operation does."""
+        """Return a future of the tensors that hold the result; it fails if the operation does."""
         if self._future is None:
             source: Future[Any] = Future()
             with self._progress.lock if self._progress is not None else _nothing:

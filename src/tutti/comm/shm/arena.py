@@ -165,7 +165,7 @@ class Arena:
         return torch.frombuffer(mapped, dtype=dtype).view(shape)
 
     def lock(self, offset: int) -> ByteLock:
-        """The lock that belongs to the byte at `offset`."""
+        """Return the lock that belongs to the byte at `offset`."""
         return ByteLock(self, offset)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class Candidate:
         return self.ranks, self.threads, layout, precision, self.batch_size
 
     def applied_to(self, config: TrainConfig) -> TrainConfig:
-        """The configuration with this choice in it."""
+        """Return the configuration with this choice in it."""
         chosen = asdict(self)
         return replace(config, workers=str(chosen.pop("ranks")), **chosen)
 
@@ -181,7 +181,7 @@ def _shapes(config: TrainConfig, fixed: Collection[str], cores: int) -> Iterator
 
 
 def _rank_counts(config: TrainConfig, fixed: Collection[str], cores: int) -> list[int]:
-    """The powers of two, and all cores."""
+    """Return the powers of two, and all cores."""
     if "workers" in fixed and config.workers != "auto":
         return [int(config.workers)]
     if config.strategy == "solo" or config.device != "cpu":

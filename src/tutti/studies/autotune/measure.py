@@ -175,7 +175,7 @@ class Rehearsal:
         torch.set_num_threads(one.threads)
 
     def _assembly(self, one: Candidate, team: Communicator) -> Assembly:
-        """The model laid out for this candidate (collective over its ranks).
+        """Return the model laid out for this candidate (collective over its ranks).
 
         One serves all candidates that differ in nothing that the layout depends on.
         """

@@ -127,7 +127,7 @@ class Recommendation:
         return [f"{name} is {verdict}: {self._name(way)} in {name} is {speed}, {link} {self.twins.why()}"]
 
     def _reference(self) -> Way | None:
-        """The best of the ways, as it was measured beside the other precision."""
+        """Return the best of the ways, as it was measured beside the other precision."""
         candidate = self.best.candidate
         return next((way for way in self.others if way.candidate == candidate and way.rate), None)
 

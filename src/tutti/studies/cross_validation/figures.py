@@ -59,7 +59,7 @@ def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
 
 
 def _folds(found: CrossValidated, names: list[str]) -> Any:
-    """A dot for each fold, and a line for the mean."""
+    """Return a dot for each fold, and a line for the mean."""
     score = found.scores[names[0]].score
     form = ".2%" if score.is_share else ".4g"
     dots: Data = [
@@ -109,7 +109,7 @@ def _cores(rows: Data) -> Any:
 
 
 def _busy(folder: FarmFolder, work: Data) -> Data:
-    """The load of each core; several neighbouring samples of a long farm as one."""
+    """Return the load of each core; several neighbouring samples of a long farm as one."""
     first = min((one["began"] - one["from"] for one in work), default=0.0)
     read = [read_lines(file, UsageRecord).records for file in folder.usage] if work else []
     many = len({record.host for records in read for record in records}) > 1

@@ -143,7 +143,7 @@ class FoldJobs:
             self._seconds[self._candidate[job.name]].append(outcome.summary.seconds)
 
     def _expected(self, name: str) -> float:
-        """The seconds of a job of a candidate; of one whose first fold still runs, more than any."""
+        """Return the seconds of a job of a candidate; of one whose first fold still runs, more than any."""
         known = self._seconds[name]
         return mean(known) if known else float("inf")
 

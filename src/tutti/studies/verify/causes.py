@@ -114,7 +114,7 @@ def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -
 
 
 def _mean(objective: Objective, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
-    """The loss of some samples that come in parts."""
+    """Return the loss of some samples that come in parts."""
     total = whole = 0.0
     with torch.no_grad():
         for one, its in zip(outputs, targets, strict=True):
@@ -124,7 +124,7 @@ def _mean(objective: Objective, outputs: Sequence[Tensor], targets: Sequence[Ten
 
 
 def _mean_computed(objective: Objective, module: nn.Module, batches: Iterable[Batch]) -> float:
-    """The loss of batches that are computed one by one."""
+    """Return the loss of batches that are computed one by one."""
     arithmetic, total, whole = objective.arithmetic, 0.0, 0.0
     with evaluating(module), torch.no_grad():
         for batch in batches:

@@ -287,7 +287,7 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
 
 
 def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
-    """The samples that are computed together; None: all of a batch."""
+    """Return the samples that are computed together; None: all of a batch."""
     if layout is not None and layout.way == "pipeline":
         return MICROBATCH
     if passes > 1:
@@ -317,7 +317,7 @@ def _compare(job: VerifyJob, comm: Communicator, parallel: Parallel, sequential:
 
 
 def trained_names(module: nn.Module) -> list[str]:
-    """The names of the trainable parameters."""
+    """Return the names of the trainable parameters."""
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
@@ -335,7 +335,7 @@ def _note(distances: dict[str, Distance], step: int, one: StepResult, other: Ste
 
 
 def _turned(batch: Batch, rounded: bool) -> Batch:
-    """A batch in reverse order; and `rounded`: each input up or down by a unit of its last digit."""
+    """Return a batch in reverse order; and `rounded`: each input up or down by a unit of its last digit."""
     samples = None if batch.samples is None else batch.samples.flip(0)
     weights = None if batch.weights is None else batch.weights.flip(0)
     inputs = mapped(batch.inputs, methodcaller("flip", 0))
@@ -351,7 +351,7 @@ def _nudged(inputs: Tensor) -> Tensor:
 
 
 def _rounds(batches: Batches) -> Iterator[Round]:
-    """The rounds of all epochs, without an end."""
+    """Yield the rounds of all epochs, without an end."""
     return chain.from_iterable(map(batches.epoch, count()))
 
 

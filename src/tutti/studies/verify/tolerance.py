@@ -151,12 +151,12 @@ class Verdict:
 
 
 def deviations(dtype: str) -> dict[str, Deviation]:
-    """A deviation of each quantity, nothing noted yet, for "float32" or "float64"."""
+    """Return a deviation of each quantity, nothing noted yet, for "float32" or "float64"."""
     return {name: Deviation(tolerance, MOST[dtype]) for name, tolerance in TOLERANCES[dtype].items()}
 
 
 def table(verdict: Verdict) -> str:
-    """The figures, one quantity a line."""
+    """Return the figures, one quantity a line."""
     lines = [
         f"{'':10} {'largest relative deviation':>26} {'at step':>8} {'allowed':>9} {'rounding alone':>15}"
     ]
@@ -169,7 +169,7 @@ def table(verdict: Verdict) -> str:
 
 
 def describe(verdict: Verdict, dtype: str) -> str:
-    """The verdict in words."""
+    """Return the verdict in words."""
     if verdict.follows:
         return "verdict: parallel training follows sequential training"
     if verdict.reasons and not verdict.causes:
