@@ -93,13 +93,13 @@ def _rendezvous_file(timeout_s: float) -> int | None:
     return rendezvous_file(timeout_s)
 
 
-# What `torch.distributed.init_process_group("tutti")` needs.
+# Needed by `torch.distributed.init_process_group("tutti")`.
 register_with_torch(_rendezvous_file)
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        # Looking it up takes longer than all else here.
+        # Looking it up takes longer than everything else here.
         from tutti.records.run import version
 
         return version("tutti")

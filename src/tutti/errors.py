@@ -15,8 +15,8 @@
     ├── OutputClosed                  141    the reader of standard output has gone
     └── RankFailed                    1      a rank raised an exception: its traceback is in the message
 
-A run that was asked to stop, and has saved its state, is no error: it ends with `EXIT_INTERRUPTED`. One that
-is ended at once by a second Ctrl-C ends with 130, by SIGTERM with 143.
+A run that was asked to stop, and has saved its state, is no error: it ends with `EXIT_INTERRUPTED`. One
+ended at once by a second Ctrl-C ends with 130, by SIGTERM with 143.
 
 Every message says what was found, what was expected, and what to do next.
 """
@@ -50,13 +50,13 @@ class TuttiError(Exception):
 
 
 class UserError(TuttiError):
-    """The input is wrong: the user can mend it. The command line prints only the message, no traceback."""
+    """The input is wrong, and the user can fix it. The command line prints only the message, no traceback."""
 
     exit_code = 2
 
 
 class OutputClosed(TuttiError):
-    """The reader of standard output has gone, as after `tutti ... | head`: no mistake, but the end."""
+    """The reader of standard output has gone, as after `tutti ... | head`: not an error, but the end."""
 
     exit_code = 141
     """The exit code that a shell gives a program that ended by SIGPIPE."""
@@ -101,19 +101,19 @@ class NotFinite(UserError):
 
 
 class UnknownName(UserError):
-    """A name that is in no table of ours.
+    """A name that is not in a table of tutti.
 
     Args:
         kind: what the name stands for, in the singular ("model", "option").
-        name: what was given.
-        known: the names that exist; the nearest one is proposed, and all are listed if they are not many.
+        name: the given name.
+        known: the names that exist; the nearest one is proposed, and all are listed if they are few.
         hint: another way to give this thing, as a sentence, or nothing.
         of: what has or takes things of this kind ("model 'mlp'", "--validate"), or nothing.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", of: str = "") -> None:
         self.kind, self.name, self.known, self.hint, self.of = kind, name, sorted(known), hint, of
-        # All are texts, in which options may be spelled otherwise.
+        # Options may be spelled differently in texts.
         super().__init__(kind, name, hint, of, *self.known)
 
     def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str, str]]:
@@ -136,7 +136,7 @@ class PeerLost(TuttiError, RuntimeError):
     """Another rank of this communicator died or gave up.
 
     Args:
-        ranks: the lost ranks, numbered in the job; none: it cannot be said which, and `why` says all.
+        ranks: the lost ranks, numbered in the job; none if unknown, and `why` says all.
         why: what is known about it ("killed by signal 9"), or nothing.
     """
 
@@ -159,7 +159,7 @@ class PeerLost(TuttiError, RuntimeError):
 
 
 class RankHung(PeerLost):
-    """Ranks made no step for too long, and were ended."""
+    """Ranks that made no step for too long, and were ended."""
 
 
 class HostLost(PeerLost):
@@ -184,7 +184,7 @@ class LauncherLost(PeerLost):
 
 
 class CallsDiffer(TuttiError, ValueError, RuntimeError):
-    """The ranks of a communicator called different things, or one thing with different sizes or dtypes."""
+    """The ranks of a communicator made different calls, or the same with different sizes or dtypes."""
 
 
 class RankFailed(TuttiError):
@@ -210,7 +210,7 @@ def says_all(error: BaseException) -> bool:
 
 
 def in_one_line(message: str) -> str:
-    """Return the message of an error in one line: of a rank's traceback the last, which has the exception."""
+    """Return the message of an error in one line: the last of a rank's traceback, with the exception."""
     lines = message.splitlines()
     traceback = len(lines) > 1 and re.fullmatch(r"rank \d+ failed:", lines[0])
     line = lines[-1] if traceback else " ".join(line.strip() for line in lines)
@@ -221,7 +221,7 @@ _MOST_LINE: Final = 2000
 
 
 def room_left(path: Path) -> str:
-    """Say how much room there is on the disk of a path, whether or not something is there yet."""
+    """Return how much room the disk of a path has, in words, whether or not the path exists."""
     there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.exists(place))
     return f"which has {shutil.disk_usage(there).free:,} bytes left"
 
@@ -235,7 +235,7 @@ _LIMITS: Final = {
 
 
 def with_remedy(error: BaseException) -> UserError | None:
-    """Return the error with a remedy if a disk is full or a limit of the system is reached, else None."""
+    """Return the error with a remedy if a disk is full or a system limit is reached, else None."""
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         return UserError(_LIMITS[errno.EAGAIN])
     if not isinstance(error, OSError):
@@ -247,6 +247,6 @@ def with_remedy(error: BaseException) -> UserError | None:
 
 
 def refuse_other(given: object, kind: type | UnionType, what: str, such_as: str) -> None:
-    """Raise BadOption for an argument of another type than `kind`; `such_as` shows how one is written."""
+    """Raise BadOption for an argument of another type than `kind`; `such_as` is an example."""
     if not isinstance(given, kind):
         raise BadOption(f"the {what} is {given!r:.80}; give an object, such as {such_as}")

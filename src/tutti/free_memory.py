@@ -1,4 +1,4 @@
-"""The memory that a process may still take: of the machine, and of its control groups (version 2)."""
+"""The memory still available to a process: of the machine, and of its control groups (version 2)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 
 def free_bytes(meminfo: Path = _MEMINFO, mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int | None:
-    """Return the least of the machine's free bytes and each control group's; None: it is not known."""
+    """Return the least of the free bytes of the machine and of each control group; None if unknown."""
     found: list[int] = []
     with suppress(OSError, ValueError, StopIteration):
         line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) * 1024)
     with suppress(OSError, StopIteration):
-        # In a container the path may be the host's and not exist here; then the root's files count.
+        # In a container the path may be the host's and not exist here: use the root's files.
         group = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
         path = Path(group.lstrip("/"))
         for folder in (mount / one for one in (path, *path.parents)):
             with suppress(OSError, ValueError):
                 most, taken = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
                 stat = dict(one.split() for one in (folder / "memory.stat").read_text().splitlines())
-                found.append(max(0, most - taken + int(stat.get("inactive_file", 0))))  # it can be taken back
+                found.append(max(0, most - taken + int(stat.get("inactive_file", 0))))  # reclaimable
     return min(found, default=None)

@@ -17,7 +17,7 @@ from typing import Final
 from tutti.errors import BadOption, UnknownName
 
 _FILE: Final = "tutti_file_"
-"""Begins the names of modules that are imported by the paths of their files."""
+"""Prefix of the names of modules imported by the paths of their files."""
 
 
 def names_object(spec: str) -> bool:
@@ -33,12 +33,12 @@ def load_object(spec: str, kind: str) -> object:
 
     Modules are looked up in the working directory too. A file is imported once per process, under a module
     name that depends only on its path, in `sys.modules`; it can import the files of its folder. If it imports
-    Keras, that computes by torch, unless the environment says otherwise.
+    Keras, that uses torch, unless the environment names another backend.
     """
     where, _, path = spec.rpartition(":")
     if not where or not path:
         raise BadOption(f"the {kind} '{spec}' names no object; write 'package.module:NAME' or 'file.py:NAME'")
-    # Keras, if that module imports it: its own default is TensorFlow.
+    # For modules that import Keras, whose own default is TensorFlow.
     os.environ.setdefault("KERAS_BACKEND", "torch")
     module = _from_file(where, spec, kind) if where.endswith(".py") else _from_name(where, spec, kind)
     found: object = module
@@ -79,7 +79,7 @@ def call_with_options(
 
 
 def require_packages(what: str, packages: Iterable[str], extra: str) -> None:
-    """Refuse work that takes packages which an extra of tutti installs, without importing them.
+    """Refuse work that needs packages of an extra which are not installed, without importing them.
 
     `what` begins the sentence, such as "pictures need".
     """
@@ -101,13 +101,13 @@ def takes_option(factory: object, name: str) -> bool:
 
 
 def _names_in(found: object) -> list[str]:
-    """List the public names of a module or class, without modules that it imports."""
+    """List the public names of a module or class, without imported modules."""
     public = [name for name in dir(found) if not name.startswith("_")]
     return [name for name in public if not isinstance(getattr(found, name, None), ModuleType)]
 
 
 def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters of `factory`; None for the few built-in callables that do not tell theirs."""
+    """Return the parameters of `factory`; None for the few built-in callables that hide theirs."""
     try:
         return inspect.signature(factory).parameters
     except ValueError:
@@ -115,12 +115,12 @@ def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Paramete
 
 
 def imported_files() -> list[str]:
-    """The Python files that this process has imported by their paths."""
+    """Return the Python files that this process has imported by their paths."""
     return [str(module.__file__) for name, module in sys.modules.items() if name.startswith(_FILE)]
 
 
 def import_files(paths: Iterable[str]) -> None:
-    """Import Python files by their paths, as another process has; the names of their modules are the same."""
+    """Import Python files by their paths, with the same module names as in other processes."""
     for path in paths:
         _from_file(path, path, "file")
 
@@ -161,7 +161,7 @@ def _from_name(where: str, spec: str, kind: str) -> ModuleType:
 
 
 def _let_import_from(folder: Path) -> None:
-    # At the end, so that a user's file called random.py cannot take the place of the standard library's.
+    # At the end, so that a user's random.py cannot replace the standard library's.
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

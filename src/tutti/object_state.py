@@ -1,4 +1,4 @@
-"""The state of objects of others, such as schedulers, as values that a checkpoint can have."""
+"""The state of foreign objects, such as schedulers, as values that a checkpoint can have."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from torch import Tensor
 from tutti.errors import BadOption
 
 _PAIRS: Final = "/pairs"
-"""The only key of a dictionary that stands for one whose keys are no texts."""
+"""The only key of a dictionary that stands for one with keys other than texts."""
 
 
 def as_values(value: object, path: str) -> Any:
-    """Return a tree of values that a checkpoint can have.
-
-    Raises:
-        BadOption: something in it is something else.
-    """
+    """Return a tree of values that a checkpoint can have, or raise BadOption."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str | Tensor):
@@ -59,7 +55,7 @@ def from_values(values: Any, like: object = None) -> Any:
 
 
 def has_state_dict(thing: Any) -> bool:
-    """Return whether an object has a state, as modules, optimizers and schedulers of torch have."""
+    """Return whether an object has a state, as torch's modules, optimizers and schedulers have."""
     return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -75,7 +71,7 @@ def state_of(thing: Any, name: str) -> Any:
 
 
 def load_state_of(thing: Any, values: Any) -> None:
-    """Give an object the state that `state_of` has returned."""
+    """Give an object the state that `state_of` returned."""
     if isinstance(thing, torch.Generator):
         thing.set_state(values.clone())
     elif isinstance(thing, np.random.Generator):
@@ -83,5 +79,5 @@ def load_state_of(thing: Any, values: Any) -> None:
     elif isinstance(thing, random.Random):
         version, words, gauss = json.loads(values)
         thing.setstate((version, tuple(words), gauss))
-    elif values or thing.state_dict():  # one that is disabled has none, and takes none
+    elif values or thing.state_dict():  # a disabled one has none and takes none
         thing.load_state_dict(from_values(values, thing.state_dict()))

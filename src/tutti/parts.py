@@ -1,4 +1,4 @@
-"""The parts that a configuration names, without the packages that hold them, which import torch."""
+"""The parts that a configuration names, without importing their packages, which import torch."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ STRATEGIES: Final[Registry[Any]] = Registry(
 
 
 class ClassesWithTorch(Registry[Any]):
-    """Classes of ours in a package, and of torch.optim, which are found in its files.
+    """Classes of tutti in a package, and of torch.optim, which are found in its files.
 
     Args:
-        package: that of ours.
+        package: of tutti's classes.
         kind: the word for one in messages.
         file: of torch.optim.
-        pattern: finds the name of a class in that file, and the file of its definition unless it is the same.
-        unusable: names that are known, but are not among those that are listed.
+        pattern: finds the name of a class in that file, and the file of its definition if that is another.
+        unusable: names that are known, but not listed.
         spelled: gives the name for users.
     """
 
@@ -71,7 +71,7 @@ class ClassesWithTorch(Registry[Any]):
     @cached_property
     @override
     def _places(self) -> dict[str, PartFile]:
-        torch = importlib.util.find_spec("torch")  # It is not imported.
+        torch = importlib.util.find_spec("torch")  # torch is not imported.
         assert torch is not None, "it is required"
         folder = Path(str(torch.origin)).parent / "optim"
         text, found = (folder / self._file).read_text(encoding="utf-8"), {}
@@ -103,7 +103,7 @@ OPTIMIZERS: Final = ClassesWithTorch(
 """Every optimizer of `torch.optim` and ours, by lower-case name."""
 
 _UNUSABLE: Final = ("SequentialLR", "ChainedScheduler")
-"""Schedulers that are made from other ones, which no option can describe."""
+"""Schedulers made from other ones, which no option can describe."""
 
 SCHEDULES: Final = ClassesWithTorch(
     "tutti.optim.schedulers",
@@ -127,11 +127,11 @@ _ALIASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 """Shorter names, and the options that they stand for. A class's own name may be written without its "LR"."""
 
 _WHOLE: Final = ("constantlr", "linearlr")
-"""Names whose "LR" must stay: "constant" and "linear" are names of our own."""
+"""Names whose "LR" must stay: "constant" and "linear" are names of tutti's own."""
 
 
 def find_schedule(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the name in `SCHEDULES`, or `CONSTANT`, that a name in any spelling stands for, and its options.
+    """Return the name in `SCHEDULES`, or `CONSTANT`, for a name in any spelling, and its options.
 
     Raises:
         UnknownName: there is no such schedule.
@@ -150,6 +150,6 @@ def find_schedule(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(name: str) -> str:
-    """Return the name in one spelling: "OneCycleLR", "one_cycle" and "one-cycle-lr" are all "onecycle"."""
+    """Return the name in one spelling: "OneCycleLR", "one_cycle" and "one-cycle-lr" become "onecycle"."""
     plain = re.sub(r"[^a-z]", "", name.lower())
     return plain if plain in _WHOLE else plain.removesuffix("lr")

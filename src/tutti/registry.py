@@ -1,7 +1,6 @@
-"""Interchangeable parts by name: each is one file of its package, and found there without a list of them.
+"""Interchangeable parts by name: each is one file of its package, and found there without a list.
 
     src/tutti/models/lenet.py                      MODELS = Registry("tutti.models", "model")
-
         @part("lenet")                             list(MODELS)            names, nothing is imported
         def lenet(shape, outputs): ...             MODELS.summary("lenet") the first line of its docstring
                                                    MODELS.options("lenet") its parameters with a default
@@ -60,7 +59,7 @@ class PartFile:
 
     @property
     def definition(self) -> ast.ClassDef | ast.FunctionDef:
-        """The part itself in that tree."""
+        """The class or function of the part in that tree."""
         kinds = ast.ClassDef | ast.FunctionDef
         return next(
             node for node in self.tree.body if isinstance(node, kinds) and node.name == self.attribute
@@ -81,7 +80,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _places(self) -> dict[str, PartFile]:
-        # The folder below the outermost package: to look up the package itself would import those above it.
+        # The folder below the outermost package: looking up the package itself would import its parents.
         outermost, *below = self._package.split(".")
         spec = importlib.util.find_spec(outermost)
         assert spec is not None, f"no package {outermost}"
@@ -120,7 +119,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return load_object(spec, self._kind) if names_object(spec) else self.named(spec)
 
     def check(self, name: str) -> None:
-        """Refuse a name that stands for no part, without importing one."""
+        """Refuse an unknown name, without importing a part."""
         if name not in self:
             hint = self._hint() if callable(self._hint) else self._hint
             raise UnknownName(self._kind, name, self, hint)
@@ -139,7 +138,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return said.partition("\n")[0]
 
     def literal(self, name: str, variable: str) -> Any:
-        """Return the literal that a part, or its file, assigns to a variable; None: it assigns none."""
+        """Return the literal that a part, or its file, assigns to a variable; None if there is none."""
         place = self._places[name]
         for node in (*place.tree.body, *place.definition.body):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == variable:
@@ -149,7 +148,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def options(self, name: str) -> tuple[str, ...]:
         """Return the names of those parameters of a function, or fields of a class, that have a default.
 
-        Of a class's bases those count that are imported from another file of the package.
+        Bases imported from another file of the package count too.
         """
         place = self._places[name]
         node = place.definition

@@ -39,7 +39,7 @@ class ReplicaMemory:
         weights: makes the vector of weights: (length, dtype, device) -> zeros of shape (length,).
         gradients: makes the gradients of all ranks that share memory: (length, dtype, device) -> zeros of
             shape (ranks, length).
-        row: which row of them is this replica's own.
+        row: this replica's row in them.
         fill: whether this replica writes its values into the weights. Of several replicas over the same
             weights one does.
     """
@@ -77,7 +77,7 @@ class NormShare:
 
     Attributes:
         counts: whether a parameter counts here: every element of the model counts on one rank of a team.
-        add_up: turns the squares that count here into those of the whole model (collective over the team).
+        add_up: turns the sum of squares here into that of the whole model (collective over the team).
     """
 
     counts: Callable[[nn.Parameter], bool]
@@ -85,7 +85,7 @@ class NormShare:
 
 
 Missing = frozenset[nn.Parameter]
-"""Parameters without a gradient in an update, which torch's optimizers leave as they are."""
+"""Parameters without a gradient in an update, which torch's optimizers leave unchanged."""
 
 NONE_MISSING: Final[Missing] = frozenset()
 
@@ -101,7 +101,7 @@ class Gradients:
 
     Attributes:
         places: the stretches of the vectors that hold gradients.
-        parameters: those whose gradients are in the vectors, in their order.
+        parameters: those with gradients in the vectors, in their order.
         share: this rank's part of their norm; None: the model is whole here.
     """
 
@@ -128,9 +128,9 @@ class Gradients:
         self._versions = [view._version for view in self._views]
 
     def apart(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield the parameters whose gradients are kept apart and there, and what this process has of these.
+        """Yield the parameters with gradients of their own, and this process's part of these.
 
-        That may be changed in place; of a table it is the rows that were looked up, each once.
+        It may be changed in place; for an embedding table it is the rows that were looked up, each once.
         """
         for parameter in self._apart.values():
             gradient = parameter.grad
@@ -147,7 +147,7 @@ class Gradients:
         return [*self._dense, *(gradient for _, gradient in self.apart())] if self._apart else self._dense
 
     def missing(self) -> Missing:
-        """Return which of `parameters` got no gradient since the last call; to be called once an update."""
+        """Return which of `parameters` got no gradient since the last call; to be called once per update."""
         before, self._versions = self._versions, [view._version for view in self._views]
         if not any(map(int.__eq__, before, self._versions)):
             return NONE_MISSING
@@ -162,7 +162,7 @@ class Gradients:
             vector.mul_(factor)
 
     def zero(self) -> None:
-        """Set all gradients to zero, in place; those kept apart are dropped."""
+        """Zero all gradients in place; those kept apart are dropped."""
         for vector in self._dense:
             vector.zero_()
         for parameter in self._apart.values():
@@ -185,17 +185,17 @@ class Replica:
     """A module as flat vectors.
 
     Args:
-        module: any `nn.Module`. Its parameters are re-pointed into the vectors, values kept. Tied weights are
-            laid down once, frozen parameters are left where they are.
-        memory: where the vectors lie.
-        frozen: whether parameters that are not trained now are laid out too, so that they can be later.
+        module: any `nn.Module`. Its parameters are re-pointed into the vectors, keeping their values. Tied
+            weights are stored once, frozen parameters are left where they are.
+        memory: of the vectors.
+        frozen: whether to include parameters that are not trained now, so that they can be later.
 
     Attributes:
         module: the module.
         flats: one `Flat` for each dtype, in order of first appearance.
         gradients: those of all trainable parameters.
-        scattered: the names and trainable parameters that stay where they are, because they are no plain
-            tensors in this process's memory: torch.distributed's DTensors.
+        scattered: the names and trainable parameters left where they are, as they are not plain tensors in
+            this process's memory: torch.distributed's DTensors.
         buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
 
     Raises:
@@ -234,7 +234,7 @@ class Replica:
         self.buffers = _flatten_buffers(module)
 
     def point_to(self, weights: Iterable[Tensor]) -> None:
-        """Point the module's parameters into other vectors, such as a copy of the weights to be evaluated."""
+        """Point the module's parameters into other vectors, such as a copy of the weights to evaluate."""
         for flat, vector in zip(self.flats, weights, strict=True):
             for parameter, span in zip(flat.parameters, flat.spans, strict=True):
                 parameter.data = stretch_like(vector, span, parameter)
@@ -244,7 +244,7 @@ class Replica:
         self.gradients.zero()
 
     def first_not_finite(self, *, gradients: bool = True, weights: bool = True) -> str | None:
-        """The name of the first parameter that has NaN or inf in its gradient or its weights, if any has."""
+        """Return the name of the first parameter with NaN or inf in its gradient or weights, if any."""
         for flat in self.flats:
             vectors = [flat.grads] * gradients + [flat.weights] * weights
             if all(map(is_finite, vectors)):
@@ -270,16 +270,16 @@ class Replica:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a DTensor, or any other tensor whole."""
+    """Return this process's part of a DTensor, or any other tensor unchanged."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether no element is NaN or inf; takes no memory."""
+    """Return whether no element is NaN or inf, without allocating."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    # A sum is NaN or inf if an element is; but large ones may overflow in it.
+    # A sum is NaN or inf if an element is, but also if large ones overflow.
     return math.isfinite(tensor.sum().item()) or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
@@ -297,16 +297,16 @@ def squared_norm(gradients: Iterable[Tensor]) -> float:
 
 
 def view_like(vector: Tensor, like: Tensor) -> Tensor:
-    """`vector` with the shape of `like`, and its memory format too (channels_last stays channels_last)."""
+    """Return `vector` in the shape and memory format of `like` (channels_last stays channels_last)."""
     if like.dim() in _FORMATS and like.is_contiguous(memory_format=_FORMATS[like.dim()]):
         return vector.as_strided(like.shape, like.stride())
     return vector.view(like.shape)
 
 
 def vector_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """The elements of `tensor`, which is as large as `like`, in the order of `view_like`.
+    """Return the elements of `tensor`, which is as large as `like`, in the order of `view_like`.
 
-    It shares the memory of a tensor whose elements lie in that order.
+    It shares the memory of a tensor whose elements are in that order already.
     """
     tensor = tensor.expand_as(like)
     last = like.dim() in _FORMATS and like.is_contiguous(memory_format=_FORMATS[like.dim()])
@@ -320,9 +320,9 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
 
 
 def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
-    """A stretch of `vector`, like `view_like`, with its own storage over the same memory.
+    """Return a stretch of `vector`, like `view_like`, with its own storage over the same memory.
 
-    To save or copy a tensor is to save or copy the whole storage behind it.
+    Saving or copying a tensor includes the whole storage behind it.
     """
     first, size = vector.storage_offset(), vector.element_size()
     storage = vector.untyped_storage()[(first + span.start) * size : (first + span.stop) * size]
@@ -332,12 +332,12 @@ def stretch_like(vector: Tensor, span: slice, like: Tensor) -> Tensor:
 
 def _lacks_gradient(parameter: nn.Parameter, view: Tensor) -> bool:
     """Return whether a parameter has no gradient, given the view to which autograd has added nothing."""
-    # One may have been written into the vector itself.
+    # A gradient may have been written into the vector itself.
     return parameter.grad is None or (parameter.grad is view and not bool(view.any()))
 
 
 def _stretches_without(flat: Flat, apart: Container[int]) -> Iterator[slice]:
-    """Yield the stretches of a vector without some parameters, given by id; they end where others begin."""
+    """Yield the stretches of a vector without some parameters, given by id; they end where these begin."""
     begin, edges = 0, [*(span.start for span in flat.spans[1:]), len(flat.weights)]
     for parameter, span, stop in zip(flat.parameters, flat.spans, edges, strict=True):
         if id(parameter) in apart:

@@ -1,12 +1,12 @@
-"""The state of training: the named values that are needed to go on exactly where it stands.
+"""The state of training: the named values needed to go on exactly from the same point.
 
-An object that must remember something has two methods:
+An object with state has two methods:
 
-    state() -> State             what it knows now; the tensors are its own, and change with the next step
-    load_state(Saved)            go on from what such an object knew before, in this run or an earlier one
+    state() -> State             its present state; the tensors are live, and change with the next step
+    load_state(Saved)            go on from the state of such an object, in this run or an earlier one
 
 What several ranks hold together, such as slices of an optimizer's state, is kept by
-parameter, so that it can be held by another number of ranks, in other slices:
+parameter, so that another number of ranks can hold it, in other slices:
 
     rank 0   optimizer/0.weight/exp_avg [0:600]                         ┐
     rank 1   optimizer/0.weight/exp_avg [600:1000]  .../0.bias/exp_avg  ┴─▶ 3 ranks: [0:400], [400:800], ...
@@ -46,8 +46,8 @@ class TensorPiece:
         start: the number of its first element, in the order of memory.
         values: of shape (elements,).
         shape: of the whole tensor.
-        order: how its elements lie in memory: "rows" (the last dimension next to each other),
-            "channels_last" or "channels_last_3d".
+        order: of its elements in memory: "rows" (the last dimension contiguous), "channels_last" or
+            "channels_last_3d".
     """
 
     name: str
@@ -58,7 +58,7 @@ class TensorPiece:
 
     @property
     def stop(self) -> int:
-        """The number of the element behind its last."""
+        """The number of the element after its last."""
         return self.start + len(self.values)
 
 
@@ -77,14 +77,14 @@ class LocalState:
 
 @dataclass
 class State:
-    """Everything one rank knows. The tensors are live: copy them at once to keep them.
+    """The whole state of one rank. The tensors are live: copy them at once to keep them.
 
     Attributes:
-        joint: its part of what all ranks hold together. Several ranks may have the same piece.
-        alone: what it holds for the whole model, and others may hold otherwise, such as the state of its
+        joint: this rank's part of what all ranks hold together. Several ranks may have the same piece.
+        alone: this rank's state for the whole model, which may differ between ranks, such as the state of its
             own optimizer. It is lost when another number of ranks goes on.
-        shared: what is the same on all ranks; rank 0's is kept.
-        own: what is this rank's alone; lost likewise.
+        shared: state equal on all ranks; rank 0's is kept.
+        own: this rank's private state; lost likewise.
     """
 
     joint: LocalState = field(default_factory=LocalState)
@@ -108,13 +108,14 @@ class Named:
 
 @dataclass(frozen=True)
 class Saved:
-    """The state that one rank goes on from.
+    """The state from which one rank goes on.
 
     Attributes:
         joint: what all ranks held together.
-        alone: what this rank held for itself; None: another number of ranks has left it, or another strategy.
-        shared: what was the same on all ranks.
-        own: what was this rank's alone; None as with `alone`.
+        alone: this rank's state for the whole model; None if another number of ranks, or another strategy,
+            saved it.
+        shared: state that was equal on all ranks.
+        own: this rank's private state; None as with `alone`.
     """
 
     joint: Named
@@ -123,41 +124,41 @@ class Saved:
     own: Values | None
 
     def part(self, name: str) -> Saved:
-        """Return the same with the values that are kept under a name."""
+        """Return the same with the values kept under a name."""
         own = None if self.own is None else self.own.get(name, {})
         return Saved(self.joint, self.alone, self.shared.get(name, {}), own)
 
 
 def order_of(tensor: Tensor) -> str:
-    """Return how the elements of a dense tensor lie in memory: see `TensorPiece.order`."""
+    """Return the order of a dense tensor's elements in memory: see `TensorPiece.order`."""
     order = {4: "channels_last", 5: "channels_last_3d"}.get(tensor.dim(), "rows")
     own = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=_ORDERS[order])
     return order if own else "rows"
 
 
 def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = "") -> Iterator[TensorPiece]:
-    """Cut a stretch of a vector that is laid out like a replica's into pieces, by parameter."""
+    """Cut a stretch of a vector with a replica's layout into pieces, by parameter."""
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         if start < stop:
             yield piece_of(name_of(prefix, name, key), parameter, start - span.start, vector[start:stop])
-        elif span.start == span.stop:  # of a parameter without elements every rank has all
+        elif span.start == span.stop:  # every rank has all of a parameter without elements
             yield piece_of(name_of(prefix, name, key), parameter, 0, vector[span])
 
 
 def pieces_of_all(prefix: str, flats: Sequence[Flat], vectors: Sequence[Tensor]) -> Iterator[TensorPiece]:
-    """Cut vectors that are laid out like those of a replica into pieces, one for each parameter."""
+    """Cut vectors with a replica's layout into pieces, one for each parameter."""
     for flat, vector in zip(flats, vectors, strict=True):
         yield from pieces_of(prefix, flat, vector, slice(0, len(vector)))
 
 
 def piece_of(name: str, like: nn.Parameter, start: int, values: Tensor) -> TensorPiece:
-    """Return a piece of a tensor that lies in memory like a parameter."""
+    """Return a piece of a tensor with the memory layout of a parameter."""
     return TensorPiece(name, start, values, tuple(like.shape), order_of(like))
 
 
 def whole_piece(name: str, tensor: Tensor) -> TensorPiece:
-    """Return a tensor as a piece, of a DTensor this rank's part; it shares memory that is dense."""
+    """Return a tensor as a piece (for a DTensor, this rank's part), sharing dense memory."""
     tensor = local(tensor.detach())
     order = order_of(tensor)
     dense = tensor.contiguous(memory_format=_ORDERS[order])
@@ -168,7 +169,7 @@ def whole_piece(name: str, tensor: Tensor) -> TensorPiece:
 def fill(
     joint: Mapping[str, Tensor], prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = ""
 ) -> None:
-    """Overwrite a stretch of a vector with what `pieces_of` has cut, and `joined` has put together."""
+    """Overwrite a stretch of a vector with the pieces of `pieces_of`, put together by `joined`."""
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         if start < stop:
@@ -181,7 +182,7 @@ def fill(
 def fill_all(
     held: Mapping[str, Tensor], prefix: str, flats: Sequence[Flat], vectors: Sequence[Tensor]
 ) -> None:
-    """Overwrite vectors with what `pieces_of_all` has cut; refuse what `fill` does."""
+    """Overwrite vectors with the pieces of `pieces_of_all`; raises what `fill` raises."""
     for flat, vector in zip(flats, vectors, strict=True):
         fill(held, prefix, flat, vector, slice(0, len(vector)))
 
@@ -193,11 +194,11 @@ def put_under(prefix: str, held: LocalState) -> LocalState:
 
 
 def found_under(prefix: str, held: Named) -> Named:
-    """Return what `put_under` has put under the prefix, by the names that it had before."""
+    """Return what `put_under` put under the prefix, by the names that it had before."""
     start = f"{prefix}/"
 
     def under(values: Mapping[str, Any]) -> dict[str, Any]:
-        # By name: a tensor that is not asked for is not read.
+        # By name: a tensor is read only when asked for.
         return {name.removeprefix(start): values[name] for name in values if name.startswith(start)}
 
     return Named(under(held.tensors), under(held.numbers))
@@ -207,7 +208,7 @@ def find(joint: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     """Return a whole tensor.
 
     Raises:
-        BadCheckpoint: it is missing, or has another shape than `like`.
+        BadCheckpoint: it is missing, or its shape differs from that of `like`.
     """
     whole = joint.get(name)
     if whole is None:
@@ -233,7 +234,7 @@ def named(held: Iterable[LocalState]) -> Named:
 
 
 def joined(pieces: Iterable[TensorPiece]) -> dict[str, Tensor]:
-    """Put pieces together; returns the whole tensors, each in its shape and order of memory."""
+    """Put pieces together into whole tensors, each in its shape and order of memory."""
     by_name: dict[str, list[TensorPiece]] = {}
     for piece in pieces:
         by_name.setdefault(piece.name, []).append(piece)

@@ -19,19 +19,19 @@ _BAR_COLUMNS: Final = 60
 
 
 def progress_bar(total: int, completed: int) -> RenderableType:
-    """A progress bar that ends its line, which rich's does not."""
+    """Return a progress bar that ends its line, as rich's does not."""
     return Group(ProgressBar(total=total, completed=completed, width=_BAR_COLUMNS), Text())
 
 
 class TextTable:
     """A table of texts.
 
-    In a pipe every row is one line with all columns. On a terminal texts are folded, and columns that have
-    no room are left out and named below.
+    In a pipe every row is one line with all columns. On a terminal texts are folded, and columns without
+    room are left out and named below.
 
     Args:
         heads: of the columns; the first one holds the names of the rows.
-        left: heads of columns whose cells begin at the left, besides the first one.
+        left: heads of left-aligned columns, besides the first one.
         drop: heads of columns that may be left out, the first one first.
         title: words above it.
     """
@@ -43,7 +43,7 @@ class TextTable:
         self._rows: list[tuple[list[str], str]] = []
 
     def add_row(self, *cells: str, style: str = "") -> None:
-        """Add a row of as many cells as there are heads; one without a text becomes a dash."""
+        """Add a row with one cell per head; an empty cell becomes a dash."""
         self._rows.append(([printable(cell) or "-" for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def say_last(text: str) -> None:
-    """Write out what is buffered, and then `text` to standard error: the process is about to be gone.
+    """Flush the streams, and then write `text` to standard error: the process is about to end.
 
-    What cannot be written is lost.
+    Errors of writing are ignored.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # None, closed, or of a class that fails in its own way
+        with suppress(Exception):  # None, closed, or of a class with errors of its own
             stream.flush()
     data = text.encode(errors="backslashreplace")
     with suppress(OSError):
@@ -29,28 +29,28 @@ def say_last(text: str) -> None:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Print characters that the encoding does not have as escapes; a reader that has gone is no error."""
+    """Print characters missing from the encoding as escapes, and tolerate a reader that has gone."""
     streams = [one for one in (sys.stdout, sys.stderr) if isinstance(one, io.TextIOWrapper)]
     for stream in streams:
-        # Where its descriptor has become a pipe it cannot seek; it has the new errors all the same.
+        # A descriptor that has become a pipe cannot seek; the new error handler is set all the same.
         with suppress(OSError):
             stream.reconfigure(errors="backslashreplace")
     try:
         yield
     finally:
         for stream in streams:
-            # Its reader may have gone; and the program may have closed the stream.
+            # The reader may have gone, and the program may have closed the stream.
             with suppress(BrokenPipeError, ValueError):
                 stream.flush()
 
 
 UNBOUNDED: Final = 1 << 16
-"""More columns than any line has: what is printed is neither wrapped nor cut."""
+"""More columns than any line has: lines are neither wrapped nor cut."""
 
 
 def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
-    """A console that writes texts to `stream` as they are: names may have what looks like markup."""
-    # Most commands print no table, and importing it takes as long as all else at their start.
+    """Return a console that writes texts to `stream` unchanged: names may look like markup."""
+    # Most commands print no table, and importing rich would double their start time.
     from rich.console import Console
 
     terminal = is_terminal(stream)
@@ -65,7 +65,7 @@ def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Return whether a user sees what is written; Open MPI gives its processes a terminal that none sees."""
+    """Return whether a user sees the output; Open MPI gives its processes a terminal that no user sees."""
     return stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
 
 

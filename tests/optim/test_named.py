@@ -46,7 +46,7 @@ def test_an_optimizer_of_the_users_own_is_named_by_its_module() -> None:
         ("sgd", None, {"nesterov": True}, BadOption, "Nesterov momentum requires a momentum"),
         ("adam", None, {"lr": 0.1}, BadOption, "use --lr"),
         ("lbfgs", None, {}, BadOption, "calls the model several times for one update; use another"),
-        ("SparseAdam", None, {}, BadOption, "takes sparse gradients alone"),
+        ("SparseAdam", None, {}, BadOption, "takes only sparse gradients"),
         (
             "tests.optim.test_named:not_a_class",
             None,

@@ -50,13 +50,13 @@ class Adasum(GradientReduction):
                   0 <-> 2, 1 <-> 3
                   0 -> 4, 1 -> 5
 
-    ⌊log2 p⌋ steps of one whole vector each, and two more where p is no power of two. Each worker's gradient
-    is weighted by its share of the samples, and Adasum wants the mean over the worker's own: so it is divided
-    by that share. A worker without samples has a gradient of zero, which leaves the others' as they are.
+    ⌊log2 p⌋ steps of one whole vector each, and two more where p is no power of two. Adasum wants the mean
+    over each worker's own samples, so a gradient is divided by the share that it was weighted by. A worker
+    without samples has a gradient of zero, which leaves the others' as they are.
 
-    Horovod, the authors' program, takes powers of two alone; here the surplus workers are first combined with
-    a partner each. It combines the moves that each worker's own optimizer has made; here gradients are
-    combined, before the one optimizer, which is the same with plain SGD.
+    Horovod, the authors' program, takes only powers of two; here each surplus worker is first combined with a
+    partner. It combines the moves of each worker's optimizer; here gradients are combined, before the one
+    optimizer, which is the same with plain SGD.
 
     Source: Maleki et al. 2020 (see `tutti.allreduce.adasum`), section 3.
     """

@@ -16,7 +16,7 @@ from tutti.state import Values
 
 @dataclass(frozen=True)
 class Layer:
-    """The place of a parameter, or of a part, in a vector, and its shape; of a part, just its length."""
+    """The place of a parameter (or of a part) in a vector, and its shape; for a part, its length."""
 
     place: slice
     shape: tuple[int, ...]
@@ -53,24 +53,19 @@ class GradientReduction(ABC):
 
     @abstractmethod
     def all_reduce(self, vector: Tensor, share: float) -> int:
-        """Overwrite `vector` with its sum over the ranks, bit-equal on all of them (collective).
+        """Overwrite `vector` with its sum over the ranks, bit-equal on all of them; return the bytes sent.
 
-        Args:
-            vector: this rank's gradient, the mean over its samples times `share`.
-            share: which part of the update's samples they are; 0 where it has none.
-
-        Returns:
-            How many bytes this rank has sent.
+        `vector` is this rank's mean gradient times `share`, its share of the update's samples (collective).
         """
 
     def state(self) -> Values:
-        """Return what is remembered of earlier vectors; live, and this rank's own."""
+        """Return this rank's memory of earlier vectors, live."""
         return {}
 
     def load_state(self, values: Values) -> None:
-        """Go on from what another one of the same layout has remembered."""
+        """Continue from the memory of a reduction with the same layout."""
         return
 
 
 MakeReduction = Callable[[Communicator, GradientLayout], GradientReduction]
-"""Makes a reduction of vectors of a layout over the ranks of a communicator."""
+"""Makes a reduction, for vectors of a layout, over the ranks of a communicator."""

@@ -45,15 +45,15 @@ class Codec(ABC):
 
     @abstractmethod
     def compress(self, vector: Tensor) -> Tensor:
-        """Return the payload of a vector, uint8: as long for all vectors of this length and dtype."""
+        """Return the payload of a vector, uint8; its length depends only on the vector's length and dtype."""
 
     @abstractmethod
     def add(self, payload: Tensor, total: Tensor, factor: float = 1.0) -> None:
-        """Add `factor` times the vector that a payload stands for to `total`; NaN and inf come through."""
+        """Add `factor` times the decompressed payload to `total`; NaN and inf come through."""
 
 
 def with_feedback(codec: Codec, vector: Tensor, error: Tensor, decay: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Compress a vector and the error of the vectors before it, which both stay as they are.
+    """Return the payload of a vector plus the earlier error, and the new error; both arguments are kept.
 
         sent  = compress(vector + decay error)
         error = vector + decay error - decompress(sent)
@@ -61,9 +61,6 @@ def with_feedback(codec: Codec, vector: Tensor, error: Tensor, decay: float = 1.
     Source: Karimireddy, Rebjock, Stich, Jaggi 2019, "Error Feedback Fixes SignSGD and other Gradient
     Compression Schemes", arXiv 1901.09847, algorithm 2; here the gradient is compressed, not the gradient
     times the learning rate, so that any optimizer can follow. There decay is 1.
-
-    Returns:
-        The payload, and the new error.
     """
     wanted = torch.add(vector, error, alpha=decay)
     payload = codec.compress(wanted)
@@ -75,7 +72,7 @@ def with_feedback(codec: Codec, vector: Tensor, error: Tensor, decay: float = 1.
 class Cast(Codec):
     """Each number in 16 bits: `torch.bfloat16` or `torch.float16`.
 
-    Finite numbers beyond the range of 16 bits become the largest there is; error feedback sends the rest.
+    Finite numbers beyond the range become the largest 16-bit number; error feedback sends the rest.
     """
 
     to: torch.dtype
@@ -98,7 +95,7 @@ class Int8(Codec):
 
     Source: Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, "QSGD: Communication-Efficient SGD via Gradient
     Quantization and Encoding", arXiv 1610.02132 (its practical form: buckets, scaled by their largest
-    number). QSGD rounds at random, which is right on average; with error feedback the nearest level is.
+    number). QSGD rounds at random, to be unbiased; error feedback allows rounding to the nearest level.
     """
 
     bucket: int = BUCKET
@@ -123,11 +120,10 @@ class Int8(Codec):
 class TopK(Codec):
     """The numbers of largest magnitude, exactly, with their places; nothing of the rest.
 
+    A share `keep` of the numbers is sent, and at least one.
+
     Source: Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory", arXiv 1809.07599, definition 2.1 and
     algorithm 1.
-
-    Attributes:
-        keep: the share of the numbers that is sent, above 0 and at most 1; at least one is.
     """
 
     keep: float
@@ -159,8 +155,8 @@ class E3M0(Codec):
     """Each number in 4 bits, a sign and an exponent of 3 bits: 0 or max / 2^k with k = 0 .. 6, the nearest.
 
     Source: Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", arXiv 2501.18512,
-    section 2.4, for the outer gradients of DiLoCo. The paper does not say how they are scaled; here by the
-    largest number of a bucket.
+    section 2.4, for the outer gradients of DiLoCo. The paper does not give the scale; here it is the largest
+    number of a bucket.
     """
 
     bucket: int = BUCKET
@@ -187,17 +183,14 @@ class E3M0(Codec):
 class ChunkedTopK(Codec):
     """The numbers of largest magnitude of each chunk, with their places in it; nothing of the rest.
 
-    With `quantize` a number takes 2 bits: its sign, and whether its magnitude is above the mean of those that
-    are sent from its chunk; those above arrive as their mean, the others as theirs. A place takes 12 bits.
+    A share `keep` of the numbers is sent, and at least one of each chunk. With `quantize` a number takes 2
+    bits: its sign, and whether its magnitude is above the mean of the chunk's sent numbers; the numbers above
+    arrive as their mean, and so do those below. A place takes 12 bits.
 
     Source: Sarfi, Therien, Lidin, Belilovsky 2025, "Communication Efficient LLM Pre-training with
     SparseLoCo", arXiv 2508.15706, section 3. The authors' program cuts chunks of 64 x 64 out of matrices;
     here they are consecutive numbers. It sends one of four means of ranges that are 1.5 standard deviations
     wide, for a whole parameter.
-
-    Attributes:
-        keep: the share of the numbers that is sent, above 0 and at most 1; at least one of each chunk is.
-        quantize: whether numbers are sent in 2 bits, or as they are.
     """
 
     keep: float
@@ -279,13 +272,8 @@ def _index_type(length: int) -> torch.dtype:
 class Compressed(GradientReduction):
     """A sum of compressed vectors: each rank sends its own to all, and adds up all of them in rank order.
 
-    A sum that is not finite leaves the errors of all ranks as they were.
-
-    Args:
-        comm: the ranks.
-        layout: that of the vectors.
-        codec: compresses them.
-        decay: the share of the error that is added to the next vector; 0: there is no feedback.
+    A sum that is not finite leaves the errors of all ranks as they were. `decay` is the share of the error
+    that is added to the next vector; 0: there is no feedback.
     """
 
     def __init__(self, comm: Communicator, layout: GradientLayout, codec: Codec, decay: float = 1.0) -> None:

@@ -41,7 +41,7 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
 
 
 def _halve_and_double(comm: Ranks, vector: Tensor) -> None:
-    """The algorithm for a power of two."""
+    """Sum over a number of ranks that is a power of two."""
     edges = [0, *(part.stop for part in cut(len(vector), comm.size))]
     incoming = vector.new_empty(len(vector))
     first, distance = 0, comm.size // 2  # this rank has the sum of slices first to first + 2 * distance - 1

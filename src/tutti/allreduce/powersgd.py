@@ -34,16 +34,16 @@ def is_worthwhile(rows: int, columns: int, rank: int) -> bool:
 
 
 def first_right(columns: int, rank: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """The right factor before the first step, (columns, rank): normal numbers, the same for the same seed."""
+    """Return the right factor before the first step, (columns, rank): normal numbers drawn from `seed`."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(columns, rank, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def orthonormal(left: Tensor) -> Tensor:
-    """An orthonormal basis of the columns of `left`, of the same shape.
+    """Return an orthonormal basis of the columns of `left`, of the same shape.
 
     By Householder reflections, where the paper has Gram-Schmidt: they stay orthonormal where the columns are
-    dependent, as those of a zero gradient are.
+    dependent, as in a zero gradient.
     """
     basis, _ = torch.linalg.qr(left)
     return cast(Tensor, basis)
@@ -60,17 +60,17 @@ class _Matrix:
 
 
 class PowerSGD(GradientReduction):
-    """Sums of gradient matrices by their factors, in two all-reduces; of all else as it is.
+    """Sums of gradient matrices by their factors, in two all-reduces; the rest is sent as it is.
 
         message 1   all left factors, and the layers that are no matrix or too small to gain from this
-        message 2   all right factors; they are where the next step begins (warm start)
+        message 2   all right factors, from which the next step begins (warm start)
 
     Error feedback as in `tutti.allreduce.compression.with_feedback` (Vogels et al. 2019, algorithm 2). A
     parameter of more than two dimensions is a matrix of its first dimension by all others. A gradient that is
     not finite makes the whole sum NaN, and leaves errors and factors as they were.
 
     Both factors are formed in every step, as in the paper, and from the first step on. The authors' program
-    (epfml/powersgd) forms one of them in each step, in turn, and leaves the first 100 steps uncompressed.
+    (epfml/powersgd) forms them in alternate steps, and leaves the first 100 steps uncompressed.
     """
 
     def __init__(self, comm: Communicator, layout: GradientLayout, rank: int) -> None:
@@ -128,7 +128,7 @@ class PowerSGD(GradientReduction):
         return all_reduce_bytes(self._lefts.nbytes + self._rights.nbytes, self._comm.size)
 
     def _write(self, vector: Tensor) -> None:
-        """Overwrite the vector with what has arrived."""
+        """Overwrite the vector with the decompressed sum."""
         total = vector if vector.dtype == self._error.dtype else torch.zeros_like(self._error)
         for matrix in self._matrices:
             torch.mm(matrix.left, matrix.right.T, out=total[matrix.place].view(matrix.wanted.shape))
@@ -141,7 +141,7 @@ class PowerSGD(GradientReduction):
 
 
 def _factors(layer: Layer, rank: int) -> tuple[int, int, int]:
-    """A layer's rows and columns, and the rank of its factors."""
+    """Return a layer's rows and columns, and the rank of its factors."""
     rows, columns = layer.shape[0], math.prod(layer.shape[1:])
     return rows, columns, min(rank, rows, columns)
 

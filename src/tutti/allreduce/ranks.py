@@ -16,21 +16,14 @@ TAG: Final = 23
 
 @dataclass
 class Sent:
-    """The messages of one rank: those sent, received, or exchanged, and the bytes sent."""
+    """The number of this rank's messages (sent, received or exchanged), and the bytes sent."""
 
     steps: int = 0
     nbytes: int = 0
 
 
 class Ranks:
-    """Some ranks of a communicator that send vectors to each other, numbered in the order of `members`.
-
-    Attributes:
-        rank: the number of this process.
-        size: the number of ranks.
-        hosts: the number of hosts of the communicator.
-        sent: the counts of all messages.
-    """
+    """Some ranks of a communicator that send vectors to each other, numbered in the order of `members`."""
 
     def __init__(
         self, comm: Communicator, members: Sequence[int] | None = None, sent: Sent | None = None
@@ -40,7 +33,7 @@ class Ranks:
         self.sent = Sent() if sent is None else sent
 
     def subset(self, members: Sequence[int]) -> Ranks:
-        """Return some of all ranks, this one among them."""
+        """Return some of the ranks, including this one."""
         return Ranks(self._comm, members, self.sent)
 
     @property
@@ -70,7 +63,7 @@ class Ranks:
         self._comm.exchange(outgoing, self._members[to], incoming, self._members[source], TAG)
 
     def add(self, incoming: Tensor, total: Tensor) -> None:
-        """Add `incoming` to `total`, in the time that the network's model says."""
+        """Add `incoming` to `total`, and charge the time of the network's model."""
         total.add_(incoming)
         if self._comm.adding_s_per_byte:
             self._comm.compute(incoming.nbytes * self._comm.adding_s_per_byte)

@@ -30,7 +30,7 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
 def reduce_scatter(comm: Ranks, vector: Tensor) -> None:
     """Overwrite this rank's slice, `cut(len(vector), size)[rank]`, with the sum; the rest is used up.
 
-    p - 1 steps; each rank sends all slices but its own: (p - 1)/p of the bytes.
+    p - 1 steps; each rank sends (p - 1)/p of the bytes.
     """
     slices = cut(len(vector), comm.size)
     following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -44,7 +44,7 @@ def reduce_scatter(comm: Ranks, vector: Tensor) -> None:
 
 
 def all_gather(comm: Ranks, vector: Tensor) -> None:
-    """Fill in the slices of the others, each of whom owns `cut(len(vector), size)[rank]`.
+    """Fill in the other ranks' slices; each owns `cut(len(vector), size)[rank]`.
 
     p - 1 steps; each rank sends (p - 1)/p of the bytes.
     """

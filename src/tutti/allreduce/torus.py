@@ -38,8 +38,8 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
 def width(size: int, hosts: int) -> int:
     """Return the number of ranks in a row.
 
-    A row is a host where all hosts have the same number of ranks, more than one. Else the grid is as square
-    as `size` allows, with the columns no longer than the rows.
+    A row is a host where all hosts have the same number of ranks, more than one. Otherwise the grid is as
+    square as `size` allows, with the columns no longer than the rows.
     """
     if 1 < hosts < size and size % hosts == 0:
         return size // hosts

@@ -30,7 +30,7 @@ def all_reduce(comm: Ranks, vector: Tensor) -> None:
             comm.recv(incoming, comm.rank + distance)
             comm.add(incoming, vector)
         distance *= 2
-    # Here a rank other than 0 has found its parent, `distance` below it; its children are nearer than that.
+    # A rank other than 0 has now found its parent, `distance` below it; its children are nearer.
     if comm.rank:
         comm.send(vector, comm.rank - distance)
         comm.recv(vector, comm.rank - distance)

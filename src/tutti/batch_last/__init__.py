@@ -1,4 +1,4 @@
-"""Convolutions and maximum pooling of our own, for images whose samples lie side by side in memory."""
+"""Our own convolutions and maximum pooling, for images whose samples lie next to each other in memory."""
 
 from __future__ import annotations
 

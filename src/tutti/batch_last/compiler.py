@@ -1,4 +1,4 @@
-"""The compiled kernels: made by the C compiler of this machine, for its processor, once."""
+"""The compiled kernels: made once by this machine's C compiler, for its processor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REMEDY: Final = "or use --layout channels_last"
 
 
 class Shape(ctypes.Structure):
-    """The sizes of a convolution, or of a pooling, as the kernels have them."""
+    """The sizes of a convolution or a pooling, for the kernels."""
 
     _fields_ = tuple(
         (name, _size)
@@ -45,13 +45,10 @@ _ARGUMENTS: Final = {"convolve": 5, "input_gradient": 4, "weight_gradient": 4, "
 
 @cache
 def kernels(real: str) -> ctypes.CDLL:
-    """Return the kernels for a type; they are compiled when this user first needs them on such a processor.
-
-    Args:
-        real: "float" or "double".
+    """Return the kernels for "float" or "double", compiled at this user's first use on such a processor.
 
     Raises:
-        BadOption: there is no C compiler, it fails, or what it makes can be neither kept nor loaded.
+        BadOption: there is no C compiler, it fails, or its output can be neither kept nor loaded.
     """
     path = compiled(real)
     try:
@@ -94,7 +91,7 @@ def compiled(real: str) -> Path:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compile into a file that is there whole, or not at all: others may look for it meanwhile."""
+    """Compile into a file that appears complete or not at all, as others may look for it meanwhile."""
     try:
         room = tempfile.TemporaryDirectory(dir=path.parent)
     except OSError as error:
@@ -125,7 +122,7 @@ def _no_room(folder: Path, error: OSError) -> BadOption:
 
 
 def _processor() -> str:
-    """The instructions of this processor: homes are shared between hosts of different ones."""
+    """Return the instructions of this processor: hosts with different ones share home folders."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

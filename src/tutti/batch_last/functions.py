@@ -23,19 +23,20 @@ Pair: TypeAlias = tuple[int, int]
 
 
 def library(tensor: Tensor) -> ctypes.CDLL:
-    """Return the kernels for numbers as those of a tensor."""
+    """Return the kernels for the dtype of a tensor."""
     return kernels(REALS[tensor.dtype])
 
 
 def batch_last(images: Tensor) -> Tensor:
-    """Return images of shape (n, maps, height, width) as (maps, height, width, n), so ordered in memory."""
+    """Return images of shape (n, maps, height, width) as (maps, height, width, n), contiguous."""
     return images.permute(1, 2, 3, 0).contiguous()
 
 
 def _room(numbers: Tensor, samples: int, maps: int, height: int, width: int) -> Tensor:
-    """Return images without contents, of shape (n, maps, height, width), with the samples side by side.
+    """Return empty images of shape (n, maps, height, width), with the samples next to each other.
 
-    No view of other memory: torch refuses to change those that a function returns in place, as ReLUs do.
+    They are no view of other memory: torch refuses to change views that a function returns in place, as ReLUs
+    do.
     """
     strides = 1, height * width * samples, width * samples, samples
     return numbers.new_empty_strided((samples, maps, height, width), strides)
@@ -76,7 +77,7 @@ class Convolution(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of images, weight and bias, as far as they are wanted."""
+        """Return the gradients of images, weight and bias, as far as they are needed."""
         stored, weight = ctx.saved_tensors
         shape, found, of = ctx.shape, batch_last(gradient), library(stored)
         images = weights = bias = None

@@ -1,8 +1,7 @@
-"""The layout in which samples lie side by side in memory: what of torch's functions the kernels stand in for.
+"""The layout in which samples lie next to each other in memory, and the torch functions with kernels for it.
 
-Images stay tensors of shape (n, maps, height, width) with other strides. All functions of torch work on
-them: those that take one number after the other keep the strides, and a flattening in front of a dense layer
-is a view.
+Images stay tensors of shape (n, maps, height, width) with other strides. All functions of torch work on them:
+elementwise ones keep the strides, and a flattening in front of a dense layer is a view.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ PLACES: Final = 256
 
 
 class BatchLast(TorchFunctionMode):
-    """Computes convolutions and maximum pooling of two dimensions by the kernels, inside of a `with`.
+    """Computes two-dimensional convolutions and maximum pooling by the kernels, inside a `with` block.
 
-    They compute in one thread, in float32 and float64, forward and backward; results are those of torch but
-    for rounding. What they cannot do, torch does: other types, dilation, fewer samples than a vector of the
-    processor has, what runs under autocast, `torch.func` or forward-mode differentiation, and what
-    `torch.utils.checkpoint` computes again. Gradients cannot be differentiated again: torch raises.
+    They compute in one thread, in float32 and float64, forward and backward; results equal torch's except for
+    rounding. Torch does the rest: other dtypes, dilation, fewer samples than a vector of the processor has,
+    autocast, `torch.func`, forward-mode differentiation, and recomputation in `torch.utils.checkpoint`.
+    Gradients cannot be differentiated again: torch raises.
     """
 
     @override
@@ -56,7 +55,7 @@ def _conv2d(
     dilation: int | Pair = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """Convolve; None: the kernels cannot do it."""
+    """Convolve; None: the kernels cannot."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if isinstance(padding, str) or _pair(dilation) != (1, 1) or not _computed(*tensors):
         return None
@@ -89,7 +88,7 @@ def _max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
-    """Pool; None: the kernels cannot do it."""
+    """Pool; None: the kernels cannot."""
     kernel, pads = _pair(kernel_size), _pair(padding)
     unsaid = stride is None or (isinstance(stride, Sequence) and not len(stride))
     strides = kernel if stride is None or unsaid else _pair(stride)
@@ -109,7 +108,7 @@ def _max_pool2d(
 
 
 def _computed(images: Tensor, *others: Tensor) -> bool:
-    """True if the kernels compute with such tensors."""
+    """Return whether the kernels compute with such tensors."""
     if images.dim() != 4 or images.dtype not in REALS or not all(map(_plain, (images, *others))):
         return False
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
@@ -124,13 +123,13 @@ def _computed(images: Tensor, *others: Tensor) -> bool:
 
 
 def _plain(tensor: Tensor) -> bool:
-    """True if the numbers of a tensor lie in memory as its strides say."""
+    """Return whether the numbers of a tensor lie in memory as its strides say."""
     kind = type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu
     return kind and tensor.layout is torch.strided and not tensor.is_neg()
 
 
 def _pair(given: SupportsIndex | Sequence[SupportsIndex]) -> Pair:
-    """Rows and columns; what torch takes neither as one number nor as two are negative ones."""
+    """Return rows and columns; negative ones for arguments that torch refuses."""
     both = [*given] * (2 if len(given) == 1 else 1) if isinstance(given, Sequence) else [given] * 2
     return (index(both[0]), index(both[1])) if len(both) == 2 else (-1, -1)
 

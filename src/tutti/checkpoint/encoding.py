@@ -1,4 +1,4 @@
-"""A rank's state as a safetensors file, and a JSON head that says what its tensors are.
+"""A rank's state as a safetensors file, and a JSON head that describes its tensors.
 
     rank-00000.safetensors    "joint/weights/0.weight[0:600]"     a vector of 600 elements
                               "own/generator"                     a tensor in its shape
@@ -50,7 +50,7 @@ _HEADER_ALIGNMENT: Final = 64
 
 @dataclass
 class EncodedState:
-    """A rank's state in parts that can be written."""
+    """A rank's state in parts to write."""
 
     head: bytes = b""  # JSON
     tensors: dict[str, Tensor] = field(default_factory=dict)  # by their names, in order; they are live
@@ -76,7 +76,7 @@ class EncodedState:
 
 
 def encode(state: State, rank: int) -> EncodedState:
-    """Encode what a rank knows; of `shared` rank 0's is taken."""
+    """Encode a rank's state; `shared` counts only on rank 0."""
     encoder = _Encoder()
     head = {
         "joint": encoder.held(state.joint, "joint"),
@@ -90,10 +90,9 @@ def encode(state: State, rank: int) -> EncodedState:
 
 
 def decode(head: Json, tensors: Mapping[str, Tensor]) -> State:
-    """Make the state again; it shares the tensors' memory.
+    """Return the state, which shares the tensors' memory.
 
-    Raises:
-        KeyError, TypeError, ValueError: this was not encoded by `encode`.
+    KeyError, TypeError, ValueError: this was not encoded by `encode`.
     """
     return State(
         _decoded_held(head["joint"], "joint", tensors),

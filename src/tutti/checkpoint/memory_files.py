@@ -64,7 +64,7 @@ class MemoryPlace:
         return max(copies, key=lambda one: one.taken, default=StateCopy())
 
     def copy_wish(self) -> Callable[[], bool]:
-        """Return what tells at once whether a copy is wanted now."""
+        """Return a function that returns at once whether a copy is wanted now."""
         page = self.page.open()
         try:
             words = mmap.mmap(page, mmap.PAGESIZE, prot=mmap.PROT_READ)
@@ -74,7 +74,7 @@ class MemoryPlace:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run; None: it has none, or it is not known yet."""
+        """The folder of the run; None: it has none, or it is unknown yet."""
         text = self._read(_FOLDER)
         return None if text is None else Path(os.fsdecode(text))
 
@@ -131,7 +131,7 @@ class StateMemory:
         self.place = MemoryPlace(page, (copies[0], copies[1]), self._data.address)
 
     def want_copy(self, wanted: bool) -> None:
-        """Ask the ranks to copy their state as soon as they can, or withdraw that."""
+        """Ask the ranks to copy their state as soon as they can, or withdraw the request."""
         os.pwrite(self._made[0], bytes([wanted]), _WANTED)
 
     def close(self) -> None:

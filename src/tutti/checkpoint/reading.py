@@ -1,4 +1,4 @@
-"""Checkpoints that are there: found, verified to the last byte, and read by any number of ranks."""
+"""Existing checkpoints: found, verified to the last byte, and read by any number of ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Checkpoint:
         self.step, self.ranks, self.score = manifest.step, manifest.ranks, manifest.score
 
     def read(self, name: str) -> bytes:
-        """Return what a file holds."""
+        """Return the content of a file."""
         return (self.path / name).read_bytes()
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -57,10 +57,10 @@ class Checkpoint:
         return self._read(RUN)
 
     def saved(self, rank: int, ranks: int) -> Saved:
-        """Return what a rank is given to go on from.
+        """Return the state from which a rank continues.
 
         Tensors that one rank has saved whole are mapped from its file, privately. The others are put together
-        each time that they are asked for, and are not kept: all ranks of a host may go on at the same time.
+        on each access, and not kept: all ranks of a host may resume at the same time.
         """
         same = ranks == self.ranks
         alone = named([self._states[rank].alone]) if same else None
@@ -71,7 +71,7 @@ class Checkpoint:
         return Saved(Named(tensors, numbers), alone, self._states[0].shared, own)
 
     def load(self) -> None:
-        """Read all of it: from now on its files may be gone."""
+        """Read all of it: from now on its files may disappear."""
         _ = self._states, self.facts
 
     @cached_property
@@ -106,7 +106,7 @@ class Checkpoint:
 
 
 class _Joined(Mapping[str, Tensor]):
-    """Whole tensors, each of pieces that several ranks have left."""
+    """Whole tensors, each of pieces from several ranks."""
 
     def __init__(self, pieces: Iterable[TensorPiece]) -> None:
         self._pieces: dict[str, list[TensorPiece]] = {}
@@ -133,7 +133,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Find the good checkpoint of the latest step, and what is wrong with each later one."""
+    """Find the good checkpoint of the latest step, and the fault of each later one."""
     passed_over: list[str] = []
     for path in reversed(checkpoints.present(folder)):
         try:

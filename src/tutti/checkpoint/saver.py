@@ -34,8 +34,8 @@ from tutti.terminal import warn_on_stderr
 class Saver:
     """The writer of a run's checkpoints. All ranks make one, and call its methods together.
 
-    A checkpoint that cannot be written is a warning, and the ones before it are kept: training goes on.
-    Attribute `last`: on rank 0 the step of the last checkpoint that is known to be whole on the disk.
+    A checkpoint that cannot be written is a warning, and earlier ones are kept: training goes on. On rank 0
+    `last` is the step of the last checkpoint that is known to be whole on the disk.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class Saver:
     ) -> bool:
         """Take a checkpoint (collective); the state is copied when this returns, and written later.
 
-        Returns:
-            The same on all ranks; False: it was left out, as the one before is still being written.
+        Return, on all ranks, False if it was left out, as the previous one is still being written.
         """
         # No virtual clock knows when a process is done, and equal simulations have equal results.
         if wait or self._one_process:
@@ -158,7 +157,7 @@ class MemorySaver:
         self._number = 3 - self._number
 
     def close(self) -> None:
-        """Give the mappings back; the memory stays."""
+        """Unmap the memory, which stays."""
         for copy in self._copies:
             copy.close()
 

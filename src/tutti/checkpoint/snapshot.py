@@ -1,9 +1,10 @@
-"""Memory for copies of the states of all ranks, which the process that writes them has too.
+"""Memory for copies of the states of all ranks, shared with the process that writes them.
 
     memfd   │ rank 0: safetensors file │ head │ facts of the run │ rank 1: safetensors file │ ... 16 TiB
                       header, tensors    with room to grow                   nothing of it real
 
-A rank maps only its own region. It is as in the files already, so writing them needs no knowledge of tensors.
+A rank maps only its own region. It has the layout of the files, so writing them needs no knowledge of
+tensors.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Room:
 
 
 def rooms_for(sizes: Mapping[int, Sizes]) -> dict[int, Room]:
-    """Return rooms for the files of some ranks, and for texts that are longer by the next time."""
+    """Return rooms for the files of some ranks, with space for texts to grow."""
     rooms, start = {}, 0
     for rank, (tensors, *texts) in sizes.items():
         rooms[rank] = Room(start, (tensors, *(2 * size + _ROOM_FOR_TEXT for size in texts)))
@@ -78,12 +79,12 @@ class MemorySnapshot:
     """The copies of the states of all ranks, on the host of rank 0 (collective).
 
     Attributes:
-        memory: on rank 0 the descriptor of what has all copies; None: elsewhere, and when closed.
+        memory: on rank 0 the descriptor of the memory with all copies; None: elsewhere, and when closed.
 
     Args:
         comm: all ranks.
         host: the ranks that share memory with this one.
-        given: the memory to copy to; None: it is made, and given back when rank 0 closes it or ends.
+        given: the memory to copy to; None: it is made, and released when rank 0 closes it or ends.
     """
 
     def __init__(self, comm: Communicator, host: Communicator, given: FileAddress | None = None) -> None:
@@ -101,8 +102,7 @@ class MemorySnapshot:
     def take(self, state: State, facts: Json) -> Places:
         """Copy this rank's state, and rank 0's facts of the run (collective).
 
-        Returns:
-            On rank 0, where the copies of all are when this returns, the place of each file in the memory.
+        Return, on rank 0, the place of each file in the memory, which then has the copies of all ranks.
         """
         rank = self._comm.rank
         encoded = encode(state, rank)
@@ -135,7 +135,7 @@ class MemorySnapshot:
         return found
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._regions.clear()
         if self.memory is not None:
             os.close(self.memory)

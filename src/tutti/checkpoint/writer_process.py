@@ -1,4 +1,4 @@
-"""The process that writes checkpoints beside training. It imports neither torch nor numpy.
+"""The process that writes checkpoints during training. It imports neither torch nor numpy.
 
 rank       snapshot │ train ...              │ snapshot │ train ...
 process             └ writes, at nice 19 ┘ answers
@@ -114,7 +114,7 @@ _KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "PYTHONHOME")
 class Writer:
     """The process that writes checkpoints.
 
-    It starts with the first checkpoint, as many runs end before that, and again after it was killed.
+    It starts with the first checkpoint, as many runs end before it, and again after it was killed.
     """
 
     def __init__(self) -> None:

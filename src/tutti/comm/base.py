@@ -1,7 +1,7 @@
 """The contract of communicators that strategies and training see; `shm`, `mpi` and `virtual` implement it.
 
-Vectors are one-dimensional, contiguous CPU tensors; every rank passes the same length and dtype. Collectives
-are called by all ranks of a communicator in the same order. Any operation may raise `PeerLost`.
+Vectors are one-dimensional, contiguous CPU tensors; every rank passes the same length and dtype. All ranks of
+a communicator call its collectives in the same order. Any operation may raise `PeerLost`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Counter(ABC):
 
     @abstractmethod
     def add(self, amount: int = 1) -> int:
-        """Add `amount` in one indivisible operation; returns the value from before."""
+        """Add `amount` in one indivisible operation; return the previous value."""
 
 
 class Communicator(ABC):
-    """A group of ranks, and how vectors travel between them.
+    """A group of ranks, and the transfer of vectors between them.
 
     Attributes:
         rank: this process's number in the group, 0 to size - 1.
-        size: how many ranks there are (the world size).
-        hosts: how many hosts they are on.
-        servers: the ranks beside these that are kept for parameter centres, if there are any.
+        size: the number of ranks (the world size).
+        hosts: the number of hosts.
+        servers: further ranks that are kept for parameter centres; None: there are none.
         in_backward: whether operations may be called while autograd computes gradients.
-        adding_s_per_byte: what the virtual clock charges for a byte that is added to another.
+        adding_s_per_byte: seconds that the virtual clock charges for adding a byte.
     """
 
     rank: int
@@ -50,11 +50,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called this."""
 
     @abstractmethod
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
-        """Overwrite `vector` on every rank with the one of rank `root`."""
+        """Overwrite `vector` on every rank with rank `root`'s."""
 
     @abstractmethod
     def all_reduce(self, vector: Tensor) -> None:
@@ -69,71 +69,70 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_gather(self, vector: Tensor) -> None:
-        """Every rank owns its slice, `cut(len(vector), size)[rank]`; fill in the others' slices."""
+        """Fill in the other ranks' slices; each rank owns `cut(len(vector), size)[rank]`."""
 
     @abstractmethod
     def broadcast_object(self, value: object, root: int = 0) -> object:
-        """The picklable `value` of rank `root`, on every rank."""
+        """Return rank `root`'s picklable `value` on every rank."""
 
     @abstractmethod
     def all_gather_objects(self, value: object) -> list[object]:
-        """The picklable values of all ranks, in rank order, on every rank."""
+        """Return the picklable values of all ranks, in rank order, on every rank."""
 
     # --- messages from one rank to another
 
     @abstractmethod
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        """Send `vector`; returns when it may be overwritten.
+        """Send `vector`, and return when it may be overwritten.
 
         Messages to one rank with one tag keep their order.
         """
 
     @abstractmethod
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
-        """Overwrite `vector` with the next message from `source`; returns the sender's rank.
+        """Overwrite `vector` with the next message from `source`, and return the sender's rank.
 
         With `source=ANY`, first come, first served. Waiting costs no core.
 
         Raises:
-            ValueError: the message has another length or dtype than `vector`. It stays there.
+            ValueError: the message differs from `vector` in length or dtype. It stays there.
         """
 
     @abstractmethod
     def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
         """Send `outgoing` to rank `to` while `incoming` is overwritten with the next message from `source`.
 
-        Both go on at the same time: ranks that all exchange in a ring, or in pairs, never wait for each other
-        in vain, however long the vectors are. The two may differ in length and dtype, not overlap in memory.
-        The other side may `exchange`, or `send` and `recv`.
+        Both go on at the same time: ranks that all exchange in a ring, or in pairs, never deadlock, however
+        long the vectors are. The two may differ in length and dtype, but not overlap in memory. The other
+        side may `exchange`, or `send` and `recv`.
 
         Raises:
-            ValueError: the message has another length or dtype than `incoming`. `outgoing` is sent then.
+            ValueError: the message differs from `incoming` in length or dtype. `outgoing` is sent then.
         """
 
     @abstractmethod
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        """Return the sender of an unread message with this tag, or None; never wait for one.
+        """Return the sender of an unread message with this tag, or None, without waiting.
 
-        `recv` from that rank with that tag gets the message. A message that was sent before may still be on
-        its way.
+        `recv` from that rank with that tag gets the message. An earlier message may still be under way.
         """
 
     # --- memory that the ranks of one host see, and locks on it
 
     @abstractmethod
     def shared(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor of zeros that every rank of this host sees (collective over the host's ranks)."""
+        """Return a tensor of zeros that every rank of this host sees (collective over the host's ranks)."""
 
     @abstractmethod
     def counter(self) -> Counter:
-        """A counter at zero that every rank of the communicator sees (collective over all ranks)."""
+        """Return a counter at zero that every rank of the communicator sees (collective over all ranks)."""
 
     @abstractmethod
     def locks(self, count: int) -> list[AbstractContextManager[None]]:
-        """`count` locks for the ranks of this host (collective over them); a dead owner frees its own."""
+        """Return locks for the ranks of this host (collective over them); a dead owner frees its own."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """A lock for the ranks of this host (collective over the host's ranks); a dead owner frees it."""
+        """Return a lock for the ranks of this host (collective over them); a dead owner frees it."""
         return self.locks(1)[0]
 
     # --- groups, time, the end
@@ -150,14 +149,14 @@ class Communicator(ABC):
 
     @abstractmethod
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """One communicator for all ranks that give the same `color`, ordered by (key, rank).
+        """Return one communicator for all ranks with the same `color`, ordered by (key, rank).
 
-        Collective; a rank whose color is None belongs to none.
+        Collective; a rank whose color is None gets None.
         """
 
     @abstractmethod
     def clock(self) -> float:
-        """Seconds since some fixed moment: real time, or the virtual clock."""
+        """Return the seconds since some fixed moment: real time, or the virtual clock."""
 
     @abstractmethod
     def compute(self, seconds: float) -> None:
@@ -169,7 +168,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what this communicator holds. No operation may follow."""
+        """Release the communicator's resources. No operation may follow."""
 
     def _check(self, vector: Tensor) -> None:
         if vector.dim() != 1 or not vector.is_contiguous() or not vector.is_cpu:
@@ -193,13 +192,13 @@ SERVER_PERIOD: Final = 10
 
 @dataclass(frozen=True)
 class Servers:
-    """Ranks that are kept for parameter centres, and how the workers reach them.
+    """Ranks that are kept for parameter centres, and the workers' way to them.
 
     Attributes:
-        comm: the workers and, after them, the servers; a worker has the same rank in it as among the workers.
+        comm: the workers, in their order, and after them the servers.
         ranks: the servers, numbered in `comm`.
         levels: 1: workers talk to the servers; 2: to a centre on their host, and that to the servers.
-        server_period: with two levels, the exchanges of a host's workers with its centre between two of that
+        server_period: with two levels, the exchanges of a host's workers with its centre per exchange of that
             centre with the servers.
     """
 
@@ -219,12 +218,8 @@ def keep_servers(
 ) -> Communicator:
     """Keep the last `servers` ranks of a job for parameter centres (collective); the others are workers.
 
-    Returns:
-        The communicator of the workers on a worker, of the servers on a server; `servers` of both says how
-        they reach each other. `comm` itself if there are none.
-
-    Raises:
-        ValueError: no worker would be left.
+    Return the communicator of the workers on a worker, and of the servers on a server; `comm` if there are no
+    servers.
     """
     if not servers:
         return comm
@@ -242,7 +237,7 @@ class Group:
     """The ranks of one worker, where workers have several, and this rank's counterparts.
 
     Attributes:
-        ranks: those of this worker; they are on one host.
+        ranks: the ranks of this worker, all on one host.
         lane: the ranks with this one's place in each worker, in the order of the workers.
     """
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHECK_EVERY_S: Final = 0.01
-"""Time between two looks who has died, for a rank that looks for messages without waiting."""
+"""Time between two checks for dead ranks, for a rank that looks for messages without waiting."""
 
 
 class BlockingCommunicator(Communicator):
@@ -57,7 +57,7 @@ class BlockingCommunicator(Communicator):
         absent: Callable[[], Sequence[int]] | None = None,
         nbytes: int = 0,
     ) -> T:
-        """Run an operation to its end; `absent` returns the ranks it waits for, if it is no collective."""
+        """Run an operation to its end; `absent` returns the ranks that a message waits for."""
         missing, go_on = absent or self._collectives.absent, steps.__next__
         moving_s = nbytes / SLOWEST_BYTES_PER_S if self._remote else None
         try:
@@ -115,14 +115,14 @@ class BlockingCommunicator(Communicator):
         return [pickle.loads(vector.numpy().data) for vector in vectors]
 
     def _all_gather_ints(self, number: int, call: Call) -> list[int]:
-        """Gather a number of each rank, as part of a call."""
-        return [found for (found,) in self._run(self._collectives.all_gather_ints([number], call))]
+        """Gather a number from each rank, as part of a call."""
+        return [one for (one,) in self._run(self._collectives.all_gather_ints([number], call))]
 
     # --- messages
 
     @override
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
-        """Send `vector`; returns when it may be overwritten.
+        """Send `vector`, and return when it may be overwritten.
 
         Inside a host some 200 KB are buffered, and two ranks that send to each other at the same time do not
         block each other.
@@ -141,7 +141,7 @@ class BlockingCommunicator(Communicator):
         return receiving.sender
 
     def _senders(self, receiving: Receiving) -> list[int]:
-        """The ranks that can send the message that is waited for."""
+        """Return the ranks that can send the awaited message."""
         others = [rank for rank in range(self.size) if rank != self.rank and receiving.sender in (ANY, rank)]
         if not others:
             raise ValueError(
@@ -199,5 +199,5 @@ class BlockingCommunicator(Communicator):
 
 
 def _as_vector(data: bytes) -> Tensor:
-    """A copy of some bytes."""
+    """Return a copy of some bytes as a vector."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

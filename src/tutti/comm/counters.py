@@ -1,7 +1,7 @@
 """Counters: of the ranks of one host, in their shared memory, and of the ranks of several hosts.
 
-The latter is in the shared memory of the host of rank 0. That host's ranks add to it directly; all others ask
-rank 0, where a thread answers them at any time.
+The latter is in the shared memory of rank 0's host. That host's ranks add to it directly; all others ask rank
+0, where a thread answers them at any time.
 
     rank of another host  ── [number, amount] ──>  a thread of rank 0  ── adds ──> the word in the arena
                           <── [value before] ────

@@ -16,9 +16,9 @@ class Reduction:
     """One reduction of the ranks' vectors to one vector.
 
     Attributes:
-        name: what `torch.distributed` calls it, in small letters.
-        number: what it is called in a `Call`.
-        combine: makes one of two, into `out`.
+        name: its name in `torch.distributed`, in small letters.
+        number: its number in a `Call`.
+        combine: reduces two vectors, into `out`.
         mean: whether the result is divided by the number of ranks.
     """
 

@@ -18,12 +18,12 @@ Method = Callable[..., Any]
 
 
 def _passed_on(name: str) -> Method:
-    """The operation of the communicator inside, not recorded."""
+    """Return a method that calls the inner communicator without recording."""
     return lambda self, *args, **named: getattr(self._comm, name)(*args, **named)
 
 
 def _recorded(name: str) -> Method:
-    """The operation of the communicator inside, as a span."""
+    """Return a method that calls the inner communicator and records a span."""
 
     def operation(self: TracedCommunicator, *args: object, **named: object) -> Any:
         began = self._comm.clock()

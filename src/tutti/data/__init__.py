@@ -1,7 +1,7 @@
 """Data sets: their sources, their one copy in memory per host, and the samples of each rank.
 
-All of it raises `BadData` for data that are missing, broken, or do not fit together, `NotFinite` for NaN and
-inf, and `BadOption` or `UnknownName` for an option that cannot be used.
+Errors are `BadData` for data that are missing, broken, or do not fit together, `NotFinite` for NaN and inf,
+and `BadOption` or `UnknownName` for an option that cannot be used.
 
 The names below are loaded at their first use: `tutti.data.schemas` needs no torch.
 """

@@ -1,4 +1,4 @@
-"""Arrays as a source gives them, brought into one form and checked before anything is shared."""
+"""Arrays from a source, brought into one form and checked before anything is shared."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def part_columns(
     columns: tuple[str, ...] = (),
     finite: bool = True,
 ) -> tuple[tuple[Column[Rows], ...], Array, Indices]:
-    """Return the inputs, the targets, and the numbers of the samples that are kept.
+    """Return the inputs, the targets, and the numbers of the kept samples.
 
     Images become (samples, channels, height, width): 8-bit arrays of three dimensions get a channel, and
-    NumPy arrays of four dimensions whose channels come last are turned. Tensors keep their order. Each input
-    comes with the words for it; without `finite` none is read, and NaN and inf are not looked for. Without
-    targets these are 0.
+    NumPy arrays of four dimensions whose channels come last are transposed. Tensors keep their order. Each
+    input comes with its name in messages; without `finite` none is read, and NaN and inf are not checked.
+    Missing targets become 0.
     """
     found = [input_column(part, what, one) for what, one in inputs]
     if targets is None:
@@ -80,12 +80,12 @@ def part_columns(
 
 
 def values_of(column: Column[Rows]) -> Rows:
-    """Return the numbers of a column: of sequences all their values, else the rows."""
+    """Return the numbers of a column: the values of sequences, else the rows."""
     return column.rows if column.values is None else column.values
 
 
 def input_column(part: str, what: str, value: object) -> Column[Rows]:
-    """Return one input in the form in which it is kept; refuse one without numbers or samples."""
+    """Return one input in its stored form; refuse one without numbers or samples."""
     found = value if isinstance(value, Column) else None
     values = values_of(found) if found else value if isinstance(value, StoredRows) else as_array(value, what)
     if values.ndim == 0:
@@ -101,7 +101,7 @@ def input_column(part: str, what: str, value: object) -> Column[Rows]:
 
 
 def _of_samples(column: Column[Rows], nan: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which samples have a value that is NaN: of a sequence, any."""
+    """Return the samples with a NaN; in a sequence, any."""
     if column.values is None:
         return nan
     spans, before = column.rows[:], np.concatenate([[0], nan.cumsum()])
@@ -129,7 +129,7 @@ def as_array(value: object, what: str) -> Array:
 
 
 def as_weights(given: object, samples: int, what: str) -> Array:
-    """Return a weight for each sample, of shape (samples,), float64; `what` they are, for messages."""
+    """Return a weight for each sample, of shape (samples,), float64; `what` names them in messages."""
     found = given[:] if isinstance(given, StoredRows) else as_array(given, "weights")
     if found.dtype.kind not in "biuf" or found.size != samples:
         raise BadData(
@@ -147,7 +147,7 @@ def as_weights(given: object, samples: int, what: str) -> Array:
 
 
 def stored_dtype(array: Rows) -> np.dtype[np.generic]:
-    """The type in which inputs are kept: bytes stay bytes, other integers are int64, the rest floats."""
+    """Return the dtype of stored inputs: bytes stay bytes, other integers are int64, the rest floats."""
     if array.dtype == np.uint8:
         return array.dtype
     if array.dtype.kind in "iu":
@@ -156,13 +156,13 @@ def stored_dtype(array: Rows) -> np.dtype[np.generic]:
 
 
 def as_floats(array: Array) -> Array:
-    """Return numbers in the type in which floats are kept; those too large for it are inf."""
+    """Return numbers in the stored float dtype; those too large for it become inf."""
     with np.errstate(over="ignore"):
         return array.astype(float_dtype(), copy=False)
 
 
 def tell_if_rounded(what: str, *chunks: Array) -> None:
-    """Say it if numbers are rounded to more than a hundredth of their range. A chunk has one dimension."""
+    """Print it if numbers are rounded to more than a hundredth of their range. A chunk has one dimension."""
     low = float(min(np.fmin.reduce(chunk) for chunk in chunks if len(chunk)))
     high = float(max(np.fmax.reduce(chunk) for chunk in chunks if len(chunk)))
     if float_dtype() == np.float32 and 0 < high - low < 100 * max(-low, high) * 2.0**-24:
@@ -174,7 +174,7 @@ _doubles: ContextVar[bool] = ContextVar("_doubles", default=False)
 
 @contextmanager
 def keeping_doubles(wanted: bool) -> Iterator[None]:
-    """Inside, data that are opened keep floats as float64, if that is `wanted`."""
+    """Keep floats of data opened inside as float64, if `wanted`."""
     before = _doubles.set(wanted)
     try:
         yield
@@ -183,13 +183,13 @@ def keeping_doubles(wanted: bool) -> Iterator[None]:
 
 
 def float_dtype() -> np.dtype[np.generic]:
-    """The type in which floats are kept: float32, or float64 where that is wanted or torch's default."""
+    """Return the stored float dtype: float32, or float64 if wanted or torch's default."""
     double = _doubles.get() or torch.get_default_dtype() == torch.float64
     return np.dtype(np.float64 if double else np.float32)
 
 
 def not_finite(rows: Rows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which samples have NaN, and which have inf in the type in which they are kept."""
+    """Return the samples with NaN, and those with inf in the stored dtype."""
     nan, infinite = np.zeros((2, len(rows)), dtype=bool)
     if rows.dtype.kind == "f":
         dtype = stored_dtype(rows)
@@ -203,7 +203,7 @@ def not_finite(rows: Rows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def refuse_not_finite(what: str, rows: Rows) -> None:
-    """Refuse NaN and inf, and numbers that become inf in the type in which they are kept."""
+    """Refuse NaN, inf, and numbers that become inf in the stored dtype."""
     _refuse_bad(what, np.logical_or(*not_finite(rows)), rows)
 
 
@@ -238,14 +238,14 @@ def samples_per_chunk(array: Rows) -> int:
 
 
 def chunks_of(rows: Rows) -> Iterator[tuple[int, Array]]:
-    """Read samples chunk by chunk: the number of the first of each, and the chunk."""
+    """Read samples chunk by chunk: yield the number of each chunk's first sample, and the chunk."""
     step = samples_per_chunk(rows)
     for start in range(0, len(rows), step):
         yield start, rows[start : start + step]
 
 
 def image_layout(inputs: Rows, turn: bool) -> Rows:
-    """Return inputs in the layout in which they are kept: 8-bit pictures have channels, which come first."""
+    """Return inputs in the stored layout: 8-bit pictures have channels, which come first."""
     if isinstance(inputs, StoredRows):
         laid = _laid(np.empty((1, *inputs.shape[1:]), inputs.dtype), turn)
         if laid.shape[1:] == inputs.shape[1:]:
@@ -266,5 +266,5 @@ def _laid(inputs: Array, turn: bool) -> Array:
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Return whether inputs of a shape (samples, ...) are taken for pictures whose channels come last."""
+    """Return whether inputs of shape (samples, ...) are treated as pictures whose channels come last."""
     return len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS

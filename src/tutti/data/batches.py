@@ -27,14 +27,14 @@ class Batch:
     """The samples that one rank runs forward and backward in one pass.
 
     Attributes:
-        inputs: as the model sees them, of shape (samples, ...); no sample when there are fewer than ranks. By
-            name or by position, where there are several.
+        inputs: as the model sees them, of shape (samples, ...), maybe empty; several are by name or by
+            position.
         targets: of shape (samples, ...).
         share: these samples / all samples of the update, or of the rank's own batch where each rank has one;
             0.0 for none. With `loss` the mean over this batch, `(loss * share).backward()` makes the sum over
             the passes (and the ranks that share an update) the gradient of the mean.
-        samples: numbers that tell them from all others of the epoch, of shape (samples,), int64: those in the
-            part, or, where an epoch draws with replacement, the places of the draws. None: they have none.
+        samples: numbers that identify them in the epoch, of shape (samples,), int64: positions in the part,
+            or, where an epoch draws with replacement, the places of the draws. None: they have none.
         weights: of the samples in losses and metrics, of shape (samples,), float64; None: each counts once.
     """
 
@@ -70,34 +70,33 @@ def check_split(batch_size: int, ranks: int) -> None:
 class Batches:
     """Cuts a part into updates, each update into passes, and each pass over the ranks.
 
-    An epoch's samples and their order depend on (seed, epoch) alone; any number of ranks trains the same way.
-    Where samples are drawn with replacement, each draw counts as another sample:
+    An epoch's samples and their order depend only on (seed, epoch), whatever the number of ranks. Where
+    samples are drawn with replacement, each draw counts as another sample:
 
         order of epoch e    │ update 0          │ update 1          │ 2      │
         one update          │ pass 0  │ pass 1  │
         one pass            │r0 │r1 │r2│
 
-    The order is a random one of all samples, or of a part that is streamed one by windows (`WindowOrder`).
+    The order is a random one of all samples, or by windows in a streamed part (`WindowOrder`).
 
-    With `own`, each worker has whole batches: a round takes one for each worker, the last round what
-    is left, in equal parts. A worker is one rank, or a team that shares its batches.
+    With `own`, each worker has whole batches: a round takes one for each worker, the last round the rest, in
+    equal parts. A worker is one rank, or a team that shares its batches.
 
         order of epoch e    │ round 0                     │ round 1                     │ 2   │
         one round           │ batch of r0 │ of r1 │ of r2 │
         one batch           │ pass 0│pass 1│
 
     Args:
-        part: where the samples come from.
+        part: the source of the samples.
         batch_size: samples behind one weight update: over all ranks and passes, or with `own` of one worker,
-            over all its passes. The last update of an epoch has what is left.
-        rank: whose batches these are; with `own` the number of the worker.
+            over all its passes. The last update of an epoch has the rest.
+        rank: this rank; with `own` the number of the worker.
         size: the number of ranks; with `own` of workers.
         passes: forward and backward passes of each rank for one update.
         seed: decides the order, together with the epoch.
         own: each worker has its own batches.
-        chances: weights of the samples, by which an epoch draws with replacement; None:
-            it takes each once.
-        team: with `own`, which of the worker's ranks this one is, and their number.
+        chances: weights of the samples, by which an epoch draws with replacement; None: it takes each once.
+        team: with `own`, this rank's number in its worker, and the worker's number of ranks.
 
     Attributes:
         updates: the number of updates in one epoch; with `own`, of rounds.
@@ -147,14 +146,14 @@ class Batches:
         return self._last_size // (self.size if self.own else 1) // self.passes
 
     def rounds(self, samples: int) -> int:
-        """Return the number of rounds that take some samples."""
+        """Return the number of rounds needed for some samples."""
         return -(-samples // self.round_size)
 
     def _last_of(self, samples: int) -> int:
         return samples - (self.rounds(samples) - 1) * self.round_size
 
     def split_by(self, speeds: Sequence[float]) -> None:
-        """From the next update on, cut each pass over the ranks by their speeds (all ranks give the same).
+        """From the next update on, cut each pass over the ranks by their speeds, the same on all ranks.
 
         Every rank keeps a few samples, and an update's gradient stays the mean over its samples.
 
@@ -169,19 +168,19 @@ class Batches:
 
         Args:
             epoch: its number, from 0.
-            rounds: where each rank is: the number of the epoch's round that it makes next.
+            rounds: each rank's next round of the epoch.
         """
         return State(shared={"rounds": list(rounds), "left": self._left(epoch, rounds)})
 
     def load_state(self, epoch: int, saved: Saved) -> int:
-        """Go on in the middle of an epoch: each sample that is left is taken once, in their order.
+        """Continue in the middle of an epoch: each remaining sample is taken once, in their order.
 
         Args:
             epoch: the epoch's number, from 0.
             saved: the position.
 
         Returns:
-            The number of the epoch's round to begin with. The epoch ends with the same as any other.
+            The first round of the epoch to make. The epoch ends with the same round as any other.
         """
         left = saved.shared["left"]
         if not isinstance(left, Tensor):
@@ -190,7 +189,7 @@ class Batches:
         return self.updates - self.rounds(len(left))
 
     def _left(self, epoch: int, rounds: Sequence[int]) -> Tensor | int:
-        """Return the samples of an epoch that are left, or the number of the last ones of its order."""
+        """Return the remaining samples of an epoch, or their number if they end its order."""
         cut_short = self._cut_short.get(epoch)
         samples = len(self.part) if cut_short is None else len(cut_short)
         skipped = self.updates - self.rounds(samples)
@@ -206,9 +205,9 @@ class Batches:
         return self.order(epoch)[left]
 
     def order(self, epoch: int) -> Tensor:
-        """The order in which epoch number `epoch` takes the samples: positions in the part, int64.
+        """Return the order in which an epoch takes the samples: positions in the part, int64.
 
-        Where it draws with replacement, the places of its draws; `drawn` says their samples.
+        Where it draws with replacement, these are the places of its draws; `drawn` gives their samples.
         """
         if epoch in self._cut_short:
             return self._cut_short[epoch]
@@ -217,11 +216,11 @@ class Batches:
         return self.part.order(self.seed, epoch)
 
     def drawn(self, epoch: int) -> Tensor | None:
-        """The sample of each draw of an epoch: positions in the part, int64; None: it takes each once."""
+        """Return the sample of each draw of an epoch: positions in the part; None: it takes each once."""
         return None if self._cumulated is None else draw(self._cumulated, epoch_generator(self.seed, epoch))
 
     def prepare(self, epoch: int) -> None:
-        """Move an epoch's order to the memory of the samples, while a GPU still computes the epoch before."""
+        """Move an epoch's order to the samples' memory, while a GPU still computes the previous epoch."""
         if epoch in self._orders:
             return
         order = self.order(epoch)
@@ -231,15 +230,15 @@ class Batches:
         self._orders = {epoch: order}
 
     def samples(self, rounds: int) -> int:
-        """The samples of the first rounds of an epoch, over all ranks and passes."""
+        """Return the number of samples in the first rounds of an epoch, over all ranks and passes."""
         return min(rounds * self.round_size, len(self.part))
 
     def epoch(self, epoch: int, first: int = 0, stop: int | None = None) -> Iterator[Round]:
-        """The rounds of one epoch, this rank's passes of each.
+        """Yield the rounds of one epoch, with this rank's passes of each.
 
         Args:
             epoch: its number, from 0.
-            first: the round to begin with.
+            first: the first round.
             stop: the round before which to end; None: at the end of the epoch.
         """
         self.prepare(epoch)
@@ -254,7 +253,7 @@ class Batches:
             yield epoch * self.updates + update, batches
 
     def _making(self, epoch: int) -> Callable[[Tensor, float], Batch]:
-        """Return what makes an epoch's batches, of what `order` gives and a share."""
+        """Return the function that makes an epoch's batches from a stretch of `order` and a share."""
         augment, drawn = self.augment, self.drawn(epoch)
         drawn = None if drawn is None else drawn.to(self.part.device)
 
@@ -285,17 +284,17 @@ class Batches:
 
 
 class Queue(Batches):
-    """Deals the batches of an epoch to whichever rank asks next: a slow one never holds up the rest.
+    """Deals the batches of an epoch to the next rank that asks: a slow one never holds up the rest.
 
-    The batches and their order are those of `batches`; who gets which is decided by an atomic counter. It
-    counts on over the epochs: the ticket that tells a rank that an epoch is over is its first of the next.
+    The batches and their order are those of `batches`; an atomic counter decides who gets which. It counts on
+    over the epochs: the ticket by which a rank learns that an epoch is over is its first of the next.
 
         ticket       0   1   2   3   4   5   6 │ 7   8   9
         rank 0       ■───────■───────■─────────│─■── ...        epoch 1 begins with ticket 7
         rank 1 slow      ■───────────────■─────│─────■── ...
 
     Args:
-        batches: whose batches to deal; made with `own=True`.
+        batches: the batches to deal; made with `own=True`.
         draw: takes some tickets of all ranks, and returns the first; such as `comm.counter().add`.
     """
 
@@ -343,12 +342,12 @@ class Queue(Batches):
 
     @override
     def epoch(self, epoch: int, first: int = 0, stop: int | None = None) -> Iterator[Round]:
-        """The batches of one epoch that this rank gets. Epochs are asked for in order, without gaps.
+        """Yield this rank's batches of one epoch. Call this for the epochs in order, without gaps.
 
         Args:
             epoch: its number, from 0.
-            first: of no use here: the tickets say where the epoch goes on.
-            stop: how many rounds the epoch is cut short to.
+            first: unused: the tickets know where the epoch continues.
+            stop: the number of rounds to which the epoch is cut short.
         """
         start, order, skipped = epoch * self._count, self.order(epoch), self._skipped(epoch)
         self._end = start + (self._count if stop is None else min(self._count, stop * self.size))
@@ -364,14 +363,14 @@ class Queue(Batches):
         self._ticket = ticket  # It is for a later epoch.
 
     def _passes(self, indices: Tensor, make: Callable[[Tensor, float], Batch]) -> tuple[Batch, ...]:
-        """One batch, cut into the passes of one rank."""
+        """Cut one batch into the passes of one rank."""
         count = len(indices)
         parts = [indices[part] for part in cut(count, self.passes)]
         return tuple(make(part, len(part) / count) for part in parts)
 
 
 def by_speed(samples: int, speeds: Sequence[float], least: int = 0) -> list[int]:
-    """Divide samples over ranks in the ratios of their speeds, rounded; each gets `least`, if it can."""
+    """Divide samples over ranks in the ratios of their speeds, rounded; each gets `least`, if possible."""
     least = min(least, samples // len(speeds))
     free, left = list(range(len(speeds))), samples
     while slow := [rank for rank in free if left * speeds[rank] < least * sum(speeds[r] for r in free)]:

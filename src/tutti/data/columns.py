@@ -1,14 +1,14 @@
 """Several inputs of a sample, and inputs that are sequences of unequal length.
 
-Each input is a column. What is dealt, split and shuffled are its rows, one for each sample; the values of
-sequences lie one after the other, and their rows say where each begins and how long it is:
+Each input is a column. Its rows, one for each sample, are dealt, split and shuffled; the values of sequences
+lie one after the other, and their rows hold the beginning and length of each:
 
     rows of a sequence   (0, 3) │ (3, 1) │ (4, 2)
     values                a b c    d        e f
     a batch of all        a b c    d 0 0    e f 0      lengths 3 1 2
 
-A data set with one input of one shape, as most have, is stored as that alone: `columns_of` and `in_place_of`
-let both be treated alike.
+A data set with one input of one shape, as most have, is stored without columns: `columns_of` and
+`in_place_of` let both be treated alike.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Column(Generic[T]):
     """One input of all samples.
 
     Attributes:
-        rows: of shape (samples, ...); of sequences (samples, 2): where each begins among the values, and its
-            length.
+        rows: of shape (samples, ...); for sequences (samples, 2): the beginning of each among the values, and
+            its length.
         values: of the sequences, of shape (values, ...); None: the rows are the input.
         longest: the length of the longest sequence of the data set.
     """
@@ -59,12 +59,12 @@ class Column(Generic[T]):
 
 @dataclass(frozen=True)
 class Columns(Generic[T]):
-    """The inputs of all samples, where these are several, or sequences.
+    """The inputs of all samples, if these are several, or sequences.
 
     Attributes:
         columns: one for each input.
         names: of the inputs, which the model takes by keyword; empty: it takes them by position.
-        beside: what the model gets beside sequences: `LENGTHS`, of each; `MASK`, of the first; "", nothing.
+        beside: what the model gets besides sequences: `LENGTHS`, of each; `MASK`, of the first; "", nothing.
     """
 
     columns: tuple[Column[T], ...]
@@ -90,18 +90,18 @@ def columns_of(stored: Any) -> tuple[Column[Any], ...]:
 
 
 def in_place_of(stored: object, columns: Iterable[Column[U]]) -> U | Columns[U]:
-    """Return columns in the form of others: a single one as its rows, where those were."""
+    """Return columns in the form of `stored`: a single one as its rows, if `stored` has no columns."""
     found = tuple(columns)
     return Columns(found, stored.names, stored.beside) if isinstance(stored, Columns) else found[0].rows
 
 
 def named(columns: Sequence[T], names: Sequence[str]) -> dict[str, T] | tuple[T, ...]:
-    """Return something of each column by its name, or in their order if they have none."""
+    """Return the items of the columns by name, or in their order if they have no names."""
     return dict(zip(names, columns, strict=True)) if names else tuple(columns)
 
 
 def names_beside(stored: Columns[Any]) -> tuple[str, ...]:
-    """Return the names of what a model gets beside sequences; empty texts, if inputs have none."""
+    """Return the names of the extra arguments for sequences; empty texts, if inputs have none."""
     ragged = [at for at, column in enumerate(stored.columns) if column.values is not None]
     if stored.beside != LENGTHS:
         ragged = ragged[:1] if stored.beside else []
@@ -115,10 +115,9 @@ def names_beside(stored: Columns[Any]) -> tuple[str, ...]:
 
 
 def padded(column: Column[Tensor], spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy some sequences, by their rows, with zeros behind the shorter ones.
+    """Copy some sequences, by their rows, padded with zeros.
 
-    Returns:
-        Values of shape (count, longest, ...), at least one long; and the lengths, int64, of shape (count,).
+    Return the values, of shape (count, longest, ...), at least one long; and the lengths, int64, (count,).
     """
     values = cast("Tensor", column.values)
     starts, lengths = spans.unbind(1)
@@ -131,7 +130,7 @@ def padded(column: Column[Tensor], spans: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mask_of(sequences: Tensor, lengths: Tensor) -> Tensor:
-    """Return 1 where padded sequences have values and 0 behind them, int64, of shape (count, longest)."""
+    """Return 1 for values of padded sequences and 0 for padding, int64, of shape (count, longest)."""
     return (torch.arange(sequences.shape[1], device=lengths.device) < lengths[:, None]).long()
 
 

@@ -69,22 +69,22 @@ Y = TypeVar("Y", default=T)
 
 @dataclass(frozen=True)
 class Contents(Generic[T, Y]):
-    """A data set taken apart: of any objects as it was read, of arrays once it is checked.
+    """A data set taken apart: of any objects after reading, of arrays once it is checked.
 
     Attributes:
         name: for people to read.
-        parts: inputs and targets of "train", and perhaps of "validation" and "test"; None in place of targets
-            that were not asked for.
-        classes: their number, where the data say so; 0 in data that are not checked yet: they are amounts.
-        labels: the classes' names, where the data have them: texts, whole numbers or booleans; of flags,
-            which are no classes, theirs.
-        columns: the names of the inputs, where each is one number of a table.
-        targets: the names of the columns that are to be predicted, where they have some.
-        filled: inputs that are NaN are missing, and the mean of the training samples stands for them.
-        groups: of the training samples, of shape (samples,), where a column for them was chosen.
+        parts: inputs and targets of "train", and perhaps of "validation" and "test"; targets may be None if
+            they were not requested.
+        classes: their number, if the data give it; 0 in unchecked data: the targets are amounts.
+        labels: the names of the classes, if the data have them: texts, whole numbers or booleans; of flags,
+            which are no classes, their names.
+        columns: the names of the inputs, if each is one number of a table.
+        targets: the names of the target columns, if they have some.
+        filled: inputs that are NaN are missing, and replaced by the mean of the training samples.
+        groups: of the training samples, of shape (samples,), if a column for them was chosen.
         buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
         weights: of the samples of the parts that have some, of shape (samples,).
-        table: the columns of the inputs, where these are a table that is to be prepared.
+        table: the columns of the inputs, if these are a table to prepare.
     """
 
     name: str
@@ -105,7 +105,7 @@ ReadData: TypeAlias = Contents[Stored[Rows], Array]
 
 
 def slot_of(name: str) -> tuple[str, str] | None:
-    """Return the part and the kind (inputs, targets or weights) that a name such as 'x_train' stands for.
+    """Return the part and the kind (inputs, targets or weights) of a name such as 'x_train'.
 
     One of several inputs has its own name behind that: 'x_train.image'.
     """
@@ -117,7 +117,7 @@ def slot_of(name: str) -> tuple[str, str] | None:
 def contents_of(value: object, name: str, what: str, labelled: bool = True) -> Contents[object]:
     """Take an object apart: (x, y), ((x, y), (x_test, y_test)), a torch data set, a pair of them, or a dict.
 
-    Without `labelled` an array or a tensor will do. `what` is the object, for messages.
+    Without `labelled` an array or a tensor will do. `what` names the object in messages.
     """
     if isinstance(value, Mapping):
         return from_keys(value, name, what, labelled)
@@ -222,10 +222,10 @@ def _sequences(values: object, lengths: object, what: str) -> Column[Rows]:
 
 
 def to_keys(contents: ReadData) -> dict[str, Rows]:
-    """Return the arrays of a data set by keys, as `from_keys` takes them.
+    """Return the arrays of a data set by keys, for `from_keys`.
 
-    Several inputs are 'x_train.image' and 'x_train.age', or 'x_train.0' and 'x_train.1'; of sequences the
-    values of all are 'x_train.tokens', and 'x_train.tokens.lengths' says which are whose.
+    Several inputs are 'x_train.image' and 'x_train.age', or 'x_train.0' and 'x_train.1'; for sequences,
+    'x_train.tokens' has all values, and 'x_train.tokens.lengths' the lengths.
     """
     words = {part: word for word, part in reversed(PARTS.items())}
     found: dict[str, Rows] = {}
@@ -260,7 +260,7 @@ def to_keys(contents: ReadData) -> dict[str, Rows]:
 def pair_up(
     found: Mapping[tuple[str, str], T], kinds: tuple[str, str], what: str, explained: str
 ) -> dict[str, tuple[T, T]]:
-    """Pair the inputs and the targets of each part, found by part and kind; refuse one without the other."""
+    """Pair the inputs and the targets of each part; refuse one without the other."""
     pairs = {}
     for part in ("train", "validation", "test"):
         missing = [kind for kind in kinds if (part, kind) not in found]
@@ -272,7 +272,7 @@ def pair_up(
 
 
 def _has_items(value: object) -> bool:
-    """Return whether a value is read item by item: a data set of torch, or a list of dicts."""
+    """Return whether a value is read item by item: a torch data set, or a list of dicts."""
     dicts = isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
     return dicts or isinstance(value, _DATA_SETS)
 
@@ -297,6 +297,6 @@ def _whole(value: object) -> int | None:
 
 
 def _dataset_labels(dataset: object) -> tuple[str, ...]:
-    """Return the classes' names where the data set has them as torchvision's do, in `classes`."""
+    """Return the names of the classes if the data set has them like torchvision's, in `classes`."""
     names = getattr(dataset, "classes", ())
     return _texts(names) if isinstance(names, tuple | list) else ()

@@ -1,4 +1,4 @@
-"""Data sets written again as folders of NPY files, which are read fastest."""
+"""Data sets converted to folders of NPY files, which are read fastest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tutti.errors import BadData, BadOption, with_remedy
 
 
 def check_new(path: Path) -> None:
-    """Refuse the path of a new folder if something is there, or if it is called like a file."""
+    """Refuse the path of a new folder if something is there, or if it looks like a file name."""
     if os.path.lexists(path):
         raise BadOption(f"there is a {path} already; name another, or take it away")
     if path.suffix:
@@ -27,7 +27,7 @@ def convert(contents: Contents[Stored[Rows], Array], path: Path) -> int:
     """Write a data set into a new folder, whole or not at all, and return its bytes.
 
     Args:
-        contents: of arrays, or of what reads them piece by piece.
+        contents: of arrays, or of readers of pieces.
         path: of the folder.
 
     Raises:

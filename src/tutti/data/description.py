@@ -1,4 +1,4 @@
-"""A data set described: what is in its parts, and what would go wrong in training."""
+"""A description of a data set: the contents of its parts, and problems for training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDE: Final = 10.0
 
 @dataclass(frozen=True)
 class Values:
-    """Statistics of one input, channel or target; NaN is left out.
+    """Statistics of one input, channel or target, without NaN.
 
     Attributes:
         name: of the column, or of the channel.
@@ -31,8 +31,8 @@ class Values:
         deviation: from it.
         least: the smallest.
         most: the largest.
-        missing: how many are NaN.
-        floats: they are kept as floats, so that a model gets them as they are.
+        missing: the number of NaN.
+        floats: they are stored as floats, so that a model gets them unscaled.
     """
 
     name: str
@@ -50,14 +50,14 @@ class PartDescription:
 
     Attributes:
         name: "train", "validation" or "test".
-        samples: how many.
-        forms: the shape and the type of each input in words, as the source has it.
+        samples: their number.
+        forms: the shape and the dtype of each input in words, as the source has it.
         inputs: of each column or channel.
-        targets: the values to approach, of each output; empty where there are classes.
-        counts: the samples of each class; empty where the targets are values.
+        targets: the amounts, of each output; empty for classes.
+        counts: the samples of each class; empty for amounts.
         incomplete: the samples with a missing value.
-        repeated: the samples whose input an earlier one of this part has, too.
-        trained: the samples whose input a training sample has, too; 0 for the training part.
+        repeated: the samples whose input occurs earlier in this part.
+        trained: the samples whose input occurs in the training part; 0 for that part.
     """
 
     name: str
@@ -72,7 +72,7 @@ class PartDescription:
 
 
 class _Statistics:
-    """Statistics of values that come some samples at a time; `names` are described each on its own."""
+    """Statistics of values that come some samples at a time, separately for each of `names`."""
 
     def __init__(self, names: list[str], floats: bool = True) -> None:
         self._names, self._floats = names, floats
@@ -140,7 +140,7 @@ def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
 def _read(
     columns: tuple[Column[Rows], ...], inputs: list[_Statistics], count: int
 ) -> tuple[list[bytes], int]:
-    """Read the samples of a part; return a digest of each, and how many have a missing value."""
+    """Read the samples of a part; return a digest of each, and the number with a missing value."""
     digests: list[bytes] = []
     incomplete = 0
     values = [values_of(one) for one in columns]
@@ -159,7 +159,7 @@ def _read(
 
 
 def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescription]) -> list[str]:
-    """Say what would go wrong in training, a sentence each."""
+    """Describe the problems for training, a sentence each."""
     train = parts[0]
     said = [
         f"{part.incomplete:,} of {part.samples:,} {part.name} samples have missing values: leave them out by "
@@ -218,14 +218,14 @@ def _samples(column: Column[Rows], start: int, stop: int) -> list[Array]:
 
 
 def _label(stored: Stored[Rows], at: int) -> str:
-    """Return the name of an input, or its number where there are several; an only one has none."""
+    """Return the name of an input, or its number if there are several; an only one has none."""
     if not isinstance(stored, Columns) or (len(stored.columns) == 1 and not stored.names):
         return ""
     return stored.names[at] if stored.names else f"input {at}"
 
 
 def _names(column: Column[Rows], label: str, columns: tuple[str, ...]) -> list[str]:
-    """Return the names of what is described: each column of a table, each channel of pictures; else all."""
+    """Return the names of the statistics: a table's columns, or channels of pictures; else one for all."""
     values = values_of(column)
     if values.ndim == 2 and (values.shape[1] > 1 or not label):
         return [*columns] or [f"{label or 'input'} {number}" for number in range(values.shape[1])]
@@ -235,7 +235,7 @@ def _names(column: Column[Rows], label: str, columns: tuple[str, ...]) -> list[s
 
 
 def _form(column: Column[Rows], label: str) -> str:
-    """Return the shape and the type of an input in words."""
+    """Return the shape and the dtype of an input in words."""
     values = values_of(column)
     form = f"of shape {tuple(values.shape[1:])}, {values.dtype}"
     if column.values is not None:

@@ -1,6 +1,6 @@
 """The preparation of a table, fitted on its training rows.
 
-A column is left out if it tells nothing of rows that training has not seen.
+A column is left out if it says nothing about rows outside training.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def fit(
 
     Args:
         read: returns some rows, floats of shape (rows, columns).
-        rows: those to fit it on.
+        rows: the rows to fit it on.
         table: the columns.
-        samples: all rows, which row numbers count.
-        by_mean: means stand for missing numbers, not medians.
+        samples: the number of all rows, which row numbers count.
+        by_mean: replace missing numbers by means instead of medians.
         embeds: the model takes category numbers for columns of many texts.
     """
     columns: list[PreparedColumn] = []
@@ -122,7 +122,7 @@ def _columns(read: Callable[[Indices], Array], rows: Indices, count: int) -> Ite
 
 
 def _of_numbers(column: TableColumn, known: Array, gaps: bool, by_mean: bool) -> PreparedColumn:
-    """Return how numbers or dates are prepared."""
+    """Return the preparation of numbers or dates."""
     amounts = [known]
     if column.kind == DATE:
         year, hour, *_ = date_parts(torch.from_numpy(known)[:, None])
@@ -135,7 +135,7 @@ def _of_numbers(column: TableColumn, known: Array, gaps: bool, by_mean: bool) ->
 
 
 def _of_texts(column: TableColumn, known: Array, gaps: bool, embeds: bool) -> PreparedColumn:
-    """Return how texts are prepared."""
+    """Return the preparation of texts."""
     counts = np.bincount(known.astype(np.int64))
     many = int((counts > 0).sum()) > ONE_HOT
     # A text of a single row has no category number of its own: so the number of all others is trained, too.
@@ -150,16 +150,13 @@ def _of_texts(column: TableColumn, known: Array, gaps: bool, embeds: bool) -> Pr
 
 
 def _is_key(known: Array) -> bool:
-    """Return whether nearly every row has another text, and there are too many for columns of flags."""
+    """Return whether nearly every row has a different text, with too many for columns of flags."""
     different = int((np.bincount(known.astype(np.int64)) > 0).sum())
     return different > max(ONE_HOT, 0.9 * len(known))
 
 
 def _why_no_amounts(name: str, known: Array, samples: int) -> str | None:
-    """Return `ROW_NUMBERS` if different whole numbers rise with the rows or lie within their number.
-
-    Return `IDENTIFIER` if they are those of anything else, by the name; None: they may be amounts.
-    """
+    """Return `ROW_NUMBERS` or `IDENTIFIER` for distinct whole numbers; None: they may be amounts."""
     enough = 30 <= len(known) <= samples <= 2 * len(known)  # of fewer rows, amounts may be so
     if not enough or (known != np.floor(known)).any():
         return None

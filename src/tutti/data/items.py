@@ -1,4 +1,4 @@
-"""Map-style data sets of torch, read once, sample by sample.
+"""Map-style torch data sets, read once, sample by sample.
 
 (x, y)                              an input and a target
 ({"image": x, "age": z}, y)         several inputs by name, and a target
@@ -42,7 +42,7 @@ class Unloaded:
     Attributes:
         dataset: its data set.
         batch_size: its batch size.
-        said: what is taken of it, in a line.
+        said: a line that describes what is used.
     """
 
     dataset: object
@@ -123,7 +123,7 @@ _ALONE: Final = ""
 
 
 def _together(values: list[object], what: str, part: str) -> object:
-    """Return an input, or the target, of all items. A tensor's channels come first already."""
+    """Return an input, or the target, of all items. A tensor's channels already come first."""
     arrays = [as_array(one, f"{what}s") for one in values]
     if any(one.dtype.kind in "US" for one in arrays) and what != "target":
         raise BadData(

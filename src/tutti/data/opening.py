@@ -52,7 +52,7 @@ PROBED: Final = 100
 
 @dataclass(frozen=True)
 class SamplePool:
-    """The samples of a data set. Its tensors are in memory, or have none: then it is the outline of a pool.
+    """The samples of a data set. An outline of a pool has tensors without memory.
 
     Attributes:
         dataset: with the parts of the source, not scaled.
@@ -64,7 +64,7 @@ class SamplePool:
 
     @classmethod
     def outline(cls, contents: ReadData) -> SamplePool:
-        """Return the outline of a data set as it was read."""
+        """Return the outline of a data set after reading."""
         meta = once(_meta)
         parts: dict[str, Part] = {}
         for name, (inputs, y) in contents.parts.items():
@@ -106,7 +106,7 @@ class SamplePool:
         return sum(map(_room, self._tensors()))
 
     def refuse_too_large(self) -> None:
-        """Refuse data that the free memory does not hold, before they are read."""
+        """Refuse data that do not fit into the free memory, before they are read."""
         free, needed = free_bytes(), self.nbytes
         if free is not None and needed > free:
             raise BadData(
@@ -116,7 +116,7 @@ class SamplePool:
             )
 
     def laid(self, memory: Tensor) -> SamplePool:
-        """Return the pool of an outline in memory of `nbytes` bytes, as uint8, that is aligned."""
+        """Return the pool of an outline in aligned memory of `nbytes` bytes, as uint8."""
         places, start = {}, 0
         for one in self._tensors():
             places[id(one)] = memory[start : start + one.nbytes].view(one.dtype).view(one.shape)
@@ -125,7 +125,7 @@ class SamplePool:
         return replace(self, dataset=dataset, groups=None if self.groups is None else places[id(self.groups)])
 
     def fill(self, contents: ReadData) -> None:
-        """Write a data set into the memory; one process does."""
+        """Write a data set into the memory; called by one process."""
         for name, (inputs, targets) in contents.parts.items():
             part = cast("Part", getattr(self.dataset, name))
             part.stored_targets.numpy()[:] = targets
@@ -150,17 +150,17 @@ class SamplePool:
         before: Preparation | None = None,
         test: float = 0.0,
     ) -> DataSet:
-        """Divide the training samples into those to train on and those kept aside (collective).
+        """Divide the training samples into those to train on and those held out (collective).
 
         Args:
             comm: all ranks.
-            validation: the share of the training samples that is kept aside, as for `open_data`.
+            validation: the share of the training samples to hold out, as for `open_data`.
             seed: decides which.
-            place: a file of splits and the number of one; its held-out samples are the validation part then,
-                in place of any other, and there is no test part: that is left for when all is decided.
+            place: a file of splits and the number of one; its held-out samples then replace the validation
+                part, and there is no test part, which is for the final decision.
             embeds: the model takes category numbers for columns of many texts.
-            before: the preparation of a table in training, which is applied in place of another.
-            test: the share that is kept aside as the test part, before the validation part.
+            before: the preparation of a table in training, to use instead of another.
+            test: the share to hold out as the test part, before the validation part.
         """
 
         def look() -> tuple[Indices, Indices, Indices, Scale | Preparation]:
@@ -202,7 +202,7 @@ class SamplePool:
     def rows(
         self, targets: Array, groups: Array | None, test: float, validation: float, seed: int
     ) -> tuple[Indices, Indices, Indices]:
-        """Return the rows to train on, those of the validation and of the test part, also of an outline."""
+        """Return the rows of the training, the validation and the test part, also for an outline."""
         whole = self.dataset
         if test and whole.test is not None:
             raise BadOption(f"--test is {test}, but {whole.name} has a test part; leave --test out")
@@ -227,15 +227,15 @@ def open_data(
     `keeping_doubles` float64), not scaled; other integers as int64.
 
     Args:
-        data: what `tutti.data.sources` lists. Only the first rank of each host looks at it.
+        data: see `tutti.data.sources`. Only the first rank of each host reads it.
         comm: all ranks.
-        validation: share of the training samples that is kept aside, 0 to below 1, the same from each class.
-            A source with its own validation part keeps that one.
-        seed: decides which samples are kept aside.
-        options: arguments of the factory; `classes`, how many classes there are, goes with all kinds of data.
+        validation: share of the training samples to hold out, 0 to below 1, the same from each class. A
+            source with its own validation part keeps it.
+        seed: decides which samples are held out.
+        options: arguments of the factory; `classes`, the number of classes, goes with all kinds of data.
             `stream` (True, False or "auto") and `buffer` (MB) are for folders of NPY files: their inputs are
-            read window by window, where memory does not hold them.
-        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
+            read window by window, if they do not fit into memory.
+        known: the classes of a model that the data are for; or the meaning of whole numbers: see `meant_by`.
 
     Returns:
         The data set; its arrays are views of shared memory.
@@ -257,7 +257,7 @@ def open_pool(
 ) -> SamplePool:
     """Read a data set into a pool (collective); see `open_data`.
 
-    Only the first rank of each host looks at it; every rank raises the same error.
+    Only the first rank of each host reads it; every rank raises the same error.
     """
     return _pooled(comm, lambda: read_source(data, options or {}, known))
 
@@ -265,7 +265,7 @@ def open_pool(
 def open_inputs(
     data: object, comm: Communicator, options: Mapping[str, object], part: str | None = None
 ) -> DataSet:
-    """Open the inputs of a part as a training part, whose targets are 0 (collective).
+    """Open the inputs of a part as a training part with targets of 0 (collective).
 
     The part is "train", "validation" or "test"; None: the test part, or the only one.
     """
@@ -307,9 +307,9 @@ def _all_cores(node: Communicator) -> Iterator[None]:
 def agreed(
     comm: Communicator, look: Callable[[], T], what: str = "data", about: Callable[[T], object] = repr
 ) -> T:
-    """Return what the first rank of this host has found (collective).
+    """Return the finding of this host's first rank (collective).
 
-    Of what it is `about` must be the same on all hosts. An error of one rank is raised on every rank.
+    `about` it must be the same on all hosts. An error of one rank is raised on every rank.
     """
     found: T | UserError | None = None
     if comm.node.rank == 0:
@@ -331,7 +331,7 @@ def agreed(
 
 
 def _meta(rows: Rows, dtype: np.dtype[np.generic] | None = None) -> Tensor:
-    """Return a tensor without memory of the shape and type in which rows are kept."""
+    """Return a tensor without memory with the stored shape and dtype of rows."""
     kept = torch.from_numpy(np.empty(0, dtype or stored_dtype(rows))).dtype
     return torch.empty(rows.shape, dtype=kept, device="meta")
 
@@ -362,12 +362,12 @@ def _write(memory: Tensor, rows: Rows) -> None:
 
 
 def _room(tensor: Tensor) -> int:
-    """The bytes of a tensor and of the gap after it."""
+    """Return the bytes of a tensor and of the gap after it."""
     return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _fingerprint(inputs: Stored[Rows], targets: Array) -> str:
-    """Return what tells samples from others: their shapes, all targets and some inputs."""
+    """Return a hash that identifies samples: of their shapes, all targets and some inputs."""
     some = np.linspace(0, len(targets) - 1, min(len(targets), PROBED)).astype(np.int64)
     columns = columns_of(inputs)
     shapes = [rows.shape for column in columns for rows in (column.rows, column.values) if rows is not None]

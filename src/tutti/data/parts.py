@@ -42,10 +42,10 @@ class Scale:
     """The map from stored inputs to the model's: (x / 255 - mean) / std in float32, or x itself, filled.
 
     Attributes:
-        mean: of x / 255, one value for all or one per channel (dimension 1); empty: inputs stay as they are.
+        mean: of x / 255, one value for all or one per channel (dimension 1); empty: inputs are not scaled.
         std: the standard deviation likewise.
-        fill: what stands for an input that is NaN, one value for each input; empty: there is none.
-        each: the scale of each column, where the inputs are columns; empty: they are one input.
+        fill: the replacement of NaN, one value for each input; empty: there is none.
+        each: the scale of each column, if the inputs are columns; empty: they are one input.
     """
 
     mean: tuple[float, ...] = ()
@@ -80,15 +80,15 @@ class Scale:
 
     @property
     def preparation(self) -> Preparation | None:
-        """The preparation of a table; None: the inputs are none."""
+        """The preparation of a table; None: there is no table."""
         return None
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one of the model's inputs, from that of a stored one."""
+        """Return the shape of a model input, given a stored one's."""
         return stored
 
     def apply_to_all(self, stored: Inputs) -> Inputs:
-        """Return the model's inputs, one or several; lengths of sequences stay as they are."""
+        """Return the model's inputs, one or several; lengths of sequences are unchanged."""
         if isinstance(stored, Tensor):
             return self.apply(stored)
         found = [
@@ -114,12 +114,11 @@ class Part:
 
     Attributes:
         stored_inputs: of shape (samples, ...); images are (samples, channels, height, width), uint8 as
-            stored. Columns, where there are several inputs of a sample, or sequences.
-        stored_targets: class numbers, int64, of shape (samples,), or (samples, ...) where each position has
-            one; or float values of shape (samples, ...).
+            stored. Columns, if a sample has several inputs, or sequences.
+        stored_targets: class numbers, int64, of shape (samples,), or (samples, ...) with one for each
+            position; or float values of shape (samples, ...).
         scale: turns stored inputs into the model's.
-        rows: the stored samples that are this part's, int64, in its order; the others are those of other
-            parts. None: all.
+        rows: the stored samples of this part, int64, in its order; None: all.
         stored_weights: of shape (samples,), float64; None: each sample counts once.
     """
 
@@ -137,7 +136,7 @@ class Part:
         return torch.randperm(len(self), generator=epoch_generator(seed, epoch))
 
     def expect(self, order: Tensor, start: int) -> None:
-        """Prepare for reading the samples of an epoch's order from position `start` on."""
+        """Prepare to read the samples of an epoch's order from position `start` on."""
 
     def waited_s(self) -> Mapping[str, float]:
         """Return the seconds that this rank has waited for files since the last call, by stage."""
@@ -146,10 +145,8 @@ class Part:
     def take(self, indices: Tensor) -> tuple[Inputs, Tensor]:
         """Copy the inputs, as the model sees them, and the targets of some samples.
 
-        Sequences are padded with zeros to the longest of these samples, and their lengths are given, too.
-
-        Args:
-            indices: positions in this part, of shape (count,), int64.
+        `indices` are positions in this part, of shape (count,), int64. Sequences are padded with zeros to the
+        longest of these samples, and come with their lengths.
         """
         indices = indices.to(self.device)
         if self.rows is not None:
@@ -182,7 +179,7 @@ class Part:
 
     @property
     def inputs(self) -> Stored[Tensor]:
-        """The inputs of its samples, as they are stored: a copy, if it has rows."""
+        """The stored inputs of its samples: a copy, if it has rows."""
         return self.stored_inputs if self.rows is None else self._inputs_of(self.rows)
 
     def _inputs_of(self, rows: Tensor) -> Stored[Tensor]:
@@ -199,7 +196,7 @@ class Part:
     def shape(self) -> Shape:
         """The shape of one input, such as (1, 28, 28); several inputs have several.
 
-        The first size of a sequence is the length of the longest of the data set.
+        The first size of a sequence is the length of the data set's longest.
         """
         stored = self.stored_inputs
         return shape_of(stored) if isinstance(stored, Columns) else self.scale.shape(tuple(stored.shape[1:]))
@@ -219,12 +216,7 @@ class Part:
         return replace(part, stored_inputs=copied, rows=None)
 
     def on(self, device: str, copied: Callable[[Tensor], Tensor] | None = None) -> Part:
-        """Copy it to the memory of a device.
-
-        Args:
-            device: such as "cuda".
-            copied: copies the tensors that other parts may see, too; None: each is copied.
-        """
+        """Copy it to the memory of a device; `copied` copies tensors shared with other parts."""
         moved = self.changed(copied or (lambda stored: stored.to(device)))
         return moved.with_rows(None if self.rows is None else self.rows.to(device), self.scale.on(device))
 
@@ -233,7 +225,7 @@ class Part:
         return replace(self, rows=rows, scale=scale)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Part:
-        """Return the part with other tensors in place of those in `tensors`."""
+        """Return the part with each of its `tensors` replaced."""
         columns = [column.changed(change) for column in columns_of(self.stored_inputs)]
         return replace(self._counted(change), stored_inputs=in_place_of(self.stored_inputs, columns))
 
@@ -243,7 +235,7 @@ class Part:
         return replace(self, stored_targets=change(self.stored_targets), stored_weights=weights)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors in memory that samples are stored in."""
+        """Yield all tensors in memory that store samples."""
         for column in columns_of(self.stored_inputs):
             if column.values is not None:
                 yield column.values
@@ -263,14 +255,14 @@ def shape_of(stored: Stored[Tensor]) -> Shape:
 
 
 def column_shape(column: Column[Tensor]) -> tuple[int, ...]:
-    """Return the shape of one input; the first size of a sequence is the length of the longest."""
+    """Return the shape of one input; the first size of a sequence is the longest length."""
     if column.values is None:
         return tuple(column.rows.shape[1:])
     return (column.longest, *column.values.shape[1:])
 
 
 def scale_of_columns(stored: object, scales: Sequence[Scale]) -> Scale:
-    """Return the scale of inputs from those of their columns."""
+    """Return the scale of inputs, given their columns' scales."""
     return Scale(each=tuple(scales)) if isinstance(stored, Columns) else scales[0]
 
 
@@ -281,14 +273,14 @@ class DataSet:
     Attributes:
         name: for people to read.
         train: the samples to train on.
-        validation: kept aside from the training samples, to watch the training; None when its share is 0.
-        test: for the final figure only; None when the source has none.
-        classes: the number of classes; None when the targets are floats.
-        labels: the classes' names: texts, whole numbers or booleans; empty when unknown; of flags, theirs.
-        filled: means of the training samples stand for inputs that are NaN.
-        columns: the names of the inputs, where each is a column of a table.
-        table: these columns, where they are to be prepared.
-        fingerprint: tells the training samples of the source from others; the same for any type of floats.
+        validation: held out from the training samples, to watch the training; None if its share is 0.
+        test: for the final figure only; None if the source has none.
+        classes: the number of classes; None if the targets are floats.
+        labels: the names of the classes, or of flags: texts, whole numbers or booleans; empty if unknown.
+        filled: means of the training samples replace inputs that are NaN.
+        columns: the names of the inputs, if each is a column of a table.
+        table: these columns, if they are to be prepared.
+        fingerprint: identifies the training samples of the source; the same for any type of floats.
     """
 
     name: str
@@ -309,13 +301,13 @@ class DataSet:
 
     @property
     def table_inputs(self) -> TableInputs | None:
-        """The inputs as the model sees them, where they are a prepared table."""
+        """The inputs as the model sees them, if they are a prepared table."""
         preparation = self.train.scale.preparation
         return None if preparation is None else preparation.inputs
 
     @property
     def parts(self) -> list[Part]:
-        """The parts that there are: train, validation, test."""
+        """The existing parts: train, validation, test."""
         return [part for part in (self.train, self.validation, self.test) if part is not None]
 
     @property
@@ -325,7 +317,7 @@ class DataSet:
 
     @property
     def nbytes(self) -> int:
-        """The memory that its parts take, in bytes; what several see counts once."""
+        """The memory of its parts in bytes; shared memory counts once."""
         return sum({id(one): one.nbytes for part in self.parts for one in part.tensors()}.values())
 
     def with_parts(self, change: Callable[[Part], Part]) -> DataSet:
@@ -335,13 +327,13 @@ class DataSet:
         return replace(self, train=train, validation=validation, test=test)
 
     def on(self, device: str) -> DataSet:
-        """Copy it to the memory of a device, such as "cuda"; what several parts see is copied once."""
+        """Copy it to the memory of a device, such as "cuda"; tensors shared by parts are copied once."""
         copied: Callable[[Tensor], Tensor] = once(lambda stored: stored.to(device))
         return self.with_parts(lambda part: part.on(device, copied))
 
 
 def once(change: Callable[[T], U]) -> Callable[[T], U]:
-    """Return a function that changes an object when it is first seen; later the result is the same object."""
+    """Return a function that changes each object once, and later returns the same result."""
     seen: dict[int, tuple[T, U]] = {}
 
     def changed(one: T) -> U:
@@ -353,7 +345,7 @@ def once(change: Callable[[T], U]) -> Callable[[T], U]:
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """Return the random numbers of an epoch."""
+    """Return the random generator of an epoch."""
     # SeedSequence mixes the bits, so that neighbouring seeds and epochs have unrelated orders.
     mixed = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(mixed))

@@ -2,7 +2,7 @@
 
     CACHE/pictures/KEY.npy         (pictures, height, width[, 3]), 8 bits each
 
-KEY depends on where the pictures come from, and when that was changed last.
+KEY depends on the source of the pictures, and on the time of its last change.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Pictures:
     """Pictures as they are stored.
 
     Attributes:
-        source: the file or folder that has them.
-        key: what they depend on: other texts for other pictures.
+        source: their file or folder.
+        key: texts that identify them.
         names: of each, for messages.
         content: returns the bytes of one, by its number; called by several threads.
     """
@@ -65,12 +65,12 @@ class Pictures:
     content: Callable[[int], bytes]
 
     def opened(self, number: int) -> Any:
-        """Open a picture; its header is read."""
+        """Open a picture, and read its header."""
         image = optional_package("PIL.Image", "pictures need")
         return image.open(BytesIO(self.content(number)), formats=tuple(_FORMATS))
 
     def each(self, work: Callable[[int], T]) -> list[T]:
-        """Return what a function makes of each number, in threads: decoding does not hold Python's lock."""
+        """Return a function's result for each number, computed in threads: decoding releases the GIL."""
         optional_package("PIL.Image", "pictures need")
         count, bad = len(self.names), dict[int, str]()
 
@@ -88,7 +88,7 @@ class Pictures:
         if bad:
             shown = "; ".join(bad[number] for number in sorted(bad)[:10])
             raise BadData(
-                f"{len(bad):,} of {count:,} pictures of {self.source} cannot be read ({shown}); mend them or "
+                f"{len(bad):,} of {count:,} pictures of {self.source} cannot be read ({shown}); fix them or "
                 f"take them away; the formats are {', '.join(_FORMATS)}"
             )
         return found
@@ -99,7 +99,7 @@ def decoded(pictures: Pictures, size: object = None) -> Array:
 
     Args:
         pictures: as they are stored.
-        size: height and width, or one number for both, that they are brought to; None: all have the same.
+        size: the height and width to resize to, or one number for both; None: all have the same size.
 
     Returns:
         8-bit, of shape (pictures, height, width) or (pictures, 3, height, width).
@@ -128,7 +128,7 @@ def _size(given: object) -> tuple[int, int] | None:
 
 
 def _shape(pictures: Pictures, size: tuple[int, int] | None) -> tuple[int, ...]:
-    """Return the shape of all pictures together, by their headers."""
+    """Return the shape of the array of all pictures, by their headers."""
 
     def look(number: int) -> tuple[int, int, bool]:
         with pictures.opened(number) as picture:
@@ -177,6 +177,6 @@ def _decode(pictures: Pictures, shape: tuple[int, ...], place: Path) -> None:
 
 
 def stamp(path: Path) -> str:
-    """Return what changes when a file does."""
+    """Return a text that changes when a file does."""
     status = path.stat()
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"

@@ -47,8 +47,8 @@ class PreparedTable(Scale):
     """The map from the rows of a table to a model's inputs. Made by `prepared`.
 
     Attributes:
-        fitted: how each column is prepared.
-        table: the columns of the rows; its texts may have other numbers than those of training.
+        fitted: the preparation of each column.
+        table: the columns of the rows; its texts may have other numbers than in training.
     """
 
     fitted: Preparation
@@ -69,13 +69,9 @@ class PreparedTable(Scale):
 
     @override
     def apply(self, stored: Tensor) -> Tensor:
-        """Return the model's inputs.
+        """Return the model's inputs, of shape (samples, inputs), given (samples, stored columns).
 
-        Args:
-            stored: of shape (samples, stored columns).
-
-        Returns:
-            Of shape (samples, inputs), as `tutti.records.preparation.TableInputs` counts them.
+        See `tutti.records.preparation.TableInputs` for their order.
         """
         plan, missing = self._plan, stored.isnan()
         filled = torch.where(missing, plan.fill.to(stored), stored)
@@ -103,7 +99,7 @@ class PreparedTable(Scale):
 
 
 def prepared(preparation: Preparation, table: Table) -> PreparedTable:
-    """Return the map from the rows of a table, which may be another than that of training."""
+    """Return the map from the rows of a table, which may differ from the training's."""
     there = {column.name: column.kind for column in table.columns}
     for column in preparation.columns:
         kind = there.get(column.name)
@@ -118,7 +114,7 @@ def prepared(preparation: Preparation, table: Table) -> PreparedTable:
 
 
 class _Plan(NamedTuple):
-    """Where the inputs come from; numbers of columns count the stored ones, then the `date_parts`."""
+    """The sources of the inputs; numbers of columns count the stored ones, then the `date_parts`."""
 
     fill: Tensor  # what stands for NaN in each stored column
     dates: Tensor  # stored columns of dates
@@ -189,7 +185,7 @@ def _whole(numbers: list[int]) -> Tensor:
 
 
 def _places(column: PreparedColumn, stored: TableColumn) -> Indices:
-    """Return the flag, or the category number, of a gap and of each code of a column; -1: it has none."""
+    """Return the flag, or the category number, of a gap and of each code of a column; -1: none."""
     first, count = int(column.embedded), len(column.categories)
     numbers = {text: number for number, text in enumerate(column.categories, first)}
     other = 0 if column.embedded else count if column.others else -1
@@ -198,7 +194,7 @@ def _places(column: PreparedColumn, stored: TableColumn) -> Indices:
 
 
 def date_parts(days: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the years, hours, months from 0, and weekdays from 0 for Monday, of days since 1970.
+    """Return the years, hours, months (from 0) and weekdays (from 0 for Monday) of days since 1970.
 
     All are of shape (samples, dates).
     """

@@ -22,7 +22,7 @@ _REFRESH_S: Final = 0.5
 def reading_shown(data: object, shows: bool = True) -> Iterator[None]:
     """Show that a file is read in this block, if that takes long: a line that is rewritten on a terminal.
 
-    Elsewhere it is one line, and none for data that are no file, or without `shows`.
+    Elsewhere it is printed once. Nothing is shown for other data than files, or without `shows`.
     """
     path = Path(data).expanduser() if isinstance(data, str | Path) else None
     if not shows or path is None or not path.exists():
@@ -56,7 +56,7 @@ def show_reading(path: Path, over: Event) -> None:
 
 
 def _bytes_read() -> int:
-    """Return how many bytes this process has read; files that are mapped into memory do not count."""
+    """Return the number of bytes that this process has read; mapped files do not count."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/io").read_text().split()[1])
     return 0

@@ -39,7 +39,7 @@ def is_remote(data: object) -> bool:
 
 
 def check_address(url: str) -> None:
-    """Refuse addresses of an unknown scheme, and those with a password, which run folders would keep."""
+    """Refuse addresses with an unknown scheme, or with a password, which run folders would keep."""
     split = urlsplit(url)
     if split.password is not None:
         raise BadOption(
@@ -60,8 +60,8 @@ def shown(url: str) -> str:
 def local_copy(data: object) -> object:
     """Return the path of a copy on this host if data are at an address, else the data themselves.
 
-    Files are not copied again unless the address says another size, time or checksum. Of several
-    processes one copies, and the others wait for it. Without a connection the copy is used with a warning.
+    Files are copied again only if the address gives another size, time or checksum. Of several processes one
+    copies, and the others wait for it. Without a connection the copy is used with a warning.
     """
     if not isinstance(data, str) or not is_remote(data):
         return data
@@ -84,9 +84,9 @@ def local_copy(data: object) -> object:
 
 
 def _bring(url: str, copy: Path, manifest: Path) -> None:
-    """Make the copy of an address the same as what is there.
+    """Bring the copy of an address up to date.
 
-    The manifest has a line for each file that has come: its path, and facts that tell its content.
+    The manifest has a line for each copied file: its path, and facts that identify its content.
     """
     known: dict[str, str] = {}
     with suppress(OSError, ValueError):
@@ -126,7 +126,7 @@ def _bring(url: str, copy: Path, manifest: Path) -> None:
 
 
 def _listed(url: str) -> tuple[Any, str, dict[str, Mapping[str, Any]]]:
-    """Return the store, the address there, and what it says of the files below that; "": of a single one."""
+    """Return the store, the address there, and the facts of the files below it; "": of a single one."""
     import fsspec
 
     scheme = urlsplit(url).scheme
@@ -167,13 +167,13 @@ def _copy(system: Any, path: str, to: Path, size: int | None) -> None:
 
 
 def _marks(about: Mapping[str, Any]) -> str:
-    """Return the facts by which another content is seen; empty: the store tells nothing but the size."""
+    """Return facts that identify a content; empty: the store gives only the size."""
     marks = [f"{key}={about[key]}" for key in _MARKS if about.get(key) is not None]
     return " ".join([*marks, f"size={about.get('size')}"]) if marks else ""
 
 
 def _reason(error: BaseException, url: str) -> str:
-    """Return the first line of an error, without what `shown` leaves out."""
+    """Return the first line of an error, without the parts that `shown` removes."""
     if isinstance(error, FileNotFoundError | BadRunFolder) and error.__cause__ is not None:
         error = error.__cause__  # the web's answer, or the system's
     if isinstance(error, TimeoutError):

@@ -1,4 +1,4 @@
-"""Inputs that are read when they are needed, so that memory holds them once, where all ranks see them."""
+"""Inputs that are read on demand, so that memory holds them once, where all ranks see them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StoredRows:
 
     Args:
         shape: the number of samples, and the shape of one.
-        dtype: the type of a value.
-        read: returns the samples from one number up to another, which is not among them.
+        dtype: of a value.
+        read: (start, stop) -> the samples between.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StoredRows:
         return self.shape[0]
 
     def __getitem__(self, wanted: slice | Indices) -> Array:
-        """Read some samples: a stretch, or those of some numbers, ascending."""
+        """Read some samples: a stretch, or ascending numbers."""
         if isinstance(wanted, slice):
             start, stop, step = wanted.indices(len(self))
             return self._read(start, max(start, stop))[::step]
@@ -54,7 +54,7 @@ class StoredRows:
         return found
 
     def changed(self, shape: tuple[int, ...], change: Callable[[Array], Array]) -> StoredRows:
-        """Return the samples in another shape, which `change` gives some of them."""
+        """Return the samples in another shape, which `change` gives to some of them."""
         return StoredRows(
             (len(self), *shape), self.dtype, lambda start, stop: change(self._read(start, stop))
         )
@@ -65,7 +65,7 @@ Rows: TypeAlias = Array | StoredRows
 
 
 def joined(pieces: Sequence[Rows], dtype: np.dtype[Any] | None = None) -> Rows:
-    """Return several pieces as one, of one type; each sample has one shape."""
+    """Return several pieces as one, of one dtype; all samples have one shape."""
     first = pieces[0]
     dtype = dtype or first.dtype
     if len(pieces) == 1 and first.dtype == dtype:
@@ -86,7 +86,7 @@ def joined(pieces: Sequence[Rows], dtype: np.dtype[Any] | None = None) -> Rows:
 
 
 def chosen(rows: Rows, numbers: Indices) -> Rows:
-    """Return some samples, by their numbers, ascending; nothing is copied yet."""
+    """Return the samples with some ascending numbers, without copying yet."""
     if len(numbers) == len(rows):
         return rows
     return StoredRows(

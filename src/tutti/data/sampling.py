@@ -26,7 +26,7 @@ BALANCED: Final = "balanced"
 def chances_of(given: object, part: Part) -> Tensor:
     """Return the weight of each sample of a part, of shape (samples,), in float64.
 
-    `given` is `BALANCED`, a weight for each training sample of the source, or a path of an NPY file.
+    `given` is `BALANCED`, a weight for each training sample of the source, or the path of an NPY file.
     """
     if isinstance(given, str) and given == BALANCED:
         return _balanced(part.targets.cpu())
@@ -42,7 +42,7 @@ def chances_of(given: object, part: Part) -> Tensor:
 
 
 def draw(cumulated: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw positions with replacement, a number for each sample, by the sums of weights up to each."""
+    """Draw positions with replacement, a number for each sample, by cumulated weights."""
     points = torch.rand(len(cumulated), generator=generator, dtype=torch.float64)
     # The first whose sum is above the point: none with weight 0. A point may be rounded up to the whole sum.
     last = torch.searchsorted(cumulated, cumulated[-1])

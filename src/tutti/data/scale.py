@@ -1,6 +1,6 @@
 """The scale of inputs, and the units of targets, from the training samples.
 
-That of 8-bit inputs is exact, in any order of the samples.
+The scale of 8-bit inputs is exact, in any order of the samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pixel_scale(read: Callable[[Indices], Array], rows: Indices) -> Scale:
 
     Args:
         read: returns some samples, of shape (samples, ...); of four dimensions, the second is the channel.
-        rows: the samples that decide it.
+        rows: the samples to use.
     """
     # Pieces of about 2^16 values in double precision stay in the cache, and sums of whole numbers are exact.
     first = read(rows[:1])
@@ -50,11 +50,9 @@ def pixel_scale(read: Callable[[Indices], Array], rows: Indices) -> Scale:
 
 
 def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
-    """Return the scale that puts the mean of each input where it is missing, which is NaN.
+    """Return the scale that replaces NaN by the mean of each input, of shape (samples, ...).
 
-    Args:
-        inputs: floats, of shape (samples, ...).
-        rows: those to take the means of; None: all. An input that none of them has becomes 0.
+    The means are over `rows`, by default all; an input without values there becomes 0.
     """
     rows = np.arange(len(inputs)) if rows is None else rows
     sums, known = np.zeros(inputs.shape[1:]), np.zeros(inputs.shape[1:], np.int64)
@@ -67,7 +65,7 @@ def mean_scale(inputs: Array, rows: Indices | None = None) -> Scale:
 
 
 def units_of(targets: Array) -> TargetUnits | None:
-    """Return mean and deviation of the amounts of some samples; None of class numbers, and labels of 0 or 1.
+    """Return mean and deviation of the amounts of some samples; None for class numbers and labels of 0 or 1.
 
     `targets` are of shape (samples, ...); the deviation of an amount that never varies is 1.
     """
@@ -79,7 +77,7 @@ def units_of(targets: Array) -> TargetUnits | None:
 
 
 def uneven(part: Part) -> str | None:
-    """Return the advice to scale columns of floats that a model gets as they are; None: they are alike."""
+    """Return the advice to scale columns of floats that a model gets unscaled; None: they are alike."""
     stored = part.stored_inputs
     if isinstance(stored, Columns) or part.scale.preparation is not None:
         return None

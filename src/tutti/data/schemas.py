@@ -1,4 +1,4 @@
-"""What is known of data without torch: that they are there, and the columns of CSV files."""
+"""Facts about data without torch: their existence, and the columns of CSV files."""
 
 from __future__ import annotations
 
@@ -30,17 +30,10 @@ _LOOKED_AT: Final = 1000
 
 
 def check_data(data: str, options: Mapping[str, Any], reads: bool = True) -> None:
-    """Refuse data that are not there, and columns that a CSV file does not have.
+    """Refuse data that do not exist, and columns that a CSV file does not have.
 
-    Args:
-        data: a built-in name, a path or an address.
-        options: of the data.
-        reads: whether the columns are chosen by these options alone.
-
-    Raises:
-        UnknownName: there is neither a file nor a built-in data set of this name.
-        BadData: there is no such file, or no such column.
-        BadOption: the scheme of an address is unknown.
+    `data` is a built-in name, a path or an address; `reads` is whether these options alone choose the
+    columns.
     """
     path = check_there(data)
     if path is None or not reads:
@@ -69,7 +62,7 @@ def check_there(data: str) -> Path | None:
 
 
 def _opened(path: Path) -> Any:
-    """Open a file to be read, unpacked by its ending."""
+    """Open a file for reading, unpacked by its ending."""
     if path.suffix.lower() not in _PACKED[1:]:
         return open(path, "rb")
     import pyarrow
@@ -79,7 +72,7 @@ def _opened(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class CsvStart:
-    """The first rows of a CSV file, and what they tell."""
+    """The first rows of a CSV file, and the facts in them."""
 
     rows: list[list[str]]
     names: list[str]  # of the columns
@@ -88,7 +81,7 @@ class CsvStart:
 
 
 def csv_start(path: Path, options: Mapping[str, Any], labelled: bool = True) -> CsvStart:
-    """Look at the first rows of a CSV file."""
+    """Read the first rows of a CSV file."""
     rows, separator = _first_rows(path)
     cells, target = rows[0], options.get("target")
     named = _are_names(cells, target if isinstance(target, list | tuple) else [target])
@@ -102,7 +95,7 @@ def csv_start(path: Path, options: Mapping[str, Any], labelled: bool = True) -> 
 
 
 def _first_rows(path: Path) -> tuple[list[list[str]], str]:
-    """Return the cells of a file's first rows, and what separates them."""
+    """Return the cells of a file's first rows, and their separator."""
     try:
         with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as file:
             lines = list(islice(dropwhile(lambda line: not line.strip(), file), _LOOKED_AT))
@@ -135,8 +128,8 @@ def not_in_utf8(path: Path) -> str:
 def _are_names(cells: list[str], targets: list[Any] | tuple[Any, ...]) -> bool:
     """Return whether the first row has the names of the columns.
 
-    It has if none of its cells is a number, if one is the target's name, or if they count from 0, as pandas
-    names columns.
+    It has if none of its cells is a number, if one is the target's name, or if they count from 0, like
+    pandas' columns.
     """
     words = [cell.strip() for cell in cells]
     counted = len(words) > 2 and words == [str(at) for at in range(len(words))]
@@ -154,7 +147,7 @@ def _is_float(text: str) -> bool:
 
 
 def nearest(path: Path) -> str:
-    """Say which file a missing one may be, or which there are."""
+    """Suggest the file that a missing one may be, or list the existing ones."""
     folder = path.parent
     while not os.path.isdir(folder):
         path, folder = folder, folder.parent

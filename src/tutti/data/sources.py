@@ -44,12 +44,12 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
     """Read and check a data set.
 
     Args:
-        data: what the module's docstring lists.
+        data: see the module's docstring.
         options: the arguments of a factory, or of the reader of a file. With every kind of data go `classes`
-            (how many there are; "none": the targets are amounts) and `missing`, what NaN among the inputs
-            leads to: "error", "drop" (the sample is left out), "mean" (the mean of that input over the
-            training samples stands for it) or "auto" (the median in tables that are prepared, else an error).
-        known: the classes of a model that the data are for; or what whole numbers are: see `meant_by`.
+            (their number; "none": the targets are amounts) and `missing`, the treatment of NaN among the
+            inputs: "error", "drop" (leave the sample out), "mean" (use the mean of that input over the
+            training samples) or "auto" (the median in tables that are prepared, else an error).
+        known: the classes of a model that the data are for; or the meaning of whole numbers: see `meant_by`.
 
     Raises:
         BadData: the data are missing, broken, or do not fit together.
@@ -67,7 +67,7 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
 
 
 def read_inputs(data: object, options: Mapping[str, object], part: str | None = None) -> ReadData:
-    """Read and check the inputs of a part, whether or not it has targets: all targets are 0.
+    """Read and check the inputs of a part; all targets become 0.
 
     The part is "train", "validation" or "test"; None: the test part, or the only one.
     """
@@ -89,7 +89,7 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
 
 
 def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
-    """Bring inputs into the form in which they are kept."""
+    """Bring inputs into their stored form."""
     if missing == "auto":
         missing = "error" if contents.table is None else "prepare"
     structure = taken_apart({part: x for part, (x, _) in contents.parts.items()})
@@ -133,7 +133,7 @@ def _with_targets(contents: ReadData, given: int | None, known: KnownClasses | s
 
 
 def _refuse_other_kinds(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]]) -> None:
-    """Refuse inputs of other shapes or types than those of the training part."""
+    """Refuse inputs whose shapes or dtypes differ from the training part's."""
     for part, columns in read.items():
         for number, (column, train) in enumerate(zip(columns, read["train"], strict=True)):
             here, there = values_of(column), values_of(train)
@@ -146,7 +146,7 @@ def _refuse_other_kinds(given: Structure, read: Mapping[str, tuple[Column[Rows],
 
 
 def _in_one_form(given: Structure, read: Mapping[str, tuple[Column[Rows], ...]]) -> dict[str, Stored[Rows]]:
-    """Return the inputs of each part: one array, or columns that know the longest sequence of all parts."""
+    """Return the inputs of each part: one array, or columns with the longest length over all parts."""
     if given.single:
         return {part: columns[0].rows for part, columns in read.items()}
     longest = [max(column.longest for column in columns) for columns in zip(*read.values(), strict=True)]
@@ -166,14 +166,14 @@ def like_training(
     table: Table | None,
     target: object = None,
 ) -> dict[str, object]:
-    """Return the options by which other data are read as those were that a model was trained on.
+    """Return the options for reading other data like a model's training data.
 
     Args:
-        data: as for `read_source`; of built-in ones and of factories the options stay as they are.
-        options: of the user. Columns that they choose are taken as they are, unless there is a `table`.
-        columns: the names of those of the training; numbers are no names.
-        table: what the model takes, if that is a table; None: it takes numbers as they are.
-        target: the option of the training, where the user has named another file and no target.
+        data: as for `read_source`; for built-in data and factories the options are unchanged.
+        options: of the user. Columns that they choose are kept, unless there is a `table`.
+        columns: the names of the training's columns; numbers are no names.
+        table: the table that the model takes; None: it takes numbers unprepared.
+        target: the option of the training, if the user names another file and no target.
     """
     found = dict(options)
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
@@ -195,7 +195,7 @@ def like_training(
 def _contents(
     data: object, options: dict[str, object], labelled: bool = True
 ) -> tuple[Contents[object], int | None, str]:
-    """Return the contents of `data`, and what the options say about classes and missing values."""
+    """Return the contents of `data`, and the options for classes and missing values."""
     factory = load_object(data, "data set") if isinstance(data, str) and names_object(data) else None
     classes = None if takes_option(factory, "classes") else _classes(options.pop("classes", None))
     missing = "error" if takes_option(factory, "missing") else _missing(options.pop("missing", "auto"))
@@ -227,7 +227,7 @@ def _contents(
 
 
 def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, path: Path) -> bool:
-    """Return whether the inputs stay in their files; refuse it where it is wanted and not possible."""
+    """Return whether the inputs stay in their files; refuse a wish that is impossible."""
     inputs = [x for x, _ in contents.parts.values()]
     if wanted is False:
         return False

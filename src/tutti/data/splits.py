@@ -21,7 +21,7 @@ def divide(
 ) -> tuple[Indices, Indices, Indices]:
     """Choose the samples to train on, a validation part and a test part, each in their stored order.
 
-    The validation share is one of the samples that are not in the test part; otherwise as for `split`.
+    The validation share is of the samples outside the test part; otherwise as for `split`.
     """
     if not test:
         return *split(targets, validation, seed, classes, groups), np.arange(0)
@@ -38,19 +38,19 @@ def split(
     groups: Array | None = None,
     part: str = "validation",
 ) -> tuple[Indices, Indices]:
-    """Choose the samples to train on and those kept aside, each in their stored order.
+    """Choose the samples to train on and those held out, each in their stored order.
 
     With classes, every class gives the same share (to a sample), and its last sample is always trained on;
-    samples without a label are one more. With groups, whole ones are kept aside, whatever their classes.
+    samples without a label form another class. With groups, whole groups are held out, regardless of classes.
 
     Args:
         targets: of shape (samples, ...).
-        share: of the samples to be kept aside, 0 to below 1.
+        share: of the samples to hold out, 0 to below 1.
         seed: decides which.
         classes: the number of classes; None for float targets. These, and targets of several labels for
-            each sample, are split without regard to them.
-        groups: the number of each sample's group, from 0; None: there are none.
-        part: what is kept aside, for messages.
+            each sample, do not affect the split.
+        groups: the number of each sample's group, from 0.
+        part: the name of the held-out part, for messages.
     """
     count = len(targets)
     if share == 0:
@@ -83,7 +83,7 @@ def split(
 
 
 def _whole_groups(groups: Array, wanted: int, random: np.random.Generator) -> Indices:
-    """Return the samples of random groups: as many as fit into `wanted`, or the smallest group."""
+    """Return the samples of random groups that fit into `wanted` samples, or the smallest group."""
     sizes = np.bincount(groups)
     there = random.permutation(np.flatnonzero(sizes))
     taken = np.zeros(len(sizes), dtype=bool)
@@ -97,7 +97,7 @@ def _whole_groups(groups: Array, wanted: int, random: np.random.Generator) -> In
 
 
 def _quotas(sizes: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:
-    """Return the number of samples of each class: proportional, `wanted` in all, but never a class's last."""
+    """Return the held-out samples of each class: proportional, `wanted` in all, but never a class's last."""
     exact = sizes * (wanted / sizes.sum())
     most = np.maximum(sizes - 1, 0)
     quotas: NDArray[np.int64] = np.minimum(np.floor(exact).astype(np.int64), most)

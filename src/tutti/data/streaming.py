@@ -63,7 +63,7 @@ SEEN_PIECES: Final = 64
 
 
 def stream_options(options: Mapping[str, object]) -> tuple[bool | None, int, dict[str, object]]:
-    """Return whether data are to be streamed, None for "auto"; the bytes for their inputs; other options."""
+    """Return whether to stream data (None: "auto"), the bytes for their inputs, and the other options."""
     others = dict(options)
     wanted, buffer = others.pop(STREAM, "auto"), others.pop(BUFFER, BUFFER_MB)
     if wanted != "auto" and not isinstance(wanted, bool):
@@ -74,7 +74,7 @@ def stream_options(options: Mapping[str, object]) -> tuple[bool | None, int, dic
 
 
 def decided(data: object, streamed: bool) -> dict[str, object]:
-    """Return the options that stream data again, or not: another host may have more memory, or less."""
+    """Return the options that repeat a decision about streaming: another host may have other memory."""
     if streamed:
         return {STREAM: True}
     if not isinstance(data, str | Path) or data in BUILT_IN or names_object(str(data)):
@@ -118,11 +118,11 @@ class Source:
 
     Args:
         files: with the samples.
-        dtype: of inputs as they are kept.
-        picked: which of the files' samples these are, of shape (samples,), int64; None: all.
+        dtype: of stored inputs.
+        picked: the numbers of these samples in the files, of shape (samples,), int64; None: all.
 
     Attributes:
-        read_s: the seconds in which samples were taken from the files.
+        read_s: the seconds spent taking samples from the files.
     """
 
     def __init__(self, files: Mapped, dtype: torch.dtype, picked: Tensor | None = None) -> None:
@@ -135,7 +135,7 @@ class Source:
         return Source, (self.files, self.dtype, self.picked)
 
     def gather(self, numbers: Tensor) -> Tensor:
-        """Return the inputs of some samples, as they are stored."""
+        """Return the stored inputs of some samples."""
         began = time.perf_counter()
         some = numbers if self.picked is None else self.picked[numbers]
         found = np.ascontiguousarray(self.files[some.numpy()])
@@ -144,7 +144,7 @@ class Source:
         return stored
 
     def expect(self, windows: Windows, rows: Tensor | None, order: Tensor, start: int) -> None:
-        """Let the window of an order that begins with `start`, or has it, and the next one be read."""
+        """Start to read the window at `start` of an order, and the next one."""
         key = order.data_ptr(), start // windows.window
         if key == self._expected:
             return
@@ -164,10 +164,10 @@ class Source:
 
 @dataclass(frozen=True)
 class StreamedPart(Part):
-    """A part whose inputs are in files. The stored inputs are a tensor without memory.
+    """A part with its inputs in files. The stored inputs are a tensor without memory.
 
     Attributes:
-        buffer_bytes: the memory of the window in use and of the next one.
+        buffer_bytes: the memory of the current window and the next one.
         source: reads the inputs.
     """
 
@@ -234,7 +234,7 @@ class StreamedPart(Part):
         return self.scale.apply(self.source.gather(indices))
 
     def thinned(self, rows: Indices) -> Indices:
-        """Return evenly spaced pieces of many samples, which decide the scale."""
+        """Return evenly spaced pieces of many samples, from which the scale is computed."""
         each = max(1, SEEN_BYTES // self.sample_bytes // SEEN_PIECES)
         return np.concatenate([piece[:each] for piece in np.array_split(rows, SEEN_PIECES)])
 

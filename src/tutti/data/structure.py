@@ -22,11 +22,10 @@ from tutti.errors import BadData
 
 
 def sequence_column(values: Rows, lengths: Array) -> Column[Rows]:
-    """Return sequences as they are kept.
+    """Return sequences in their stored form.
 
-    Args:
-        values: of all sequences, one after the other, of shape (values, ...).
-        lengths: of each, int64, of shape (samples,).
+    `values` are those of all sequences, concatenated, of shape (values, ...); `lengths` are int64,
+    (samples,).
     """
     return Column(
         np.stack([lengths.cumsum() - lengths, lengths], axis=1), values, int(lengths.max(initial=0))
@@ -34,7 +33,7 @@ def sequence_column(values: Rows, lengths: Array) -> Column[Rows]:
 
 
 def values_and_lengths(column: Column[Rows]) -> tuple[Rows, Array]:
-    """Return what `sequence_column` makes a column of; the values of others may lie between its own."""
+    """Return the arguments of `sequence_column`; its values may lie between those of other sequences."""
     assert column.values is not None, "they are sequences"
     spans = np.asarray(column.rows[:], np.int64)
     wanted = np.concatenate([np.arange(begin, begin + length) for begin, length in spans])
@@ -46,8 +45,8 @@ class Structure:
     """The inputs of each part of a data set, taken apart.
 
     Attributes:
-        parts: of each part the inputs: arrays, tensors, nested lists; columns, where they are sequences.
-        names: of the inputs; empty where they have none.
+        parts: the inputs of each part: arrays, tensors, nested lists; columns, if they are sequences.
+        names: of the inputs; empty if they have none.
         single: there is one input, of one shape.
     """
 
@@ -56,7 +55,7 @@ class Structure:
     single: bool
 
     def label(self, part: str, number: int) -> str:
-        """Return the words for one input of a part."""
+        """Return the name of one input of a part in messages."""
         if self.names:
             return f"{part} inputs '{self.names[number]}'"
         several = len(next(iter(self.parts.values()))) > 1
@@ -64,11 +63,7 @@ class Structure:
 
 
 def taken_apart(inputs: Mapping[str, object]) -> Structure:
-    """Take the inputs of each part apart.
-
-    Args:
-        inputs: of the parts, by their names.
-    """
+    """Take the inputs of each part, by name, apart."""
     first_part, first = next(iter(inputs.items()))
     names = tuple(_by_name(first))
     parts: dict[str, list[Any]] = {}
@@ -122,7 +117,7 @@ def sequences(items: Sequence[object], what: str) -> Column[Rows]:
 
 
 def _sequences(value: object, what: str) -> object:
-    """Return sequences of unequal length as such, and anything else as it is."""
+    """Return sequences of unequal length as a column, and anything else unchanged."""
     if isinstance(value, Tensor) and value.is_nested:
         return sequences(value.unbind(), what)
     objects = isinstance(value, np.ndarray) and value.dtype == object

@@ -43,7 +43,7 @@ OF_ALL: Final = ("classes", "missing")
 
 @dataclass(frozen=True)
 class ChosenColumns:
-    """The names of the columns of a table that are used; without groups or weights these are None."""
+    """The names of the used columns of a table; without groups or weights these are None."""
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
@@ -63,8 +63,9 @@ def choose(
 ) -> ChosenColumns:
     """Choose the columns of a table `what`, by name or by position.
 
-    Without "target" it is the column whose name says it; without "columns" the inputs are all others but the
-    index of a frame, the "group" and the "weight" of samples. Without `labelled` no target is needed or read.
+    Without "target" a column with the name of a target is used; without "columns" the inputs are all others
+    but the index of a frame, the "group" and the "weight" of samples. Without `labelled` no target is needed
+    or read.
     """
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -105,7 +106,7 @@ def choose(
 
 
 def _no_input(names: Sequence[str], given: object, option: str, what: str, labelled: bool) -> str | None:
-    """Return the name of a column that is no input; what is to be predicted may lack it."""
+    """Return the name of a column that is no input; data for prediction may lack it."""
     if given is None or (not labelled and str(given) not in names):
         return None
     (found,) = _named(names, given if isinstance(given, int) else str(given), option, what)
@@ -118,7 +119,7 @@ def _counts_rows(name: str) -> bool:
 
 
 def _named(names: Sequence[str], given: object, option: str, what: str) -> tuple[str, ...]:
-    """Return the names of columns that are given by name or by position."""
+    """Return the names of columns given by name or by position."""
     found = []
     for one in given if isinstance(given, list | tuple) else [given]:
         if str(one) in names:

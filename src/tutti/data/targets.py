@@ -42,16 +42,16 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE
 
 
 def meant_by(loss: str) -> str:
-    """Return what whole numbers are for a loss: `CLASSES`, `AMOUNTS`, or `AS_GIVEN`: floats stay floats."""
+    """Return what whole numbers are for a loss: `CLASSES`, `AMOUNTS`, or `AS_GIVEN` (floats stay floats)."""
     return _MEANT.get(loss, AS_GIVEN)
 
 
 @dataclass(frozen=True)
 class KnownClasses:
-    """The classes that a trained model tells apart, which other data may have in another order, or not all.
+    """The classes of a trained model; other data may have them in another order, or only some.
 
     Attributes:
-        count: how many; None: it was trained on floats.
+        count: their number; None: it was trained on floats.
         names: of them; empty: they have none.
     """
 
@@ -65,13 +65,13 @@ def with_checked_targets(
     """Decide whether the targets are classes or amounts, and check them.
 
     Args:
-        contents: the data set as it was read.
-        given: the number of classes; 0: the targets are amounts; None: as the targets say.
-        known: the classes of a trained model, whose numbers the targets get; or what `meant_by` returns.
+        contents: the data set after reading.
+        given: the number of classes; 0: the targets are amounts; None: decide by the targets.
+        known: the classes of a trained model, whose numbers the targets get; or a result of `meant_by`.
 
     Returns:
-        The data set with int64 for classes, of shape (samples,), or (samples, ...) where each position of a
-        sample has a label; else floats of shape (samples, ...), and no classes. `NO_LABEL` stays.
+        The data set with int64 for classes, of shape (samples,), or (samples, ...) with a label for each
+        position; else floats of shape (samples, ...), and no classes. `NO_LABEL` stays.
     """
     joined = _joined(contents)
     if isinstance(known, KnownClasses):
@@ -85,7 +85,7 @@ def with_checked_targets(
 
 
 def _joined(contents: ReadData) -> Array:
-    """Return the targets of all parts one after the other, (samples, 1) as (samples,): texts if some are."""
+    """Return the targets of all parts concatenated, (samples, 1) as (samples,): texts if some are."""
     parts = contents.parts
     for part, (_, values) in parts.items():
         if values.dtype.kind not in "biufUS" or not values.size:
@@ -108,7 +108,7 @@ def _joined(contents: ReadData) -> Array:
 
 
 def _as_texts(values: Array) -> Array:
-    """Return texts of any kind as Python has them, and numbers in digits."""
+    """Return Python texts, with numbers in digits."""
     if values.dtype.kind == "U":
         return values
     if values.dtype.kind == "S":
@@ -143,7 +143,7 @@ def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadDat
 
 
 def _of_several(contents: ReadData, joined: Array, meant: str) -> ReadData:
-    """Take one-hot targets for classes, other 0 and 1 for flags, and floats for amounts."""
+    """Treat one-hot targets as classes, other 0 and 1 as flags, and floats as amounts."""
     if _are_flags(joined):
         if meant == CLASSES and (joined.sum(axis=1) == 1).all():
             return _kept(contents, joined.argmax(axis=1), joined.shape[1], contents.targets)
@@ -157,7 +157,7 @@ def _of_several(contents: ReadData, joined: Array, meant: str) -> ReadData:
 
 
 def _of_numbers(contents: ReadData, joined: Array, meant: str) -> ReadData:
-    """Decide about one number, or one boolean, for each sample."""
+    """Decide for targets of one number, or one boolean, for each sample."""
     floats, in_table = joined.dtype.kind == "f", bool(contents.columns)
     if (
         (meant == AMOUNTS and (floats or in_table))
@@ -191,7 +191,7 @@ def _of_numbers(contents: ReadData, joined: Array, meant: str) -> ReadData:
 
 
 def _as_stated(contents: ReadData, joined: Array, classes: int) -> ReadData:
-    """Return targets as class numbers of that many classes, or as values of that many; 0: as amounts."""
+    """Return targets as that many classes; 0: as amounts."""
     if classes == 0:
         return _as_amounts(contents)
     values = _different(joined)
@@ -203,7 +203,7 @@ def _as_stated(contents: ReadData, joined: Array, classes: int) -> ReadData:
 
 
 def _by_value(contents: ReadData, joined: Array, values: Array) -> ReadData:
-    """Number classes in the order of their values, which name them: whole numbers or booleans."""
+    """Number classes in the order of their values, which are their names: whole numbers or booleans."""
     names = values if values.dtype.kind == "b" else values.astype(np.int64)
     numbers = _renumbered(joined, values, np.arange(len(values)))
     return _kept(contents, numbers, len(names), tuple(names.tolist()))
@@ -227,7 +227,7 @@ def _kept(contents: ReadData, joined: Array, classes: int | None, labels: tuple[
 
 
 def _of_parts(contents: ReadData) -> Iterator[tuple[str, slice]]:
-    """Yield each part, and the place of its targets among those of all parts."""
+    """Yield each part, and the slice of its targets in the joined ones."""
     start = 0
     for part, (_, targets) in contents.parts.items():
         yield part, slice(start, start + len(targets))
@@ -235,7 +235,7 @@ def _of_parts(contents: ReadData) -> Iterator[tuple[str, slice]]:
 
 
 def _as_known(contents: ReadData, joined: Array, known: KnownClasses) -> ReadData:
-    """Give targets the meaning and the numbers that a model knows."""
+    """Give targets the meaning and the numbers of a model."""
     if known.count is None and joined.dtype.kind != "U":
         return _as_amounts(contents)
     labels, names = contents.labels, known.names or tuple(map(str, range(known.count or 0)))
@@ -278,7 +278,7 @@ def _renumbered(values: Array, different: Array, places: Array) -> Array:
 
 
 def _different(values: Array) -> Array:
-    """Return the different values, sorted, without `NO_LABEL`; refuse targets without any."""
+    """Return the distinct values, sorted, without `NO_LABEL`; refuse targets without any."""
     found = np.unique(np.concatenate([np.unique(chunk) for _, chunk in chunks_of(values)]))
     found = found if found.dtype.kind == "U" else found[found != NO_LABEL]
     if not len(found):
@@ -299,7 +299,7 @@ def _has_fractions(values: Array) -> bool:
 
 
 def _refuse_other_numbers(contents: ReadData, joined: Array, classes: int) -> None:
-    """Refuse numbers that are not whole, or outside 0..classes-1, with the first sample of its part."""
+    """Refuse numbers that are not whole, or outside 0..classes-1, naming the first sample."""
     outside = (joined >= classes) | ((joined < 0) & (joined != NO_LABEL))
     wrong, fault = outside, f"outside 0..{classes - 1}"
     if _has_fractions(joined):

@@ -1,4 +1,4 @@
-"""Weights in files of other programs, and back: a file here for each form. Needs no torch itself."""
+"""Weights in files of other programs, and back: one file here for each form. Needs no torch itself."""
 
 from __future__ import annotations
 

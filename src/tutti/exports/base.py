@@ -1,4 +1,4 @@
-"""A form in which weights are kept, and what is kept."""
+"""The base of the forms in which weights are exported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tutti.state import Values
 
 @dataclass(frozen=True)
 class Exported:
-    """A model's weights, and what its optimizer keeps for them.
+    """A model's weights, and its optimizer's state for them.
 
     Attributes:
         weights: parameters and buffers, as `state_dict` of the whole model gives them.
@@ -35,7 +35,7 @@ class Form(ABC):
 
     Attributes:
         name: for `--to`.
-        suffix: of what is written.
+        suffix: of the file or folder.
         with_optimizer: whether it has room for the optimizer's state.
     """
 
@@ -46,21 +46,21 @@ class Form(ABC):
     @staticmethod
     @abstractmethod
     def fits(path: Path) -> bool:
-        """Return whether a place looks like this form, damaged or not."""
+        """Return whether a path looks like this form, damaged or not."""
 
     @staticmethod
     @abstractmethod
     def read(path: Path) -> Exported:
-        """Read what is there. No code in it is run.
+        """Read a file or folder of this form, without running code in it.
 
         Raises:
-            BadCheckpoint: it is damaged, or something else.
+            BadCheckpoint: it is damaged, or of another form.
         """
 
     @staticmethod
     @abstractmethod
     def write(path: Path, content: Exported) -> None:
-        """Write to a place where nothing is yet; it is whole or not there.
+        """Write to a path where nothing exists yet, whole or not at all.
 
         Raises:
             OSError: it cannot be written.
@@ -68,7 +68,7 @@ class Form(ABC):
 
 
 def start_of(path: Path) -> bytes:
-    """Return the first nine bytes of a file; none of what is no file."""
+    """Return the first nine bytes of a file; nothing if it is not a file."""
     with suppress(OSError), open(path, "rb") as file:
         return file.read(9)
     return b""

@@ -37,7 +37,7 @@ class DcpForm(Form):
     @override
     @staticmethod
     def read(path: Path) -> Exported:
-        # To read its metadata runs the code that they name.
+        # Reading its metadata would run the code that they name.
         raise BadCheckpoint(
             f"{path} is a folder of torch.distributed.checkpoint, which tutti only writes; if you trust it, "
             f"convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} model.pt"

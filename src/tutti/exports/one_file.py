@@ -74,7 +74,7 @@ class TorchForm(Form):
     @override
     @staticmethod
     def write(path: Path, content: Exported) -> None:
-        # A view would be saved with its base. What is tied stays so.
+        # A view would be saved with its base. Tied weights stay tied.
         copies = {id(x): x.detach().clone() for x in content.weights.values()}
         buffer = io.BytesIO()
         torch.save({name: copies[id(x)] for name, x in content.weights.items()}, buffer)

@@ -1,4 +1,4 @@
-"""Weights from any place: a run, one of its checkpoints, or files of another program."""
+"""Weights from any path: a run, one of its checkpoints, or files of another program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tutti.training.weights import read_weights, set_weights
 
 
 def read_from(place: Path) -> Exported:
-    """Read the weights in a place, and the optimizer's state if it is there."""
+    """Read the weights at a path, and the optimizer's state if it is there."""
     if not place.exists():
         raise BadCheckpoint(f"{place} does not exist; give a run folder, a checkpoint or a file of weights")
     if (place / WEIGHTS).is_file():
@@ -41,7 +41,7 @@ def read_from(place: Path) -> Exported:
 
 
 def load_from(place: Path, module: nn.Module, warn: bool) -> None:
-    """Set the parameters and buffers of a module to those in a place."""
+    """Set the parameters and buffers of a module from a path."""
     found = read_from(place)
     for note in found.notes if warn else ():
         warn_on_stderr(note)

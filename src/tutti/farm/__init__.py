@@ -1,1 +1,1 @@
-"""Many trainings at once on the same ranks: jobs flow over blocks of ranks that are started once."""
+"""Many trainings at once on the same ranks: jobs run on blocks of ranks that are started once."""

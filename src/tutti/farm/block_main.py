@@ -1,11 +1,11 @@
-"""The ranks of a block: take a job, train, say how it ended, take the next one. Runs on every rank.
+"""The ranks of a block: take a job, train, report its end, take the next one. Runs on every rank.
 
     coordinator ──TrainTask──► rank 0 ──broadcast──► all ranks of the block: `run.train.train`
                 ◄─EpochOver──          on a communicator of the job's own
                 ◄─JobOver────
 
 A job that fails ends these ranks, with its exception as their report, and fresh ones take over within
-milliseconds. So they do after a job with code of the user's: its changes are gone with its ranks.
+milliseconds. The same happens after a job with the user's own code, to undo its changes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def _next(comm: Communicator, channel: Connection | None) -> TrainTask | None:
-    """The next task, the same on all ranks; None: there is none."""
+    """Return the next task, the same on all ranks; None: there is none."""
     task: object = None
     if channel is not None:
         try:
@@ -83,7 +83,7 @@ def _work_on(comm: Communicator, task: TrainTask, data: SharedData, channel: Con
 
 @contextmanager
 def _communicator(comm: Communicator) -> Iterator[Communicator]:
-    """A communicator of the block's ranks for one job, all of whose memory is given back afterwards."""
+    """Yield a communicator of the block's ranks for one job, whose memory is released afterwards."""
     arena, place = None, None
     if comm.rank == 0:
         arena = Arena.create()
@@ -104,7 +104,7 @@ def _communicator(comm: Communicator) -> Iterator[Communicator]:
 
 @contextmanager
 def _printed_to(path: Path) -> Iterator[None]:
-    """Append what this process prints, its threads and children included, to a file."""
+    """Append this process's output, including its threads' and children's, to a file."""
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
@@ -128,11 +128,9 @@ def _flush() -> None:
 
 
 class _Reporter(Progress):
-    """Tells the coordinator of each epoch, and hears from it whether that is the last one.
+    """Reports each epoch to the coordinator, and receives whether it is the last one.
 
-    Args:
-        channel: to the coordinator, on rank 0; None elsewhere.
-        block: the number of the block.
+    `channel` leads to the coordinator on rank 0, and is None elsewhere.
     """
 
     def __init__(self, channel: Connection | None, block: int) -> None:
@@ -146,7 +144,7 @@ class _Reporter(Progress):
             self._unanswered += 1
 
     def ends(self, comm: Communicator) -> str | None:
-        """Say whether the run is to end with the epochs that have been sent, and why (collective)."""
+        """Return why the run ends with the reported epochs, or None (collective)."""
         told = False
         if self._channel is not None:
             for _ in range(self._unanswered):

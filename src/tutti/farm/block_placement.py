@@ -22,16 +22,10 @@ def place_blocks(
     servers: int = 0,
     cores: Cores | None = None,
 ) -> tuple[Placement, int]:
-    """Decide how many blocks there are, and where their ranks run.
+    """Decide the number of blocks, and the places of their ranks; the arguments are those of `work_on`.
 
-    The arguments are those of `work_on`; `cores` are by default what the kernel allows this process.
-
-    Returns:
-        The placement of all ranks, block after block, and the number of blocks. It counts the workers and
-        servers of all blocks.
-
-    Raises:
-        BadOption: this host has no room for such blocks.
+    Return the placement of all ranks, block after block, and the number of blocks. It counts the workers and
+    servers of all blocks. BadOption: this host has no room for such blocks.
     """
     cores = cores or allowed_cores()
     if started_by().launcher is not Launcher.ALONE:
@@ -68,7 +62,7 @@ def place_blocks(
 
 
 def all_serve(block: int, servers: int) -> str:
-    """Return the message that a block has servers only."""
+    """Return the error message for a block with only servers."""
     ranks = f"{block} rank{'' if block == 1 else 's'}"
     why = f"--servers is {servers}, but the block has {ranks}, which leaves none to train"
     return f"{why}; give a larger --block"
@@ -77,7 +71,7 @@ def all_serve(block: int, servers: int) -> str:
 def settings_of(placement: Placement, blocks: int, allowed: Sequence[int]) -> list[list[RankSetting]]:
     """Return the threads and cores of each rank of each block.
 
-    A server sleeps most of the time: it has one thread, and the cores of its block's workers.
+    A server mostly sleeps: it has one thread, and the cores of its block's workers.
     """
     workers, servers = placement.workers // blocks, placement.servers // blocks
     cores = placement.cores or (tuple(allowed),) * placement.workers

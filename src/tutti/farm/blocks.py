@@ -4,11 +4,10 @@
          ▲                        └─► ranks of block 1 ┤
          └── connection to rank 0 of each block, reports, ends
 
-The server imports torch once. When a job fails, or a rank dies, the block's ranks and their children
-are killed, and others are forked in their place; the other blocks do not notice. Ranks that have run
-code of the user's are replaced before the next job, as that code may have changed anything in them. Jobs of
-built-in parts leave nothing behind and share their ranks: a short job takes a sixth of the processor time
-that fresh ranks need for it.
+The server imports torch once. When a job fails, or a rank dies, the block's ranks and their children are
+killed, and others are forked; the other blocks do not notice. Ranks that have run a user's code are replaced
+before the next job, as that code may have changed anything in them. Jobs of built-in parts share their ranks:
+a short job then takes a sixth of the processor time that fresh ranks need.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class EndedBySignal(Exception):
 
 
 class Block:
-    """The ranks of one block, as the process of the coordinator sees them.
+    """The ranks of one block, as seen by the coordinator's process.
 
     Args:
         server: forks the ranks.
@@ -70,8 +69,8 @@ class Block:
         settings: of each rank.
 
     Attributes:
-        ready: its ranks have come together.
-        spent: they have run code of the user's.
+        ready: its ranks have met.
+        spent: they have run a user's code.
     """
 
     def __init__(self, server: ForkServer, data: FileAddress, settings: Sequence[RankSetting]) -> None:
@@ -96,7 +95,7 @@ class Block:
             self.channel.send(what)
 
     def sources(self) -> list[tuple[object, Callable[[], bool]]]:
-        """Return what is read when it is readable, and how; reading returns whether more may come."""
+        """Return the readable sources, each with its reader, which returns whether more may come."""
         readers = [(one.pipe, one.receive) for one in self.ranks]
         return [(self.forker.control, self._hear_server), *readers]
 
@@ -106,7 +105,7 @@ class Block:
         return not all(one.ended for one in self.ranks)
 
     def failure(self) -> TuttiError | None:
-        """Return why its ranks cannot go on; None: they can, or the cause is not known yet."""
+        """Return why its ranks cannot go on; None: they can, or the cause is still unknown."""
         reports = [one.report for one in self.ranks if one.report]
         deaths = [one.death for one in self.ranks if one.death]
         if not (reports or deaths):
@@ -129,8 +128,8 @@ class HostPool:
         server: forks their ranks.
         folder: of the farm.
         placement: of all ranks, block after block.
-        blocks: how many there are.
-        stopping: says what signals mean.
+        blocks: their number.
+        stopping: interprets signals.
     """
 
     def __init__(
@@ -193,12 +192,12 @@ class HostPool:
         return events
 
     def gather(self) -> None:
-        """Wait until the ranks of all blocks have come together: no job has to wait for torch."""
+        """Wait until the ranks of all blocks have met: no job has to wait for torch."""
         while not all(block.ready for block in self._blocks.values()):
             self._pending += self._next_events(inf)
 
     def answer(self, block: int, ends: bool) -> None:
-        """Tell a block, whose job is prunable, whether the job ends with the epoch that is over."""
+        """Inform the block of a prunable job whether the job ends with the finished epoch."""
         self._blocks[block].tell(ends)
 
     def ask_to_stop(self) -> None:
@@ -207,7 +206,7 @@ class HostPool:
             block.page.request()
 
     def restart(self, block: int) -> JobOver | None:
-        """Kill a block's ranks and start others; return the end of its job if that has just ended."""
+        """Kill a block's ranks and start others; return its job's end if that has just come."""
         ended = self._drop(block)
         self._start(block)
         return ended
@@ -229,7 +228,7 @@ class HostPool:
             self._selector.unregister(source)  # type: ignore[arg-type]
 
     def _next_events(self, until: float) -> list[PoolEvent]:
-        """Wait for something, and return what it means, if it means anything."""
+        """Wait for something, and return the resulting events."""
         events: list[PoolEvent] = []
         for key, _ in self._selector.select(None if until == inf else max(0.0, until - self.now())):
             events += cast("Callback", key.data)()
@@ -245,7 +244,7 @@ class HostPool:
         return [StopAsked(ASKED)] if self._told and not told else []
 
     def _read(self, source: object, read: Callable[[], bool]) -> list[PoolEvent]:
-        """Read what has come from a rank or the server, which tells whether more may come."""
+        """Read from a rank or the server, and return the resulting events."""
         if not read():
             self._unwatch(source)
         return []
@@ -260,7 +259,7 @@ class HostPool:
         return events
 
     def _received(self, channel: Connection) -> list[object]:
-        """Return what has come from rank 0 of a block, without waiting."""
+        """Return the messages from rank 0 of a block so far, without waiting."""
         found: list[object] = []
         try:
             while channel.poll():
@@ -309,7 +308,7 @@ class HostPool:
 
 
 def _lost_server(server: RankGroup) -> TuttiError:
-    """Return the error of a fork server that is gone. Its ranks die with it: no job is to blame."""
+    """Return the error for a lost fork server. Its ranks die with it: no job is to blame."""
     return TuttiError(
         f"the process that ranks are forked from was killed (exit code {server.returncode()}), perhaps for "
         "lack of memory; what was being trained has not failed, and goes on with --resume"

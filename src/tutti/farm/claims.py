@@ -1,8 +1,8 @@
-"""The jobs that are left to this launch, where several work on one farm. No torch.
+"""The jobs left for this launch, if several work on one farm. No torch.
 
 source ──next──► finished, or failed just now ──► ended, at once
                  this launch has claimed it   ──► its blocks
-                 another launch has it        ──► looked at again, until one of the others is true
+                 another launch has it        ──► checked again, until one of the others is true
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tutti.records.run_folder import ERROR, RunFolder
 
 
 class Unclaimed:
-    """The jobs of a source that no other launch works on; it hears of jobs that have ended elsewhere, too.
+    """The jobs of a source that no other launch works on; it also hears of jobs that have ended elsewhere.
 
     Args:
         folder: of the farm.
@@ -33,7 +33,7 @@ class Unclaimed:
         self._look_at = 0.0
 
     def next(self) -> FarmJob | None:
-        """Return a job that is this launch's alone."""
+        """Return a job for this launch only."""
         while (job := self._source.next()) is not None:
             if self._is_ours(job):
                 return job
@@ -62,7 +62,7 @@ class Unclaimed:
         return bool(self._elsewhere)
 
     def _is_ours(self, job: FarmJob) -> bool:
-        """Claim a job; False: it has ended, which the source has heard, or another launch has it."""
+        """Claim a job; False: it has ended, which the source now knows, or another launch has it."""
         state, found = self._folder.state(job.name), False
         if state not in (JobState.FINISHED, JobState.RUNNING) and not self._has_failed(job, state):
             found = self._launch.claim(job.name)
@@ -83,7 +83,7 @@ class Unclaimed:
         return found
 
     def _has_failed(self, job: FarmJob, state: JobState) -> bool:
-        """Return whether another launch has just tried a job in vain."""
+        """Return whether another launch has just failed at a job."""
         error = self._folder.job(job.name) / ERROR
         return state is JobState.FAILED and self._launch.is_news(error)
 

@@ -1,4 +1,4 @@
-"""The coordinator of a farm: hands jobs to blocks of ranks, and sees that each comes to an end. No torch.
+"""The coordinator of a farm: hands jobs to blocks of ranks, and brings each to an end. No torch.
 
     source ──next──► coordinator ──begin──► pool of blocks
            ◄─ended──             ◄─events──   of this host (`blocks`)
@@ -38,7 +38,7 @@ class EpochOver:
 
 @dataclass(frozen=True)
 class JobOver:
-    """A block is done with its job, and free: its summary, or why it has stopped."""
+    """A block has finished its job, and is free: its summary, or why it has stopped."""
 
     block: int
     summary: Summary | None
@@ -57,7 +57,7 @@ class BlockFailed:
 
 @dataclass(frozen=True)
 class StopAsked:
-    """The farm is to save and stop."""
+    """The farm must save and stop."""
 
     why: str
 
@@ -83,7 +83,7 @@ class Pool(Protocol):
         ...
 
     def answer(self, block: int, ends: bool) -> None:
-        """Tell a block, whose job is prunable, whether the job ends with the epoch that is over."""
+        """Inform the block of a prunable job whether the job ends with the finished epoch."""
         ...
 
     def ask_to_stop(self) -> None:
@@ -91,7 +91,7 @@ class Pool(Protocol):
         ...
 
     def restart(self, block: int) -> JobOver | None:
-        """Kill a block's ranks and start others; return the `JobOver` that has come just now, if any."""
+        """Kill a block's ranks and start others; return a `JobOver` that has just come, if any."""
         ...
 
 
@@ -146,10 +146,10 @@ Listener = Callable[[Happening], None]
 
 @dataclass(frozen=True)
 class FarmOutcome:
-    """The way in which the work on a farm has ended.
+    """The end of the work on a farm.
 
     Attributes:
-        stopped: why it has before the source had no more jobs; None: it has not.
+        stopped: why it stopped before the source was empty; None: it did not.
         seconds: by the clock.
         busy_s: of all blocks' work on jobs, added up.
         ended: the number of jobs that have ended in each state.
@@ -177,10 +177,10 @@ class Coordinator:
     Attributes:
         pool: the blocks.
         source: the jobs.
-        job_timeout_s: after how long a job counts as hanging; None: never.
-        time_limit_s: after how long the farm saves and stops; None: never.
+        job_timeout_s: the time after which a job counts as hanging; None: never.
+        time_limit_s: the time after which the farm saves and stops; None: never.
         listener: hears of every event.
-        elsewhere: returns whether other launches work on jobs of the source, which it may give later.
+        elsewhere: returns whether other launches work on jobs of the source, which may return to it.
     """
 
     pool: Pool
@@ -198,7 +198,7 @@ class Coordinator:
     _asked_at: float = inf
 
     def run(self) -> FarmOutcome:
-        """Hand out jobs until there are none left and none runs, here or elsewhere, or it has stopped."""
+        """Hand out jobs until none is left and none runs, here or elsewhere, or the farm has stopped."""
         began = self.pool.now()
         over = began + (self.time_limit_s or inf)
         self._free = list(range(self.pool.blocks))[::-1]
@@ -225,7 +225,7 @@ class Coordinator:
             self.pool.begin(block, job)
 
     def _deadline(self) -> float:
-        """Return the time at which the first running job is given up."""
+        """Return the time at which to give up the first running job."""
         if not self._running:
             return inf
         work = next(iter(self._running.values()))

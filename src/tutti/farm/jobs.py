@@ -1,9 +1,9 @@
-"""Jobs of a farm, and where they come from. Needs no torch.
+"""Jobs of a farm, and their sources. Needs no torch.
 
 A job is one ordinary training run. The coordinator takes the next one from a source whenever a block is free:
 
     cross-validation   the first fold of each candidate, then the longest
-    search             asks its sampler, and tells it what came out
+    search             asks its sampler, and reports the results to it
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class FarmJob:
     Attributes:
         name: a relative path, such as "lenet/cosine/fold-2".
         config: its configuration; the farm chooses its folder, ranks and threads.
-        objects: what was given as Python objects instead of names, as in a `Job`.
-        prunable: it asks its source after each epoch whether to end with it.
+        objects: the Python objects given instead of names, as in a `Job`.
+        prunable: after each epoch its source decides whether it ends.
     """
 
     name: str
@@ -36,7 +36,7 @@ class FarmJob:
 
     @property
     def runs_code(self) -> bool:
-        """True if it runs code of the user's, which may leave anything behind in its processes."""
+        """True if it runs the user's own code, which may leave anything behind in its processes."""
         paths = ("split", "weights", "out")
         named = {name: value for name, value in self.config.as_json().items() if name not in paths}
         return bool(self.objects or code_named(named))
@@ -44,7 +44,7 @@ class FarmJob:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The end of a job: finished, stopped (it can go on) or failed, with why in one line."""
+    """The end of a job: finished, stopped (it can be resumed) or failed, with the reason in one line."""
 
     state: JobState
     seconds: float
@@ -63,16 +63,16 @@ class JobSource(Protocol):
         ...
 
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
-        """Hear of an epoch of a running job; return whether the job, if it is prunable, is to end with it."""
+        """Note an epoch of a running job; return whether the job, if prunable, ends with it."""
         ...
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Hear how a job has ended."""
+        """Note the end of a job."""
         ...
 
 
 def blocks_for(jobs: int, most: int) -> int:
-    """Return the fewest blocks that take as few waves for a number of jobs as `most` blocks do.
+    """Return the fewest blocks that need as few waves for a number of jobs as `most` blocks.
 
     Four jobs on three blocks take two waves, as on two blocks, which get the cores of the third as threads.
     """

@@ -10,14 +10,14 @@ from tutti.run.train_job import TrainJob
 
 @dataclass(frozen=True)
 class BlockReady:
-    """The ranks of the block have come together."""
+    """The ranks of the block have met."""
 
 
 @dataclass(frozen=True)
 class TrainTask:
     """Train. The ranks answer with an `EpochOver` for each epoch and a `JobOver` at the end.
 
-    What they print goes to `log`. If it `asks`, rank 0 waits for a bool after each epoch: whether to end.
+    Their output goes to `log`. If it `asks`, rank 0 waits for a bool after each epoch: whether to end.
     """
 
     block: int

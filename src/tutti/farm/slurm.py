@@ -1,9 +1,9 @@
-"""A farm for Slurm: a job array, each task of which works on the farm's folder with its own block.
+"""A farm for Slurm: a job array whose tasks each work on the farm's folder with their own block.
 
     tutti cv ... --on slurm --blocks 8 ──► FARM/slurm.sh ──sbatch──► task 0: tutti cv ... --resume --out FARM
                                                                      task 1: the same; up to task 7
 
-The tasks share the jobs as all launches on one folder do (`claims.py`). No torch.
+The tasks share the jobs like all launches on one folder (`claims.py`). No torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ArrayJob:
 
     Args:
         words: the words of the command, from its name on.
-        tasks: how many there are; each has one block.
+        tasks: their number; each has one block.
         ranks: of a block that train.
         threads: of each rank.
     """
@@ -79,9 +79,7 @@ class ArrayJob:
         """Write the script into the folder of the farm and submit it; return the job's number."""
         script = folder.absolute() / SCRIPT
         replace_file(script, os.fsencode(self.script(folder)))
-        then = (
-            f"the job script is {script}: mend it where it does not fit this cluster, and submit it yourself"
-        )
+        then = f"the job script is {script}: adapt it to this cluster, and submit it yourself"
         try:
             done = subprocess.run(
                 ["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False
@@ -96,5 +94,5 @@ class ArrayJob:
 
 
 def _escaped(folder: Path) -> str:
-    """Return a folder as `--output` takes it, where %-signs and spaces have a meaning."""
+    """Return a folder for `--output`, where %-signs and spaces have a meaning."""
     return shlex.quote(str(folder).replace("%", "%%"))

@@ -38,14 +38,14 @@ def work_on(
     time_limit_s: float | None = None,  # the farm saves and stops then
     listener: Listener | None = None,  # hears of every event
 ) -> FarmOutcome:
-    """Work on the jobs of a farm with blocks of ranks on this host, until there are none left.
+    """Work on the jobs of a farm with blocks of ranks on this host, until none is left.
 
-    Jobs that finished earlier are not trained again, stopped ones go on from their newest checkpoint, and
-    failed ones are tried again. Other launches may work on the same farm: each job is trained by one of them.
+    Jobs that finished earlier are not repeated, stopped ones continue from their newest checkpoint, and
+    failed ones are retried. Other launches may work on the same farm: each job is trained by one of them.
 
     Raises:
         KeyboardInterrupt, SystemExit: the second Ctrl-C or SIGTERM, when all ranks are gone.
-        DiskFull: there is no room for what a job writes; jobs that had begun can go on later.
+        DiskFull: there is no room for a job's files; started jobs can be resumed later.
     """
     placement, count = _settle(folder, block, blocks, threads, jobs, servers)
     for warning in placement.warnings:
@@ -78,7 +78,7 @@ def _pool(
     blocks: int,
     stopping: StopRequests,
 ) -> HostPool:
-    """Start the blocks, and sample what all of them use."""
+    """Start the blocks, and sample their usage."""
     server = stack.enter_context(fork_server())
     pool = HostPool(server, folder, placement, blocks, stopping)
     # One for all jobs, which share the cores.
@@ -91,7 +91,7 @@ def _pool(
 def _settle(
     folder: FarmFolder, block: int, blocks: int | None, threads: int | None, jobs: int | None, servers: int
 ) -> tuple[Placement, int]:
-    """Place blocks whose ranks and threads are those of earlier launches; all as in `work_on`."""
+    """Place blocks with the ranks and threads of earlier launches; otherwise as in `work_on`."""
     known = folder.settled(THREADS)
     if known is not None and threads not in (None, known):
         raise BadOption(
@@ -112,7 +112,7 @@ def _settle(
 
 
 def _note(folder: FarmFolder, launch: Launch, listener: Listener | None, what: Happening) -> None:
-    """Write down what has happened, and pass it on."""
+    """Record an event, and pass it on."""
     if isinstance(what, JobBegan):
         launch.note(FarmEvent(time.time(), "began", what.job.name, what.block, launch=launch.name))
     elif isinstance(what, JobEnded):

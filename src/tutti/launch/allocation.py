@@ -17,7 +17,7 @@ class Allocation:
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation of the job that the environment is from; None outside of Slurm's jobs."""
+    """Return the allocation of the job that the environment belongs to; None outside Slurm's jobs."""
     listed = environ.get("SLURM_JOB_NODELIST", "")
     if not environ.get("SLURM_JOB_ID") or not listed:
         return None
@@ -65,7 +65,7 @@ def expand_counts(listed: str) -> tuple[int, ...]:
 
 
 def cpus_here(environ: Mapping[str, str]) -> int | None:
-    """Return how many CPUs of this node the job, or the step of srun, has; None outside of Slurm's jobs."""
+    """Return the job's (or srun step's) number of CPUs on this node; None outside Slurm's jobs."""
     told = environ.get("SLURM_CPUS_ON_NODE", "")
     return int(told) if environ.get("SLURM_JOB_ID") and told.isdecimal() and int(told) > 0 else None
 
@@ -76,6 +76,6 @@ def cores_of(cpus: int, physical: int, logical: int) -> int | None:
 
 
 def in_words(nodes: Sequence[str], most: int = 8) -> str:
-    """The names of nodes for a message; of many, the first ones."""
+    """Return the names of nodes for a message; of many, the first ones."""
     shown = ", ".join(nodes[:most])
     return shown if len(nodes) <= most else f"{shown} and {len(nodes) - most} more"

@@ -25,9 +25,9 @@ class Cores:
     """The cores that this process may use.
 
     Attributes:
-        physical: for each physical core its logical CPU numbers; the hyperthreads of one core are together.
-        quota: the CPU time that the control group and Slurm grant, in whole cores, at least 1; None: not
-            limited.
+        physical: the logical CPU numbers of each physical core.
+        quota: the CPU time that the control group and Slurm grant, in whole cores, at least 1; None:
+            unlimited.
     """
 
     physical: tuple[tuple[int, ...], ...]
@@ -75,7 +75,7 @@ def bind(cpus: Iterable[int]) -> None:
 
 
 def group_siblings(allowed: Iterable[int], topology: Path) -> tuple[tuple[int, ...], ...]:
-    """The allowed logical CPUs by physical core; each alone where the topology cannot be read."""
+    """Return the allowed logical CPUs by physical core; each alone if the topology cannot be read."""
     cores: dict[tuple[int, ...], list[int]] = {}
     for cpu in sorted(set(allowed)):
         try:
@@ -87,7 +87,7 @@ def group_siblings(allowed: Iterable[int], topology: Path) -> tuple[tuple[int, .
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """The numbers in the kernel's notation for lists of CPUs, such as "0-3,8"."""
+    """Return the numbers in the kernel's notation for lists of CPUs, such as "0-3,8"."""
     numbers: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -110,14 +110,10 @@ def cpu_quota(mount: Path, membership: Path) -> float | None:
 
 
 def share_of(rank: int, ranks: Sequence[Cores]) -> int:
-    """Return a rank's number of threads.
+    """Return the number of threads of a host's `rank`, given the allowed cores of all its ranks.
 
-    Launchers differ: each rank may have its own cores, or all may have the same ones, or some of both. So
-    a core counts as divided among the ranks that may use it.
-
-    Args:
-        rank: its number on its host.
-        ranks: the allowed cores of each rank of the host.
+    Launchers differ: each rank may have its own cores, or all may share them, or partly both. So a core
+    counts as divided among the ranks that may use it.
     """
     users = Counter(core for one in ranks for core in one.physical)
     share = sum((Fraction(1, users[core]) for core in ranks[rank].physical), Fraction())
@@ -126,7 +122,7 @@ def share_of(rank: int, ranks: Sequence[Cores]) -> int:
 
 
 def cpuinfo(name: str) -> str:
-    """Return what the kernel says of the processor under a name, or nothing."""
+    """Return the kernel's value for a name in /proc/cpuinfo; empty if there is none."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(name):

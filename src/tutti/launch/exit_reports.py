@@ -37,15 +37,15 @@ of C++ to it, whose text is left."""
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a rank, as it reports it.
+    """A rank's report of its outcome.
 
     Attributes:
         rank: the sender.
-        at: when, by the monotonic clock of the host.
+        at: the time, by the host's monotonic clock.
         value: the pickled return value, of rank 0 when it is done.
-        error: the pickled error that ended the rank, when its message says all; no traceback is shown then.
+        error: the pickled error that ended the rank, if its message suffices; no traceback is shown then.
         traceback: the formatted traceback of an exception; empty for a rank that is done.
-        lost: whether the rank failed only because a peer was lost to it.
+        lost: whether the rank failed only because it lost a peer.
     """
 
     rank: int
@@ -66,12 +66,11 @@ class Death:
     """A rank that ended without a report.
 
     Attributes:
-        rank: which one.
-        at: when it was noticed, by the clock of the reports.
-        returncode: its exit code, or minus the number of the signal that killed it; None: it is not known.
-        after: it had reported that it was done, and failed in what follows: exit functions, threads, files
-            that were left open.
-        hung: in what it hung, if it was killed for that.
+        rank: its number.
+        at: the time at which it was noticed, by the clock of the reports.
+        returncode: its exit code, or minus the number of the signal that killed it; None: unknown.
+        after: it had reported that it was done, and failed later: in exit functions, threads, or open files.
+        hung: the reason, if it was killed because it hung.
     """
 
     rank: int
@@ -117,13 +116,13 @@ def without_launcher(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _starts(file: str) -> bool:
-    """Return whether a file belongs to this package, or runs a program of the user's."""
+    """Return whether a file belongs to this package, or runs a user's program."""
     here, path = Path(__file__).parent, Path(file)
     return path.parent == here or path == here.parent / "run/script.py" or path.name == _RUNPY
 
 
 def done(rank: int, value: object) -> Report:
-    """The report of a rank that is done; rank 0's return value is the job's."""
+    """Return the report of a rank that is done; rank 0's return value is the job's."""
     if rank != 0:
         return Report(rank, time.monotonic())
     import cloudpickle
@@ -132,7 +131,7 @@ def done(rank: int, value: object) -> Report:
 
 
 def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Report:
-    """The report of an exception, with the traceback of these frames."""
+    """Return the report of an exception, with the traceback of these frames."""
     if isinstance(error, BrokenPipeError) and output_closed():
         error = OutputClosed("the reader of standard output has gone")
     error = with_remedy(error) or error
@@ -143,7 +142,7 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
 
 
 def _says_lost(error: BaseException) -> bool:
-    """Return whether an error of torch says that a peer is lost."""
+    """Return whether a torch error means that a peer is lost."""
     return isinstance(error, RuntimeError) and _LOST_IN_TORCH.search(str(error)) is not None
 
 
@@ -155,7 +154,7 @@ def output_closed() -> bool:
 
 
 def _pickled(error: TuttiError) -> bytes:
-    """The error, or when it is of a class that cannot be sent, its message in a plain `UserError`."""
+    """Return the pickled error, or if its class cannot be sent, its message in a plain `UserError`."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
@@ -167,8 +166,7 @@ def _pickled(error: TuttiError) -> bytes:
 def first_failure(reports: Iterable[Report], deaths: Iterable[Death]) -> tuple[TuttiError | None, bool]:
     """Return the failure that came first, as the error to raise, and whether it is certain.
 
-    That a rank lost a peer is a consequence of what happened to the peer: uncertain, until nothing else turns
-    up.
+    A rank that lost a peer is a consequence of the peer's failure: uncertain, until nothing else turns up.
     """
     deaths = list(deaths)
     failed = [report for report in reports if report.failed]

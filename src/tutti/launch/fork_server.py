@@ -57,7 +57,7 @@ class EndRanks:
 
 @dataclass(frozen=True)
 class NewGroup:
-    """Start a group of ranks. A socket comes with this message: its peer sends the group's commands."""
+    """Start a group of ranks. A socket comes with this message, for the group's commands."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,19 @@ class RankEnded:
 
 @dataclass(frozen=True)
 class Ready:
-    """There is no rank, nor anything that one has started: sent before the first, and after `EndRanks`."""
+    """There is no rank, nor a process started by one: sent before the first, and after `EndRanks`."""
 
 
 Message = RankPlace | EndRanks | NewGroup | RankEnded | Ready
 
 
 def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Send a message, with the descriptors that belong to it.
-
-    Raises:
-        OSError: the other side is gone.
-    """
+    """Send a message, with its descriptors; OSError if the other side is gone."""
     socket.send_fds(control, [pickle.dumps(message)], descriptors)
 
 
 def receive(control: socket.socket) -> tuple[Message | None, list[int]]:
-    """Return the next message and the descriptors that came with it; None when the other side is gone."""
+    """Return the next message and its descriptors; None if the other side is gone."""
     try:
         data, descriptors, _, _ = socket.recv_fds(
             control, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -141,10 +137,7 @@ def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
 
 
 def _guard(supervisor: int, server: int) -> NoReturn:
-    """Kill what a server that was killed has left, and end as it has; end at once with the supervisor.
-
-    A server whose guard is gone ends its ranks, and itself.
-    """
+    """Kill the processes of a killed server, and end as it has; end at once with the supervisor."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     adopt_orphans()
     ends = select.poll()
@@ -223,7 +216,7 @@ class ForkServerProcess:
                     return forked
 
     def _obey(self, group: socket.socket) -> tuple[RankPlace, Descriptors] | None:
-        """Do what the next message of a socket asks for; returns in a new rank alone."""
+        """Obey the next message of a socket; return only in a new rank."""
         message, descriptors = receive(group)
         if isinstance(message, RankPlace):
             if self._fork(message, group):
@@ -243,7 +236,7 @@ class ForkServerProcess:
         return None
 
     def _fork(self, start: RankPlace, group: socket.socket) -> bool:
-        """Fork a rank; returns True in it, False in this process."""
+        """Fork a rank; return True in it, False in this process."""
         _load(start.entry)
         own = os.getpid()
         # A rank that looks for garbage in what is here, as each does at its end, copies it all.
@@ -265,7 +258,7 @@ class ForkServerProcess:
         return False
 
     def _reap(self) -> None:
-        """Tell of the ranks that have ended; other processes are forgotten."""
+        """Report the ranks that have ended; forget other processes."""
         self._childless = False
         # Several children that end at the same time may send a single SIGCHLD.
         while True:
@@ -318,14 +311,14 @@ class ForkServerProcess:
 
 
 def signal_all(processes: Iterable[int], signum: int) -> None:
-    """Send a signal to those of the processes that are still there."""
+    """Send a signal to the processes that still exist."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signum)
 
 
 def _load(entry: str) -> None:
-    """Import the module of an entry, unless it is the user's: that may do anything."""
+    """Import the module of an entry, unless it is the user's, which may do anything."""
     module = entry.partition(":")[0]
     if module.startswith(_OWN):
         with suppress(ImportError, OSError):  # The rank says why.

@@ -41,17 +41,17 @@ _PROGRAM: Final = (
 
 
 class RankGroup:
-    """The socket by which a fork server is asked for ranks that begin and end together."""
+    """The socket for requests to a fork server for ranks that begin and end together."""
 
     def __init__(self, control: socket.socket, server: ForkServer | None = None) -> None:
         self.control, self._server = control, server
 
     def fork(self, start: RankPlace, descriptors: Descriptors) -> None:
-        """Fork a rank. If the server is gone `next_message` says so."""
+        """Fork a rank. If the server is gone, `next_message` reports it."""
         self._send(start, [one for one in descriptors if one is not None])
 
     def next_message(self) -> RankEnded | Ready | None:
-        """Return the server's next message; None when it is gone."""
+        """Return the server's next message; None if it is gone."""
         message, _ = receive(self.control)
         assert message is None or isinstance(message, RankEnded | Ready), "what a fork server says"
         return message
@@ -62,7 +62,7 @@ class RankGroup:
         return self._server.returncode()
 
     def close(self) -> None:
-        """Kill the ranks, and what they have started."""
+        """Kill the ranks, and the processes that they have started."""
         self.control.close()
 
     def _send(self, message: RankPlace | NewGroup, descriptors: Sequence[int]) -> None:
@@ -117,7 +117,7 @@ class ForkServer(RankGroup):
         return self._process.poll() is None and not hung_up.poll(0)
 
     def clear(self, grace_s: float) -> bool:
-        """Kill all ranks and end what they have started; returns whether the server can take others."""
+        """Kill all ranks and end their processes; return whether the server can take others."""
         if not self._ready:
             # No rank is there yet.
             return False
@@ -142,7 +142,7 @@ class ForkServer(RankGroup):
 
     @override
     def close(self) -> None:
-        """End the server, the ranks, and what they have started."""
+        """End the server, the ranks, and their processes."""
         self.control.close()
         if not self._ready:
             # It may take seconds until it listens.
@@ -180,7 +180,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 def prepare_ranks(entry: str) -> None:
-    """Start the process that forks ranks, unless it is kept; it imports what they need."""
+    """Start the process that forks ranks, unless it is kept; it imports the modules that they need."""
     _kept.append(_taken_or_new(entry))
 
 
@@ -200,13 +200,13 @@ def _take() -> ForkServer | None:
 
 
 def end_ranks() -> None:
-    """End the process that is kept for ranks to come, if there is one: it has some 300 MB of memory."""
+    """End the process kept for later ranks, if there is one: it has some 300 MB of memory."""
     while server := _take():
         server.close()
 
 
 def _disown_after_fork() -> None:
-    """Leave the server to the parent, in a process that the program has forked."""
+    """Leave the server to the parent, in a forked process of the program."""
     while server := _take():
         server.control.close()
         _parents.append(server)

@@ -4,12 +4,10 @@
     rank 1   step │ step │ deadlock, or stopped ............... stacks ✝
     supervisor                         looks once a second    ─┘
 
-A rank that trains publishes the number of its steps, and every rank whether it waits for another one: see
+A rank that trains publishes its number of steps, and every rank whether it waits for another one: see
 `tutti.comm.shm.layout`. A rank that waits is not to blame, unless all do. A rank that a signal has stopped is
-lost. Outside of training steps a rank may take any time: one that gives no sign of life there is named, and
-goes on. Ranks on other hosts send their status (`tutti.launch.rank_connections`).
-
-Needs no torch.
+lost. Outside training steps a rank may take any time: one that gives no sign of life is named in a warning.
+Ranks on other hosts send their status (`tutti.launch.rank_connections`). Needs no torch.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ SILENT_WHY: Final = (
 
 
 def print_stacks_when_asked() -> None:
-    """Print the stacks of the threads of this process on `STACKS`, even while it runs no Python."""
+    """Print the stacks of this process's threads on the signal `STACKS`, even while it runs no Python."""
     faulthandler.register(STACKS, all_threads=True)
 
 
@@ -97,15 +95,15 @@ class RankStatus:
 
 @dataclass
 class _History:
-    """The past of a rank.
+    """The past of a rank; times are by the monotonic clock.
 
     Attributes:
         steps: the last step word that was read.
-        since: when it last changed.
-        silent_since: when it last changed, or the rank waited for others; None: the rank was named since.
-        seen: when it was last read.
+        since: the time of its last change.
+        silent_since: the time of that, or of its last wait for others; None: a warning has named the rank.
+        seen: the time of the last look.
         longest_s: the longest time of a step so far; None: it has finished none.
-        stopped_at: the time since when a signal has stopped it; None: it runs.
+        stopped_at: the time at which a signal stopped it; None: it runs.
     """
 
     steps: int = 0
@@ -228,7 +226,7 @@ class HostStatus:
 
 
 def _state_of(process: int) -> str:
-    """Return the state of a process in one letter, as in /proc; "X" if it is gone."""
+    """Return the state of a process as /proc's letter; "X" if it is gone."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()

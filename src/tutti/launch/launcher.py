@@ -27,10 +27,10 @@ class Launcher(enum.Enum):
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """The launcher of this process, and its place in the job as far as the launcher tells.
+    """The launcher of this process, and its place in the job as far as the launcher gives it.
 
     Attributes:
-        launcher: what started this process.
+        launcher: the program that started this process.
         rank: this process's number in the job.
         size: the number of processes in the job.
         local_rank: this process's number on its host, or None.
@@ -67,11 +67,7 @@ def become_rank(rank: int, size: int) -> None:
 
 
 def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
-    """Find the launcher of this process.
-
-    Raises:
-        UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
-    """
+    """Find the launcher of this process; UserError if tutti cannot work under it, or mpi4py is missing."""
     if environ is None:
         if _ours is not None:
             return _ours
@@ -85,18 +81,18 @@ def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
 
 
 def mpi_place(environ: Mapping[str, str]) -> LaunchContext | None:
-    """Return this process's place in an MPI job, as the launcher tells it; None outside of one.
+    """Return this process's place in an MPI job from its launcher; None outside one.
 
     Raises:
-        UserError: the launcher does not tell how many ranks there are.
+        UserError: the launcher does not give the number of ranks.
     """
     return _open_mpi(environ) or _slurm(environ) or _pmi(environ)
 
 
 def ends_with_a_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether the launcher ends the whole job as soon as a rank exits with a code that is not 0.
+    """Return whether the launcher ends the whole job as soon as a rank exits with a code other than 0.
 
-    torchrun does, and Open MPI's, unless it is to go on without ranks that have died (`--with-ft ulfm`).
+    torchrun does, and so does Open MPI's, except with `--with-ft ulfm`.
     """
     if mpi_place(environ) is None and _torchrun(environ) is not None:
         return True
@@ -117,7 +113,7 @@ def _open_mpi(environ: Mapping[str, str]) -> LaunchContext | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
-    """A task of an `srun` of several tasks."""
+    """Return the place of a task of an `srun` of several tasks."""
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     place = _read(environ, Launcher.SRUN, "SLURM_PROCID", size, "SLURM_LOCALID", "")
     if place.size <= 1 or not is_task(environ):
@@ -126,7 +122,7 @@ def _slurm(environ: Mapping[str, str]) -> LaunchContext | None:
 
 
 def is_task(environ: Mapping[str, str]) -> bool:
-    """Return whether this process is a task of `srun`; shells in an allocation and batch scripts are none."""
+    """Return whether this process is a task of `srun`, and not a shell in an allocation or a batch script."""
     step = _number(environ, "SLURM_STEP_ID", _SPECIAL_STEPS)
     # The tasks that a shell of `srun --pty` starts by srun have its SLURM_PTY_PORT, but not its terminal.
     typed = "SLURM_PTY_PORT" in environ and os.isatty(0)
@@ -134,7 +130,7 @@ def is_task(environ: Mapping[str, str]) -> bool:
 
 
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
-    """The entry of this node in Slurm's list of tasks per node, such as "4(x2),3"."""
+    """Return the entry of this node in Slurm's list of tasks per node, such as "4(x2),3"."""
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
     counts = expand_counts(listed)
     node = _number(environ, "SLURM_NODEID", 0)
@@ -142,7 +138,7 @@ def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
 
 
 def _pmi(environ: Mapping[str, str]) -> LaunchContext | None:
-    """A rank of MPICH, Intel MPI or another launcher that speaks PMI or PMIx, outside of Slurm."""
+    """Return the place of a rank of MPICH, Intel MPI or another PMI or PMIx launcher, outside Slurm."""
     if "SLURM_STEP_ID" in environ or not ("PMI_SIZE" in environ or "PMIX_RANK" in environ):
         return None
     if _known(environ, "PMI_SIZE") is None:

@@ -1,7 +1,7 @@
-"""The end of a process that was forked, without taking down what was imported before the fork.
+"""The end of a forked process, without freeing what was imported before the fork.
 
 Python and torch free every function, type and operator that they have. In a forked process each write to such
-memory copies a page first: 0.3 s, for nothing. `multiprocessing` leaves it out in its processes, too.
+memory copies a page first: 0.3 s, for nothing. `multiprocessing` skips it in its processes, too.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tutti.terminal import say_last
 
 
 def prepare_fork() -> None:
-    """Leave what was given to `weakref.finalize` so far to this process, not to its forks."""
+    """Leave existing `weakref.finalize` callbacks to this process, not to its forks."""
     for one in cast("Any", weakref.finalize)._registry:
         one.atexit = False
 
 
 def finish_program() -> None:
-    """Do what Python does after a program's end: wait for its threads, call what it gave to `atexit`."""
+    """Do what Python does at a program's end: wait for its threads, and run its `atexit` functions."""
     # As `multiprocessing` does. The threads of executors must be told to end.
     cast("Any", threading)._shutdown()
     atexit._run_exitfuncs()
 
 
 def leave() -> NoReturn:
-    """End this process. Files that the program has left open are written to their ends.
+    """End this process, after flushing files that the program has left open.
 
     The exit code is 0, or 1 if that fails.
     """

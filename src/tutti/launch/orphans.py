@@ -1,10 +1,10 @@
-"""Processes that end when their parent or their launcher ends, even when that is killed with SIGKILL.
+"""Processes that end with their parent or their launcher, even when that is killed with SIGKILL.
 
     mpirun ── (prted, or a shell) ── rank: a thread that sleeps until one of them is gone
 
-MPI itself notices it after seconds, or in a rank that computes not at all, and leaves the shared memory that
-it has made. So the thread removes what the rank has mapped, and ends what it has started, and the rank. An
-import starts no such thread: the rank does, when it joins its job.
+MPI itself notices it after seconds, or not at all in a rank that computes, and leaves its shared memory
+behind. So the thread removes the rank's mappings, and ends its processes, and the rank. The rank starts the
+thread when it joins its job; an import does not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Take back `die_with_parent`."""
+    """Undo `die_with_parent`."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
@@ -91,11 +91,7 @@ def follow_launcher() -> None:
 
 
 def refuse_ended_launcher(environ: Mapping[str, str]) -> None:
-    """Refuse to be a rank of a job whose launcher has ended: its variables may be a shell's (tmux, nohup).
-
-    Raises:
-        UserError: connections to the launcher's PMIx server, which MPI's start needs, are refused.
-    """
+    """Refuse to be a rank of a job whose launcher has ended: its variables may be a shell's (tmux, nohup)."""
     uris = {value for name, value in environ.items() if name.startswith("PMIX_SERVER_URI")}
     places = [place for uri in uris if (place := uri.partition(";tcp4://")[2])]
     for place in places:
@@ -122,7 +118,7 @@ def _called(process: psutil.Process) -> str:
 
 
 def follow(processes: Sequence[int]) -> None:
-    """End this process, and what it has started, soon after one of `processes` is gone."""
+    """End this process and its children soon after one of `processes` is gone."""
     wanted = [process for process in processes if process not in _followed]
     if not wanted:
         return
@@ -141,7 +137,7 @@ def _end_after_one_of(processes: Sequence[int]) -> None:
 
 
 def end_at_once() -> None:
-    """Remove what this rank has made, and end what it has started and itself."""
+    """Remove this rank's files, and end its processes and itself."""
     import psutil
 
     started = psutil.Process().children(recursive=True)
@@ -163,6 +159,6 @@ def mpi_segments() -> tuple[str, ...]:
 
 
 def remove_session(folder: Path) -> None:
-    """Remove the folder that Open MPI's launcher, or its daemon on another host, has left: it was killed."""
+    """Remove the folder of Open MPI's launcher, or of its daemon on another host, after it was killed."""
     if folder.name.startswith(("ompi.", "prted.")):
         shutil.rmtree(folder, ignore_errors=True)

@@ -32,7 +32,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many ranks it gets."""
+    """A machine and its number of ranks."""
 
     name: str
     ranks: int
@@ -44,17 +44,15 @@ class Placement:
 
     Attributes:
         workers: the number of ranks that train, over all hosts.
-        threads: threads of each of them; None where every host decides for itself: its cores / its workers.
+        threads: threads of each of them; None: every host decides, by its cores / its workers.
         cores: for each of them the logical CPUs that it is bound to; empty when no rank is bound.
-        warnings: sentences that the user should read before the run.
+        warnings: sentences for the user to read before the run.
         hosts: the hosts to start workers on through mpirun; empty for this machine alone.
-        launcher: who starts the ranks.
+        launcher: the program that starts the ranks.
         servers: the number of further ranks, which keep a parameter centre: each has one thread and is not
-            bound, as it sleeps most of the time. They are the last ranks of the job.
-        places: all hosts that were given, with all their places for workers; `hosts` are those of them that
-            have workers now. The others stand by.
-        away: hosts that were lost, or did not answer: only where the run would end without them is asked for
-            them again.
+            bound, as it mostly sleeps. They are the last ranks of the job.
+        places: all given hosts, with all their places for workers; those without workers stand by.
+        away: hosts that were lost, or did not answer; they are used only if the run would end without them.
     """
 
     workers: int
@@ -69,7 +67,7 @@ class Placement:
 
     @property
     def standing_by(self) -> tuple[Host, ...]:
-        """The hosts that have no rank."""
+        """The hosts without ranks."""
         used = {host.name for host in self.hosts}
         return tuple(host for host in self.places if host.name not in used)
 
@@ -85,7 +83,7 @@ class Placement:
         return (*others, Host(last.name, last.ranks + self.servers))
 
     def describe(self) -> str:
-        """The placement in one line, such as "2 ranks x 1 thread, bound to cores 0-1"."""
+        """Describe the placement in one line, such as "2 ranks x 1 thread, bound to cores 0-1"."""
         line = _count(self.workers, "rank")
         if self.threads is not None:
             line += f" x {_count(self.threads, 'thread')}"
@@ -109,20 +107,16 @@ def place_ranks(
     hosts: str | None = None,
     servers: int = 0,
 ) -> Placement:
-    """Decide which ranks run where.
+    """Decide the hosts, threads and cores of the ranks.
 
     Args:
         workers: the number of ranks that train, or "auto": one for each core that this process may use (with
-            `hosts`, the number of their places; under an MPI launcher, all ranks that it started but the
-            servers).
+            `hosts`, the number of their places; under an MPI launcher, all its ranks but the servers).
         threads: threads of each rank; by default the allowed cores of a host / its ranks, at least 1.
-        cores: the cores that may be used; by default what the kernel allows this process.
+        cores: the cores to use; by default those that the kernel allows this process.
         hosts: "a:4,b:4", the path of a host file, or "slurm" for the nodes of Slurm's allocation, to start
             the ranks with mpirun; their workers.
         servers: the number of ranks for a parameter centre, besides the workers; on the last host.
-
-    Returns:
-        The placement.
 
     Raises:
         BadOption: a number that cannot be used, or that contradicts the hosts or the launcher.
@@ -187,7 +181,7 @@ def _groups(places: Sequence[tuple[int, ...]], ranks: int) -> tuple[tuple[int, .
 
 
 def _wanted(workers: str | int) -> int | None:
-    """The number of ranks asked for; None for "auto"."""
+    """Return the requested number of ranks; None for "auto"."""
     if workers == "auto":
         return None
     text = str(workers)
@@ -248,7 +242,7 @@ def is_this_machine(name: str) -> bool:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this machine; the last one is that for its own ranks."""
+    """Return the IPv4 addresses of this machine; the last one is for its own ranks."""
     import psutil  # It would slow every start.
 
     found = [
@@ -261,7 +255,7 @@ def own_addresses() -> tuple[str, ...]:
 
 
 def fill(places: Sequence[Host], workers: int) -> tuple[Host, ...]:
-    """Return the hosts with `workers` in all; a host gets some when the ones before it are full."""
+    """Return the hosts with `workers` in all; each is filled before the next one."""
     filled: list[Host] = []
     for host in places:
         taken = min(host.ranks, workers - sum(one.ranks for one in filled))
@@ -277,7 +271,7 @@ def _bound(cores: Sequence[tuple[int, ...]]) -> str:
 
 
 def _ranges(cpus: Sequence[int]) -> str:
-    """Sorted CPU numbers in the kernel's notation, such as "0-3+8"."""
+    """Return sorted CPU numbers in the kernel's notation, such as "0-3+8"."""
     parts: list[list[int]] = []
     for cpu in cpus:
         if parts and cpu == parts[-1][-1] + 1:
@@ -292,14 +286,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def read_hosts(given: str) -> tuple[Host, ...]:
-    """Read the option `--hosts`.
+    """Read the option `--hosts`: "a:4,b:4", the path of a host file, or "slurm" for Slurm's allocation.
 
-    Args:
-        given: "a:4,b:4", or the path of a host file, whose lines read "a slots=4", "a:4" or "a"; a # begins a
-            comment; or "slurm" for the nodes of Slurm's allocation.
-
-    Raises:
-        BadOption: there is no host in it, a name or number cannot be used, or a host is named twice.
+    The lines of a host file read "a slots=4", "a:4" or "a"; a # begins a comment. BadOption: there is no host
+    in it, a name or number cannot be used, or a host is named twice.
     """
     if given == SLURM:
         allocation = find_allocation(os.environ)

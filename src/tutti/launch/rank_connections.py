@@ -75,8 +75,8 @@ class RemoteJob:
 
     Attributes:
         entry: the function to run, as "package.module:function".
-        payload: handed to it by rank 0; other ranks are sent none.
-        threads: how many threads each worker may use; None: its share of its host's cores.
+        payload: its argument on rank 0; other ranks are sent none.
+        threads: the number of threads of each worker; None: its share of its host's cores.
         path: `sys.path` of the launching process.
         arguments: its `sys.argv`.
         workers: the number of workers; the ranks after them are servers.
@@ -99,7 +99,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Stoppable:
-    """Rank 0 looks for requests to stop from now on, or no longer."""
+    """Rank 0 looks for requests to stop from now on, or stops looking."""
 
     value: bool
 
@@ -112,10 +112,10 @@ class RemoteRank:
         rank: its number.
         connection: to it.
         status: its last one; None: it has sent none.
-        report: how it has ended, as it says itself.
+        report: its outcome, from the rank.
         segments: the files in /dev/shm that MPI made for it.
-        ended_at: when its connection ended, by the monotonic clock; None: it has not.
-        silent: its host does not answer any more.
+        ended_at: the time at which its connection ended, by the monotonic clock; None: it has not.
+        silent: its host has stopped answering.
     """
 
     rank: int
@@ -152,11 +152,11 @@ class RankConnections:
         return [one for one in self.ranks.values() if one.ended_at is None]
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is something to look at."""
+        """Return a descriptor that is readable when something has come."""
         return self._selector.fileno()
 
     def look(self, timeout_s: float = 0.0) -> None:
-        """Take what has come."""
+        """Receive what has come."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._greet(self._listener.accept()[0])
@@ -268,7 +268,7 @@ class LauncherConnection:
 
 
 def connect(address: LauncherAddress, rank: int) -> LauncherConnection | None:
-    """Connect a rank to the launching process; None: it cannot be reached."""
+    """Connect a rank to the launching process; None if it cannot be reached."""
     for host in address.hosts:
         with suppress(OSError, EOFError, AuthenticationError):
             connected = socket.create_connection((host, address.port), _CONNECT_S)

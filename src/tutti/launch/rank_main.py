@@ -29,7 +29,7 @@ class RankSetting(NamedTuple):
     """The setting of one rank.
 
     Attributes:
-        threads: how many threads torch may use.
+        threads: the number of torch's threads.
         cores: the logical CPUs to run on.
         channel: the descriptor of a connection to the process that starts it.
     """
@@ -41,7 +41,7 @@ class RankSetting(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Fork a rank: its place in the job. The descriptors are sent with it."""
+    """Fork a rank with this place in the job. Its descriptors are sent with it."""
 
     rank: int
     size: int
@@ -77,7 +77,7 @@ _channel: Connection | None = None
 
 
 def channel() -> Connection:
-    """Return the connection of this rank to the process that has started it."""
+    """Return the connection of this rank to the process that started it."""
     assert _channel is not None, "this rank was given none"
     return _channel
 

@@ -1,4 +1,4 @@
-"""The ranks of one group, as the process that has them started sees them: their reports, and their ends."""
+"""The ranks of one group, as seen by the process that requested them: their reports, and their ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tutti.launch.rank_main import Descriptors, RankJob, RankPlace, RankSetting
 
 @dataclass
 class RankProcess:
-    """The supervisor's record of a rank: its report, and how it has ended.
+    """The supervisor's record of a rank: its report, and its end.
 
-    `hung` says in what it hung, if it was killed for that.
+    `hung` is the reason, if it was killed because it hung.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class RankProcess:
     hung: str = ""
 
     def receive(self) -> bool:
-        """Read the report if it has come; returns whether it may come later."""
+        """Read the report if it has come; return whether it may come later."""
         try:
             if self.report is None and self.pipe.poll():
                 self.report = cast("Report", self.pipe.recv())
@@ -84,7 +84,7 @@ def start_ranks(
 
 
 def note_server_message(ranks: Sequence[RankProcess], server: RankGroup) -> bool:
-    """Record which rank has ended; all have if the fork server is gone. Return whether it is there."""
+    """Record the end of a rank, or of all if the fork server is gone. Return whether it exists."""
     message = server.next_message()
     if isinstance(message, RankEnded):
         ranks[message.rank].end(message.returncode)

@@ -79,9 +79,9 @@ def run_on_hosts(
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
-    """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` says.
+    """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` does.
 
-    Further arguments for mpirun are taken from TUTTI_MPIRUN_ARGS.
+    TUTTI_MPIRUN_ARGS holds further arguments for mpirun.
     """
     with ExitStack() as stack:
         stopping = StopRequests(stack.enter_context(SignalWatch())) if recovery is None else recovery.stopping
@@ -163,7 +163,7 @@ class RanksOnHosts:
         self._opened.close()
 
     def wait(self, stopping: StopRequests, first_s: float, is_due: Callable[[], bool] | None) -> End:
-        """Wait until the ranks have ended, or are to be ended."""
+        """Wait until the ranks have ended, or must be ended."""
         self._page.on_request = lambda: self._connections.send(STOP)
         stopping.pass_to(self._page)
         self._began = time.monotonic()
@@ -186,7 +186,7 @@ class RanksOnHosts:
         return self._end
 
     def _look(self, now: float, first_s: float) -> End | None:
-        """Return why the ranks are to be ended; None: they go on."""
+        """Return why the ranks must be ended; None: they go on."""
         ranks, passed_s = self._connections.ranks.values(), now - self._began
         if not ranks and passed_s > first_s:
             return End.NOBODY
@@ -219,7 +219,7 @@ class RanksOnHosts:
                     Path(segment).unlink(missing_ok=True)
 
     def result(self) -> object:
-        """Return the result of rank 0, or raise the error that the job ended with."""
+        """Return the result of rank 0, or raise the job's error."""
         if self._end is End.REPLACED:
             raise Replaced
         if self._end is End.HUNG:
@@ -245,7 +245,7 @@ class RanksOnHosts:
         return self._lost_host() or error or self._launcher_failure(len(reports), returncode)
 
     def _lost_host(self) -> HostLost | None:
-        """Return the hosts that are gone: silent ones, or hosts without a rank."""
+        """Return the lost hosts: silent ones, or hosts without a rank."""
         ranks = self._connections.ranks
         # Where mpirun has ended, so have the ranks of all hosts that it reached.
         left = [one.rank for one in self._connections.left if one.report is None]
@@ -269,7 +269,7 @@ class RanksOnHosts:
         )
 
     def _first_death(self) -> list[Death]:
-        """Return the death that came first: others may be consequences of it."""
+        """Return the first death: others may be consequences of it."""
         deaths = [
             Death(one.rank, one.ended_at, None)
             for one in self._connections.ranks.values()

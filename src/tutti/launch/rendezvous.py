@@ -82,13 +82,8 @@ def describe_mpi_rank(
     """Under mpirun or srun, set what torch needs and is not set; else do nothing.
 
     Inside one host the port follows from the job's name, as the ranks need not talk. With several hosts the
-    address is the first in Slurm's list; under mpirun the ranks find it out together.
-
-    Returns:
-        This process's place; None if the user has said where the ranks meet.
-
-    Raises:
-        UserError: its launcher has ended.
+    address is the first in Slurm's list; under mpirun the ranks find it out together. Return this process's
+    place; None if the user has set where the ranks meet. UserError: its launcher has ended.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return None
@@ -129,12 +124,8 @@ def set_rendezvous_file(file: int, environ: Mapping[str, str] = os.environ) -> N
 def rendezvous_file(timeout_s: float) -> int | None:
     """Describe this rank to torch, and find the ranks' rendezvous (collective).
 
-    Returns:
-        The descriptor of the store's file; None: the rendezvous is where the environment says.
-
-    Raises:
-        UserError: as of `shared_file`, or its launcher has ended.
-        PeerLost: rank 0 did not come.
+    Return the descriptor of the store's file; None: the rendezvous is in the environment. UserError: as of
+    `shared_file`, or its launcher has ended. PeerLost: rank 0 did not come.
     """
     follow_launcher()
     place = describe_mpi_rank()
@@ -148,19 +139,19 @@ def rendezvous_file(timeout_s: float) -> int | None:
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """Return the names that tell a job of this user from all others."""
+    """Return names that distinguish a job of this user from all others."""
     return " ".join(environ.get(name, "") for name in (*_JOB_NAMES, "SLURM_STEP_ID"))
 
 
 def _first_of_slurm(environ: Mapping[str, str]) -> str:
-    """The first host of a list such as "gpu[03-07,12],cpu1"; nothing if there is none."""
+    """Return the first host of a list such as "gpu[03-07,12],cpu1"; empty if there is none."""
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     return expand_nodes(listed)[0] if listed else ""
 
 
 @contextmanager
 def reserved_port(interface: str = "") -> Iterator[int]:
-    """Yield a port of an interface (by default of all) that the system gives to no other who asks for any.
+    """Yield a port of an interface (by default of all) that the system gives to no other process.
 
     A socket is bound to it that does not listen: so torch can listen there, as its stores set SO_REUSEADDR.
     """
@@ -173,9 +164,7 @@ def reserved_port(interface: str = "") -> Iterator[int]:
 def shared_file(job_name: str, rank: int, size: int, timeout_s: float) -> int:
     """Return a descriptor of the anonymous file that all ranks of a job on this host share (collective).
 
-    Raises:
-        UserError: the socket's name is taken, or belongs to another user.
-        PeerLost: rank 0 did not come.
+    UserError: the socket's name is taken, or belongs to another user. PeerLost: rank 0 did not come.
     """
     name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job_name}".encode()).hexdigest()
     if rank == 0:
@@ -214,7 +203,7 @@ def _offer(name: str, file: int, others: int) -> None:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Return the number of the user whose process is at the other end of a Unix socket."""
+    """Return the user number of the process at the other end of a Unix socket."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(found)[1])
 

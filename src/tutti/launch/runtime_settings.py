@@ -27,7 +27,7 @@ TUNABLES: Final = "GLIBC_TUNABLES"
 
 
 def start_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables to start a rank with; what the user has set stays."""
+    """Return the environment variables to start a rank with; the user's settings stay."""
     chosen = environ.get(TUNABLES, "")
     settings: dict[str, str] = {}
     if not _is_chosen(environ) and "glibc.malloc." not in chosen:
@@ -36,7 +36,7 @@ def start_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def keep_memory() -> None:
-    """Keep in this process what it frees, unless the user's environment says how to allocate."""
+    """Keep freed memory in this process, unless the user's environment sets the allocation."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # Only glibc has it.
     if mallopt is None or _is_chosen(os.environ):
         return
@@ -47,12 +47,12 @@ def keep_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Return to the kernel what this process has freed so far."""
+    """Return freed memory of this process to the kernel."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _is_chosen(environ: Mapping[str, str]) -> bool:
-    """Return whether the user has said how to allocate."""
+    """Return whether the user has set how to allocate."""
     return any(name.startswith("MALLOC_") for name in environ)

@@ -18,21 +18,21 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 def can_be_taken(signum: int) -> bool:
     """Return whether we may handle a signal.
 
-    One that is ignored (as SIGHUP is under nohup) stays ignored, and SIGUSR1 is the program's own if it has a
-    handler for it.
+    An ignored one (as SIGHUP under nohup) stays ignored, and SIGUSR1 is the program's own if it has a
+    handler.
     """
     handler = signal.getsignal(signum)
     return handler == signal.SIG_DFL if signum == signal.SIGUSR1 else handler not in (signal.SIG_IGN, None)
 
 
 class SignalWatch:
-    """Notes signals instead of dying of them, and wakes a select on `fileno()`.
+    """Notes signals instead of dying from them, and wakes a select on `fileno()`.
 
     Only the main thread can receive signals in Python: elsewhere this does nothing.
 
     Attributes:
-        waiting: the signals not acknowledged yet, each once, in their order.
-        newest_s: when the newest of them came, by the monotonic clock.
+        waiting: the unacknowledged signals, each once, in their order.
+        newest_s: the time of the newest one, by the monotonic clock.
     """
 
     def __init__(self, signals: Iterable[int] = ENDING) -> None:
@@ -64,15 +64,15 @@ class SignalWatch:
 
     @property
     def received(self) -> int | None:
-        """The first waiting signal; None: there is none."""
+        """Return the first waiting signal, or None."""
         return self.waiting[0] if self.waiting else None
 
     def fileno(self) -> int:
-        """A descriptor that is readable once a signal has come."""
+        """Return a descriptor that is readable once a signal has come."""
         return self._reading
 
     def acknowledge(self) -> None:
-        """Forget the first signal; others that have come, and that come from here on, wake a select again."""
+        """Forget the first signal; the others, and later ones, wake a select again."""
         if self.waiting:
             os.read(self._reading, 1)
             # Last, so that no signal is noted without a byte. The same one needs none if it comes meanwhile:
@@ -81,7 +81,7 @@ class SignalWatch:
 
 
 def act_on(signum: int) -> None:
-    """Do what the signal means, once the ranks are gone: the handler that was there before, then the exit.
+    """Do what the signal means, once the ranks are gone: its earlier handler, then the exit.
 
     Raises:
         KeyboardInterrupt: for SIGINT, by Python's own handler.

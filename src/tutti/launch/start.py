@@ -34,11 +34,11 @@ def start(
     """Run `entry` on every rank of the placement, and wait for it.
 
     One rank is run in this process, if `in_process`; others are processes under a supervisor, or under mpirun
-    when the placement names hosts. A process that is a rank already, of the user's mpirun, calls it in place.
+    if the placement names hosts. A process that is a rank of the user's mpirun calls it in place.
 
     Args:
-        entry: the function, as "package.module:function"; each rank calls it as function(comm, payload).
-        payload: handed to each rank.
+        entry: the function, as "package.module:function"; each rank calls function(comm, payload).
+        payload: for each rank.
         placement: of the ranks.
         announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
         hang_timeout_s: the time in which each rank has to make a step; None: any.
@@ -47,12 +47,12 @@ def start(
         in_process: run a single rank in this process.
 
     Returns:
-        The result of rank 0; when this process is a rank already, its own.
+        The result of rank 0; if this process is already a rank, its own.
 
     Raises:
-        Replaced: `recovery` had the ranks ended.
+        Replaced: `recovery` ended the ranks.
         UserError: a rank found that the input is wrong.
-        RankFailed: a rank of several raised another exception, which one worker raises as it is.
+        RankFailed: a rank of several raised another exception, which a single worker raises unchanged.
         PeerLost: a rank was killed, or exited before it was done.
         KeyboardInterrupt: Ctrl-C, after all ranks are gone.
         SystemExit: SIGTERM or SIGHUP, after all ranks are gone.

@@ -40,7 +40,7 @@ _SECTION: Final = 1
 
 
 class StopPage:
-    """Two bytes that say how far the stop of a job is; the supervisor and the ranks of its host share them.
+    """Two bytes about the stop of a job, shared by the supervisor and the ranks of its host.
 
     Attributes:
         on_request: called when the ranks are asked to stop.
@@ -103,7 +103,7 @@ class StopRequests:
 
     Attributes:
         page: the page of the ranks.
-        ended_by: the signal by which everything is ended, or None.
+        ended_by: the signal that ends everything, or None.
     """
 
     def __init__(self, signals: SignalWatch, page: StopPage | None = None) -> None:
@@ -113,18 +113,18 @@ class StopRequests:
         self.ended_by: int | None = None
 
     def pass_to(self, page: StopPage) -> None:
-        """Ask other ranks from here on, which replace the ones before: an earlier request is for them."""
+        """Send requests, also an earlier one, to other ranks, which replace the previous ones."""
         page.stoppable = page.stoppable or self.page.stoppable
         self.page = page
         if self._asked_by is not None:
             page.request()
 
     def fileno(self) -> int:
-        """A descriptor that is readable once a signal has come."""
+        """Return a descriptor that is readable once a signal has come."""
         return self._signals.fileno()
 
     def over(self) -> bool:
-        """Act on the signal that has come, if one has; returns whether to end everything now."""
+        """Act on a signal that has come; return whether to end everything now."""
         signum = self._signals.received
         if signum is None:
             return False
@@ -145,11 +145,7 @@ class StopRequests:
         return False
 
     def act(self) -> None:
-        """Do what the signals mean, now that the ranks are gone; nothing if they were only requests.
-
-        Raises:
-            KeyboardInterrupt, SystemExit: as `act_on` does.
-        """
+        """Do what the signals mean, once the ranks are gone, as `act_on` does; nothing for mere requests."""
         # A request that comes now has no rank to be passed on to.
         harmless = ASKING if self._is_repeat else (signal.SIGUSR1,)
         late = [signum for signum in self._signals.waiting if signum not in harmless]
@@ -177,7 +173,7 @@ def stop_requested() -> bool:
 
 
 def be_supervised(page: StopPage) -> None:
-    """In a rank that tutti has started, leave it to the supervisor when a signal is the end."""
+    """In a rank that tutti has started, leave ending signals to the supervisor."""
     global _page, _supervised
     _page, _supervised = page, True
     signal.signal(signal.SIGUSR1, _note)
@@ -190,11 +186,11 @@ def is_supervised() -> bool:
 
 @contextmanager
 def stoppable(*, goes_on: bool = False) -> Iterator[None]:
-    """Look for requests to stop, inside of the block: SIGTERM, SIGUSR1 and the first Ctrl-C are no end there.
+    """Look for requests to stop inside the block: SIGTERM, SIGUSR1 and the first Ctrl-C do not end it.
 
-    Every rank of the job enters and leaves it, with the others, and saves inside of it. Of a program that
-    trains several times each block begins without a request. Only the main thread can receive signals in
-    Python: elsewhere `stop_requested` tells of what the supervisor was asked.
+    Every rank of the job enters and leaves it, with the others, and saves inside it. In a program that trains
+    several times each block begins without a request. Only the main thread can receive signals in Python:
+    elsewhere `stop_requested` returns the supervisor's requests.
 
     Args:
         goes_on: other ranks take over when one is lost: until they look, a request is for them.
@@ -229,7 +225,7 @@ def stoppable(*, goes_on: bool = False) -> Iterator[None]:
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
-    """Note a request; what ends this process is done by the handler that was there before."""
+    """Note a request; a signal that ends this process goes to its earlier handler."""
     global _insisted_s
     now = time.monotonic()
     ends = not _supervised and now - _insisted_s >= SAME_S

@@ -1,4 +1,4 @@
-"""The supervisor: has the ranks of one machine started, waits for them, and leaves none behind. No torch.
+"""The supervisor: starts the ranks of one machine, waits for them, and leaves none behind. No torch.
 
 A rank ends in one of three ways: it reports that it is done, it reports an exception, or it dies without a
 report (which the fork server, its parent, sees at once). The first failure ends all other ranks.
@@ -56,11 +56,11 @@ class Replaced(Exception):
 
 @dataclass(frozen=True)
 class Recovery:
-    """The caller's side of all starts of a job that goes on after the loss of a rank.
+    """The caller's side of all starts of a job that survives the loss of a rank.
 
     Attributes:
         stopping: receives the signals of all starts; the caller acts on the last one.
-        is_due: called every `DUE_S`; returns whether the ranks are to be ended, by `Replaced`.
+        is_due: called every `DUE_S`; returns whether to end the ranks, by `Replaced`.
     """
 
     stopping: StopRequests
@@ -75,7 +75,7 @@ def supervise(
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
-    """Run `entry` on the ranks of the placement, on this machine, as `tutti.launch.start.start` says."""
+    """Run `entry` on the ranks of the placement, on this machine, as `tutti.launch.start.start` does."""
     with ExitStack() as watch:
         # It lasts longer than the ranks: a second Ctrl-C does not interrupt the clean-up after the first.
         stopping = StopRequests(watch.enter_context(SignalWatch())) if recovery is None else recovery.stopping
@@ -124,10 +124,9 @@ class Supervisor:
     def wait(
         self, stopping: StopRequests, is_due: Callable[[], bool] | None = None
     ) -> bytes | TuttiError | Replaced | None:
-        """Wait for the end of the work.
+        """Wait for the end of the work; return rank 0's pickled result, or the failure that came first.
 
-        Returns:
-            The pickled result of rank 0, or the failure that came first; None: a signal ends the ranks.
+        None: a signal ends the ranks.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(stopping, selectors.EVENT_READ, lambda: None)
@@ -146,7 +145,7 @@ class Supervisor:
         return None
 
     def close(self) -> None:
-        """Give up the pipes and the arena."""
+        """Release the pipes and the arena."""
         self._opened.close()
 
     def _patience_s(self, recovers: bool) -> float | None:
@@ -156,7 +155,7 @@ class Supervisor:
         return min(limits, default=None)
 
     def _end(self) -> bytes | TuttiError | None:
-        """Return how the work has ended; None: it goes on."""
+        """Return the end of the work; None: it goes on."""
         reports = [one.report for one in self._ranks if one.report]
         deaths = [one.death for one in self._ranks if one.death]
         error, certain = first_failure(reports, deaths)
@@ -177,7 +176,7 @@ class Supervisor:
         return error or cast("bytes", reports[0].value)
 
     def _end_hung(self, watch: HangWatch) -> None:
-        """Kill the ranks that hang, unless that was done. Their deaths end the job."""
+        """Kill the ranks that hang, once. Their deaths end the job."""
         if any(one.hung for one in self._ranks):
             return
         now = time.monotonic()
@@ -204,7 +203,7 @@ def _receive(selector: selectors.BaseSelector, one: RankProcess) -> None:
 
 
 def _settings(placement: Placement) -> list[RankSetting]:
-    """The setting of each rank of a placement."""
+    """Return the setting of each rank of a placement."""
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     settings = []
     for rank in range(placement.ranks):

@@ -1,4 +1,4 @@
-"""The sampler of the cores and the memory that a run uses: a thread in the first rank of each host."""
+"""The sampler of a run's cores and memory: a thread in the first rank of each host."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Probe:
         self._look_again = 0.0
 
     def sample(self, final: bool = False) -> UsageRecord:
-        """Take a sample; times are since the sample before."""
+        """Take a sample; times are since the previous sample."""
         import psutil
 
         busy = psutil.cpu_percent(percpu=True)

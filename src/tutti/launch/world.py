@@ -1,4 +1,4 @@
-"""The communicator of this process, for programs that some launcher started, or none."""
+"""The communicator of this process, for programs started by any launcher, or none."""
 
 from __future__ import annotations
 
@@ -45,9 +45,6 @@ def join(threads: int | None = None) -> Communicator:
     host's cores as threads, and from now on an uncaught exception in any rank prints its traceback and ends
     the whole job, so that nothing hangs. Started by tutti, they are the ranks that it started. Otherwise
     this is a world of one.
-
-    Raises:
-        UserError: the launcher is one that tutti cannot work under, or mpi4py is needed and missing.
     """
     global _world
     if _world is None and started_by().given:
@@ -60,7 +57,7 @@ def join(threads: int | None = None) -> Communicator:
 
 
 def _join_given(threads: int | None) -> Communicator:
-    """The communicator of the ranks that the user's launcher has started."""
+    """Return the communicator of the ranks that the user's launcher has started."""
     import torch
 
     from tutti.launch.busy_cores import CoreWatch
@@ -90,8 +87,7 @@ def _join_given(threads: int | None) -> Communicator:
 def refuse_stranger() -> None:
     """Refuse a launcher that does not belong to the MPI library (initialises MPI). Imports no torch.
 
-    Raises:
-        UserError: the launcher has ended, or MPI does not see the ranks that it has started.
+    UserError: the launcher has ended, or MPI does not see the ranks that it has started.
     """
     from tutti.comm.mpi.library import world_place
 
@@ -110,7 +106,7 @@ def refuse_stranger() -> None:
 
 
 def leave_world_of_one() -> None:
-    """Leave MPI, as the only rank that it sees, and remove its shared memory: Open MPI forgets that there."""
+    """Leave MPI, as its only rank, and remove its shared memory: Open MPI forgets that there."""
     from tutti.comm.mpi.library import finalize
 
     segments = mpi_segments()
@@ -160,7 +156,7 @@ def _leave_at_exit(comm: Communicator) -> None:
 
 
 def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
-    """Print what happened, as the job's last output, and end all its ranks."""
+    """Print the error as the job's last output, and end all its ranks."""
     rank, code = started_by().rank, 1
     try:
         if says_all(error):
@@ -181,7 +177,7 @@ def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
 
 
 def end_ranks(code: int) -> NoReturn:
-    """End all ranks of the MPI job, this one at once, with an exit code that is not 0."""
+    """End all ranks of the MPI job, this one at once, with an exit code other than 0."""
     if not ends_with_a_rank(os.environ):
         from tutti.comm.mpi.library import abort
 

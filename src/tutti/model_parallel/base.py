@@ -1,4 +1,4 @@
-"""A rank's portion of a model, and the way to train it."""
+"""A rank's portion of a model, and its training."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LayoutRanks:
 
 @dataclass(frozen=True)
 class Workload:
-    """The samples, the loss and the arithmetic of a run: all ranks have `batch_size` samples of an update."""
+    """Samples, loss and arithmetic of a run: all ranks share the `batch_size` samples of an update."""
 
     samples: Part
     batch_size: int
@@ -69,7 +69,7 @@ class Workload:
     arithmetic: Arithmetic
 
     def batch(self, count: int) -> tuple[Inputs, Tensor]:
-        """The inputs and targets of at most `count` samples, as the model wants them."""
+        """Return the inputs and targets of at most `count` samples, as the model takes them."""
         inputs, targets = self.samples.take(torch.arange(min(count, len(self.samples))))
         return self.arithmetic.inputs(inputs), self.arithmetic.targets(targets)
 
@@ -79,12 +79,12 @@ Of = Callable[[Tensor], Tensor]
 
 
 def values_of(tensor: Tensor) -> Tensor:
-    """The numbers in a tensor."""
+    """Return the numbers in a tensor."""
     return tensor.detach()
 
 
 def gradient_of(tensor: Tensor) -> Tensor:
-    """The gradient of a tensor; zero where there is none."""
+    """Return the gradient of a tensor; zero if there is none."""
     return torch.zeros_like(tensor.detach()) if tensor.grad is None else tensor.grad.detach()
 
 
@@ -98,7 +98,7 @@ class Portion(ABC):
             the same samples together.
         data: the ranks that hold the same portion, over which the worker adds up gradients.
         parameters: trainable numbers of the whole model.
-        group: the ranks of the worker that this one is part of; None: it is a worker by itself.
+        group: the ranks of this rank's worker; None: the rank is a whole worker.
         compute: forward and backward of a batch; None: as for any module, outputs first, then the loss.
     """
 
@@ -123,18 +123,18 @@ class Portion(ABC):
 
     @abstractmethod
     def state(self, of: Of = values_of) -> dict[str, Any]:
-        """Return the values or gradients of the whole model by name, as undivided (collective)."""
+        """Return the values or gradients of the whole, undivided model by name (collective)."""
 
     def to_save(self, state: State) -> State:
-        """Return the state of this portion's trainer as a checkpoint has it."""
+        """Return the state of this portion's trainer in the form of a checkpoint."""
         return state
 
     def record(self) -> PipelineRecord | None:
-        """The record of a pipeline; None of other portions (collective)."""
+        """Return the record of a pipeline; None for other portions (collective)."""
         return None
 
     def close(self) -> None:
-        """Give back what this holds besides memory (collective)."""
+        """Release resources other than memory (collective)."""
         return
 
 
@@ -167,7 +167,7 @@ class Whole(Portion):
 
 
 class TeamPortion(Portion):
-    """One rank's portion of a model that a team holds together; `counts` is that of `NormShare`."""
+    """One rank's portion of a model that a team holds together; for `counts` see `NormShare`."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class TeamPortion(Portion):
 
     @override
     def to_save(self, state: State) -> State:
-        """Put what holders of the same portion share under its number; all else is this rank's own."""
+        """Put what holders of the same portion share under its number; the rest is this rank's own."""
         number, own = str(self.ranks.team.rank), {"shared": state.shared, "own": state.own}
         return replace(state, joint=put_under(number, state.joint), own=own)
 
@@ -215,17 +215,17 @@ class TeamPortion(Portion):
 
 
 def of_portion(saved: Saved, number: int) -> Saved:
-    """Return what the trainer of a portion goes on from, of what `TeamPortion.to_save` has returned."""
+    """Return the state from which the trainer of a portion continues, given `TeamPortion.to_save`'s."""
     assert saved.own is not None, "it is of as many ranks"
     return replace(saved, joint=found_under(str(number), saved.joint), **saved.own)
 
 
 def taken(module: nn.Module, of: Of) -> dict[str, Any]:
-    """The state of a module by name, with what `of` takes of each tensor."""
+    """Return the state of a module by name, with `of` applied to each tensor."""
     held = module.state_dict(keep_vars=True)
     return {name: of(value) if isinstance(value, Tensor) else value for name, value in held.items()}
 
 
 def count_of(module: nn.Module) -> int:
-    """The number of trainable numbers in a module."""
+    """Return the number of trainable numbers in a module."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

@@ -1,4 +1,4 @@
-"""torch.distributed among the ranks of a communicator, for what is built on it: DTensor, FSDP2, pipelines."""
+"""torch.distributed among the ranks of a communicator, for DTensor, FSDP2 and pipelines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TeamMesh:
 
 
 def _store(comm: Communicator) -> Store:
-    """The place where ranks find each other: on one host in a file, else at a port of rank 0's."""
+    """Return the store where ranks meet: on one host in a file, else at a port of rank 0's."""
     if comm.hosts == 1:
         return FileStore(f"/proc/self/fd/{make_for_all('store', comm)}", comm.size)
     host = socket.gethostname()

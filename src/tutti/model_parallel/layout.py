@@ -1,4 +1,4 @@
-"""Layouts: the ranks that hold one model together, the way they do, and the number of teams. Needs no torch.
+"""Layouts: the ranks that hold one model together, how they do, and the number of teams. Needs no torch.
 
 data=2,tensor=2      team 0: ranks 0 1      team 1: ranks 2 3
                      the same portion: ranks 0 and 2, ranks 1 and 3
@@ -45,11 +45,11 @@ class Layout:
 
     Attributes:
         way: the name of one of `WAYS`.
-        team: ranks that hold one model together; they are neighbours.
+        team: the number of ranks that hold one model together; they are neighbours.
         data: the number of teams.
         schedule: of a pipeline: one of `SCHEDULES`.
-        microbatches: of a pipeline: into how many parts each team cuts its batch; by default twice the number
-            of stages.
+        microbatches: of a pipeline: the parts into which each team cuts its batch; by default twice the
+            number of stages.
     """
 
     way: str
@@ -71,7 +71,7 @@ class Layout:
         return self.team * self.data
 
     def describe(self) -> str:
-        """The layout as it would be written: data=2,tensor=2."""
+        """Return the layout as text, such as data=2,tensor=2."""
         return f"{DATA}={self.data},{self.way}={self.team}" if self.data > 1 else f"{self.way}={self.team}"
 
 
@@ -80,13 +80,13 @@ def parse_layout(text: str, options: Mapping[str, Any], ranks: int) -> Layout:
 
     Args:
         text: one of `WAYS`, with `=N` for the ranks that hold one model together; and `data=N` for the
-            teams, with a comma. A number that is left out follows from the others.
+            teams, with a comma. A missing number follows from the others.
         options: of the way, by name.
-        ranks: how many there are.
+        ranks: their number.
 
     Raises:
         UnknownName: there is no such way, or it has no such option.
-        BadOption: the numbers do not make as many ranks, or a value cannot be used.
+        BadOption: the numbers do not fit the ranks, or a value cannot be used.
     """
     way, team, data = _sizes(text)
     if team is None and data is None:
@@ -108,18 +108,18 @@ def parse_layout(text: str, options: Mapping[str, Any], ranks: int) -> Layout:
 
 
 def ranks_of(text: str) -> int | None:
-    """Return the number of ranks that a layout asks for; None if that is left open."""
+    """Return the number of ranks that a layout requires; None if it is open."""
     _, team, data = _sizes(text)
     return team * data if team is not None and data is not None else None
 
 
 def options_of(text: str) -> list[str]:
-    """Return the names of the options that a layout has."""
+    """Return the names of a layout's options."""
     return WAYS[_sizes(text)[0]]
 
 
 def _sizes(text: str) -> tuple[str, int | None, int | None]:
-    """Return the way, the ranks of a team and the teams that a text names; None: left open."""
+    """Return the way, the ranks of a team and the teams in a text; None: open."""
     sizes: dict[str, int | None] = {}
     for word in text.split(","):
         name, equals, number = (piece.strip() for piece in word.partition("="))
@@ -156,10 +156,8 @@ def portion_of(
 def rank_need(layout: Layout, module: nn.Module, workload: Workload, state: float) -> MemoryNeed:
     """Return the memory of the rank that needs the most.
 
-    `state` is the bytes of state that the optimizer keeps for each byte of parameters.
-
-    Raises:
-        BadModel, BadOption: as in `portion_of`.
+    `state` is the bytes of state that the optimizer keeps for each byte of parameters. Raises as
+    `portion_of`.
     """
     return cast("MemoryNeed", _way(layout).need(layout, module, workload, state))
 

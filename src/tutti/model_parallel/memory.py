@@ -1,9 +1,9 @@
-"""The memory that a rank needs under a layout, found by a dry run on tensors without contents.
+"""The memory that a rank needs under a layout, determined by a dry run on tensors without contents.
 
-Weights, gradients and the optimizer's state follow from the parameters that a rank holds. What forward and
-backward need besides is the peak of a step on torch's meta device, where every operation has shapes but no
-numbers: each tensor counts from where an operation makes it to where nothing refers to it any more. Ranks of
-a pipeline are taken through the actions of its schedule.
+Weights, gradients and the optimizer's state follow from the rank's parameters. The rest of forward and
+backward is the peak of a step on torch's meta device, where every operation has shapes but no numbers: each
+tensor counts from the operation that makes it until nothing refers to it. Ranks of a pipeline run the actions
+of its schedule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROBE: Final = 64
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that one rank needs; what the ranks of a host share counts in equal parts."""
+    """Bytes that one rank needs; memory shared by the ranks of a host counts in equal parts."""
 
     weights: int
     gradients: int
@@ -47,7 +47,7 @@ class MemoryNeed:
 
 
 class PeakMemory(TorchDispatchMode):
-    """A mode that adds up the bytes of all tensors that operations make: at one time, and all together."""
+    """A mode that counts the bytes of all tensors that operations make: at their peak, and in total."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation, and count the memory that its results have and its arguments have not."""
+        """Run an operation, and count the memory of its results that its arguments do not have."""
         given = {
             x.untyped_storage()._cdata for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)
         }
@@ -87,12 +87,12 @@ class PeakMemory(TorchDispatchMode):
 
 
 def _rearranged(gradient: Tensor, inputs: Tensor) -> int:
-    """The bytes that the backward pass of a convolution copies into the memory layouts that oneDNN has."""
+    """Return the bytes that a convolution's backward pass copies into oneDNN's memory layouts."""
     return sum(x.nbytes for x in (gradient, inputs) if not x.is_contiguous(memory_format=torch.channels_last))
 
 
 def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:
-    """The bytes of state that an optimizer keeps for each byte of parameters."""
+    """Return the bytes of state that an optimizer keeps for each byte of parameters."""
     hidden = nn.Linear(PROBE, PROBE, bias=False)
     probe = hidden.weight
     probe.grad = torch.zeros_like(probe)
@@ -103,12 +103,12 @@ def state_per_byte(make: Callable[[nn.Module], Optimizer]) -> float:
 
 
 def of_teams(teams: int, weights: int, gradients: int, state: float, peak: int) -> MemoryNeed:
-    """The need of a rank of teams on one host: holders of the same portion share one copy of its weights."""
+    """Return the need of a rank of teams on one host, where holders of the same portion share its weights."""
     return MemoryNeed(weights // teams, gradients, int(state * gradients) // teams, peak)
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """The module without contents, ready to be trained: its gradients have their places."""
+    """Return the module without contents, ready for training: its gradients are allocated."""
     model = copy.deepcopy(module).to("meta").train()
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -117,13 +117,13 @@ def on_meta(module: nn.Module) -> nn.Module:
 
 
 def held(model: nn.Module) -> tuple[int, int]:
-    """The bytes of parameters and buffers, and of gradients."""
+    """Return the bytes of parameters and buffers, and of gradients."""
     weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
     return weights, sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
 def peak_of_step(model: nn.Module, workload: Workload, count: int) -> int:
-    """The peak of forward and backward of `count` samples, and the samples."""
+    """Return the peak of forward and backward of `count` samples, and the samples."""
     (inputs, targets), arithmetic = workload.batch(count), workload.arithmetic
     inputs, targets = mapped(inputs, methodcaller("to", "meta")), targets.to("meta")
     with PeakMemory() as ledger:

@@ -1,10 +1,10 @@
 """Pipeline parallelism: every rank has some of the layers, and batches pass through in small parts.
 
     rank 0   F0 F1    B0 F2 B1 F3 B2    B3          forward and backward of microbatches 0 to 3
-    rank 1      F0 B0 F1 B1 F2 B2 F3 B3             (1f1b: backward as soon as may be)
+    rank 1      F0 B0 F1 B1 F2 B2 F3 B3             (1f1b: backward as early as possible)
 
-What a rank waits at the beginning and at the end of a batch is the bubble. The more microbatches, the smaller
-it is. PyTorch's `pipelining` has the schedules:
+A rank's wait at the beginning and at the end of a batch is the bubble. The more microbatches, the smaller it
+is. PyTorch's `pipelining` has the schedules:
 
     gpipe   all forward passes, then all backward passes: the most memory
     1f1b    one forward, one backward in turn
@@ -53,7 +53,7 @@ class StageDivision:
 
     Attributes:
         stages: one for each rank.
-        shapes: what goes into each stage, and comes out of the last, for a microbatch: on the meta device.
+        shapes: of the input of each stage, and the output of the last, for a microbatch: on the meta device.
     """
 
     schedule: str
@@ -63,7 +63,7 @@ class StageDivision:
 
 
 def divide(layout: Layout, module: nn.Module, workload: Workload) -> StageDivision:
-    """Divide a model, which stays as it is, into stages; every rank finds the same.
+    """Divide a model, which is unchanged, into stages; every rank finds the same.
 
     Raises:
         BadModel: the model's forward cannot be traced, or there are fewer blocks than stages.
@@ -100,7 +100,7 @@ def need(layout: Layout, module: nn.Module, workload: Workload, state: float) ->
 def _need_of_rank(
     rank: int, division: StageDivision, layout: Layout, workload: Workload, state: float
 ) -> MemoryNeed:
-    """Return the need of one backward pass, all other microbatches in flight being kept."""
+    """Return the need of one backward pass, with all other microbatches in flight."""
     stage, shapes, microbatches = on_meta(division.stages[rank]), division.shapes, division.microbatches
     last = rank == layout.team - 1
     targets = workload.batch(len(shapes[0]))[1].to("meta")
@@ -125,7 +125,7 @@ def portion(layout: Layout, comm: Communicator, module: nn.Module, workload: Wor
 
 
 class PipelinePortion(TeamPortion):
-    """The stages that one rank has of a model."""
+    """One rank's stages of a model."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class PipelinePortion(TeamPortion):
         return PipelineRecord(division.schedule, division.microbatches, self._layers, idle, spans)
 
     def _compute(self, batch: Batch) -> Computed:
-        """Pass a team's batch through the pipeline: equal microbatches, then what is left."""
+        """Pass a team's batch through the pipeline: equal microbatches, then the rest."""
         arithmetic, count = self._arithmetic, len(batch.targets)
         inputs = cast("Tensor", arithmetic.inputs(batch.inputs))
         targets = arithmetic.targets(batch.targets)
@@ -206,7 +206,7 @@ class Stage(nn.Module):
         self.layers, self._block, self._arithmetic = block.layers, block.module, arithmetic
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs of the last block."""
+        """Return the outputs of the last block."""
         # Nothing may change in place what another stage has sent: its gradient is sent back.
         given = inputs.clone() if inputs.requires_grad else inputs
         return self._arithmetic.forward(self._block, given)
@@ -225,7 +225,7 @@ class _Pipe(nn.Module):
         self._stage, self._shapes, self._team = [own], shapes, team
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs of the whole model, without gradient (collective over the team)."""
+        """Return the outputs of the whole model, without gradient (collective over the team)."""
         team, last = self._team, self._team.size - 1
         with torch.no_grad():
             if team.rank:
@@ -240,12 +240,12 @@ class _Pipe(nn.Module):
 
 
 def _sized(shape: Tensor, samples: int) -> Tensor:
-    """Memory for a number of samples of a shape."""
+    """Allocate memory for a number of samples of a shape."""
     return torch.zeros(samples, *shape.shape[1:], dtype=shape.dtype)
 
 
 def _give_back(stages: Iterable[Stage]) -> None:
-    """Free the memory of layers that other ranks have."""
+    """Free the memory of other ranks' layers."""
     for stage in stages:
         for layer in stage.layers.values():
             if isinstance(layer, nn.Parameter):

@@ -24,7 +24,7 @@ from tutti.training.losses import Loss
 
 
 def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int) -> int:
-    """Return the number of microbatches of a batch, or refuse `count` by `BadOption`."""
+    """Return the number of microbatches of a batch; BadOption if `count` does not fit."""
     if count is None:
         return max(1, min(2 * ranks, batch))
     if count > batch:
@@ -41,7 +41,7 @@ def check_microbatches(schedule: str, count: int | None, ranks: int, batch: int)
 
 
 def in_flight(schedule: str, microbatches: int, stage: int, stages: int) -> int:
-    """The number of microbatches whose activations a stage keeps at one time, or a little more."""
+    """Return (an upper bound on) the microbatches whose activations a stage keeps at one time."""
     return microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
 
 
@@ -66,12 +66,10 @@ class MicrobatchPasses:
     def run(
         self, inputs: Tensor, targets: Tensor, microbatches: int, weight: float
     ) -> tuple[float, float, Tensor] | None:
-        """Forward and backward of equal microbatches (collective over the team).
+        """Run forward and backward of equal microbatches (collective over the team).
 
-        The loss of each counts `weight`; gradients accumulate.
-
-        Returns:
-            On the last rank the weighted sum of the losses, the sum of their denominators, and the outputs.
+        The loss of each counts `weight`; gradients accumulate. Return, on the last rank, the weighted sum of
+        the losses, the sum of their denominators, and the outputs.
         """
         if not self._latest:
             self._began = monotonic()
@@ -123,13 +121,13 @@ class MicrobatchPasses:
         return kind(stage, microbatches, loss_fn=self._weighted, scale_grads=False)
 
     def _example(self, edge: int, size: int) -> Tensor:
-        """An example of the tensor between two stages. All but the inputs of the model have a gradient."""
+        """Return an example of the tensor between two stages; all but the model's inputs have a gradient."""
         shape = self._shapes[edge]
         return torch.empty(size, *shape.shape[1:], dtype=shape.dtype, requires_grad=edge > 0)
 
 
 class _TimedStage(PipelineStage):
-    """A stage that notes what it does when."""
+    """A stage that records the times of its passes."""
 
     spans: list[PipelineSpan]
 

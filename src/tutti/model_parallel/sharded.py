@@ -5,7 +5,7 @@
                                                                          the sum of gradients, in slices
 
 Every rank has its own samples, as with `sync`, and one slice of weights, gradients and optimizer state. A
-layer's weights are gathered for its forward and its backward pass, and dropped again: PyTorch's FSDP2.
+layer's weights are gathered for its forward and its backward pass, and then dropped: PyTorch's FSDP2.
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.3;
 Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -44,7 +44,7 @@ from tutti.training.run_parts import Computed
 
 
 class ShardedPortion(TeamPortion):
-    """The slices that one rank has of a model's parameters."""
+    """One rank's slices of a model's parameters."""
 
     def __init__(self, module: nn.Module, ranks: LayoutRanks, group: TeamMesh, workload: Workload) -> None:
         super().__init__(module, ranks, lambda _: True, group)
@@ -75,7 +75,7 @@ class ShardedPortion(TeamPortion):
         return taken(self.module, lambda tensor: whole[tensor] if tensor in whole else of(tensor))
 
     def _compute(self, batch: Batch) -> Computed:
-        """Forward and backward; a rank without samples computes one that counts for nothing, as all must."""
+        """Run forward and backward; a rank without samples computes one that does not count, as all must."""
         arithmetic = self._objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         count = len(targets)
@@ -119,7 +119,7 @@ class ShardedWorker(Worker):
 
     @override
     def state(self) -> State:
-        """Return what the optimizer keeps for this rank's slices of the parameters."""
+        """Return the optimizer's state for this rank's slices of the parameters."""
         return State(joint=held_by(self._optimizer, self._names))
 
     @override
@@ -128,7 +128,7 @@ class ShardedWorker(Worker):
 
     @torch.no_grad()
     def _divide_state(self) -> None:
-        """Divide this rank's part of an optimizer's state as the parameters are."""
+        """Divide this rank's part of an optimizer's state like the parameters."""
         for parameter in self._names:
             own, kept = local(parameter.detach()), self._optimizer.state.get(parameter, {})
             for key, value in kept.items():
@@ -141,11 +141,11 @@ class ShardedWorker(Worker):
 
     @override
     def finish(self) -> None:
-        """Every step leaves the final weights in place."""
+        """Do nothing: every step leaves the final weights in place."""
 
     @torch.no_grad()
     def _add_up(self) -> int:
-        """Sum the gradients over the teams; returns the bytes sent."""
+        """Sum the gradients over the teams; return the bytes sent."""
         sent = 0
         for gradient in self._gradients.vectors():
             total = gradient.contiguous().view(-1)
@@ -156,13 +156,11 @@ class ShardedWorker(Worker):
 
 
 class OwnSlices:
-    """A rank's own parts of an elementwise optimizer's parameters, which it moves instead inside of `with`.
+    """A rank's slices of an elementwise optimizer's parameters, which it moves instead inside a `with` block.
 
-    For each operation on DTensors torch works out how its result is divided, which takes longer than the
-    operation on a small tensor. The optimizer keeps its state for the parts.
-
-    Attributes:
-        moved: the parts, by the model's parameter.
+    For each operation on DTensors torch computes the division of its result, which takes longer than the
+    operation on a small tensor. The optimizer keeps its state for the slices, `moved`, by the model's
+    parameter.
     """
 
     @torch.no_grad()
@@ -181,7 +179,7 @@ class OwnSlices:
 
     @torch.no_grad()
     def __enter__(self) -> None:
-        """Make the optimizer move the parts by the gradients of the parameters."""
+        """Make the optimizer move the slices by the gradients of the parameters."""
         for parameter, part in self.moved.items():
             # FSDP puts a part into other memory when the model is called for the first time.
             part.data = local(parameter)

@@ -49,8 +49,8 @@ class GraphBlock:
     Attributes:
         root: the model.
         nodes: the operations, in order.
-        before: makes the input.
-        last: makes the output.
+        before: the operation that makes the input.
+        last: the operation that makes the output.
         work: arithmetic operations of a forward pass, and `OPERATIONS_PER_BYTE` for the bytes of its results.
         made: the bytes of its results.
     """
@@ -80,7 +80,7 @@ class GraphBlock:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of weights, gradients and optimizer state, and at most of what backward needs."""
+        """The bytes of weights, gradients and optimizer state, and at most of backward's activations."""
         return self.made + COPIES * sum(p.nbytes for p in self.module.parameters())
 
     @property
@@ -89,14 +89,14 @@ class GraphBlock:
         return any(parameter.requires_grad for parameter in self.module.parameters())
 
     def then(self, following: GraphBlock) -> GraphBlock:
-        """One block of this one and the next."""
+        """Return this block and the next as one."""
         nodes = (*self.nodes, *following.nodes)
         work, made = self.work + following.work, self.made + following.made
         return GraphBlock(self.root, nodes, self.before, following.last, work, made)
 
     @cached_property
     def module(self) -> nn.Module:
-        """A module of the model's own layers that computes the block."""
+        """Return a module of the model's own layers that computes the block."""
         graph = Graph()
         known = {self.before: graph.placeholder("inputs")}
 
@@ -113,7 +113,7 @@ class GraphBlock:
 
 
 def _named(root: nn.Module, name: str) -> Any:
-    """The module, parameter or buffer of this name."""
+    """Return the module, parameter or buffer with this name."""
     path, _, last = name.rpartition(".")
     return getattr(root.get_submodule(path), last)
 
@@ -121,11 +121,9 @@ def _named(root: nn.Module, name: str) -> Any:
 def stages_of(
     module: nn.Module, inputs: Tensor, arithmetic: Arithmetic, count: int
 ) -> tuple[list[GraphBlock], list[Tensor]]:
-    """Cut a model, which stays as it is, into `count` stages; every rank finds the same, in every run.
+    """Cut a model, which is unchanged, into `count` stages, the same on every rank and in every run.
 
-    Returns:
-        The stages; and what goes into each, and comes out of the last, for the inputs of a microbatch: shapes
-        on the meta device.
+    Return the stages, and the shapes, on the meta device, of the input of each and the output of the last.
 
     Raises:
         BadModel: the model's forward cannot be traced, or it has fewer blocks than stages.
@@ -145,8 +143,8 @@ def stages_of(
 def balance(work: Sequence[float], nbytes: Sequence[int], count: int) -> list[slice]:
     """Cut blocks into consecutive stages that are even in work, as far as memory allows.
 
-    The largest share of a stage in the work, or in the memory over `ROOM`, is as small as can be. Each stage
-    gets at least one block.
+    Minimise the largest share of a stage in the work, or in the memory over `ROOM`. Each stage gets at least
+    one block.
     """
     totals = [(sum(work) or 1.0, list(accumulate(work, initial=0.0)))]
     totals += [((sum(nbytes) or 1) * ROOM, list(accumulate(map(float, nbytes), initial=0.0)))]
@@ -172,11 +170,7 @@ def balance(work: Sequence[float], nbytes: Sequence[int], count: int) -> list[sl
 def blocks_of(
     module: nn.Module, inputs: Tensor, arithmetic: Arithmetic
 ) -> tuple[list[GraphBlock], Mapping[Node, Tensor]]:
-    """Return the blocks of a model, each with weights to train, and the tensors that can go between blocks.
-
-    Raises:
-        BadModel: the model's forward cannot be traced.
-    """
+    """Return the blocks of a model, each with weights to train, and tensors that may pass between them."""
     graph = _graph_of(module)
     made = next(node for node in graph.nodes if node.op == "output").args[0]
     if not isinstance(made, Node):
@@ -219,10 +213,9 @@ def _smallest(
 
 
 class _TracedRun(Interpreter):
-    """An interpreter that notes the cost of each operation, in bytes and work.
+    """An interpreter that records the cost of each operation, in bytes and work.
 
-    Attributes:
-        edges: the results whose first dimension is the samples, on the meta device.
+    `edges` are the results whose first dimension is the samples, on the meta device.
     """
 
     def __init__(self, module: nn.Module, graph: Graph, samples: int, arithmetic: Arithmetic) -> None:
@@ -244,11 +237,7 @@ class _TracedRun(Interpreter):
 
 
 def _tried(module: nn.Module, graph: Graph, inputs: Tensor, arithmetic: Arithmetic) -> _TracedRun:
-    """Run the operations.
-
-    Raises:
-        BadModel: they give other outputs than the model.
-    """
+    """Run the operations; raise BadModel if their outputs differ from the model's."""
     trial = _TracedRun(module, graph, len(inputs), arithmetic)
     with evaluating(module), undone([module]), torch.no_grad():
         traced, wanted = arithmetic.forward(trial.run, inputs), arithmetic.forward(module, inputs)
@@ -270,11 +259,7 @@ def _joined(blocks: list[GraphBlock]) -> list[GraphBlock]:
 
 
 def _graph_of(module: nn.Module) -> Graph:
-    """The operations of a model.
-
-    Raises:
-        BadModel: they cannot be traced, or differ between training and evaluation.
-    """
+    """Return the operations of a model; BadModel if they differ between training and evaluation."""
     parameters = inspect.signature(module.forward).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     try:

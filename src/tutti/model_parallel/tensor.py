@@ -66,16 +66,16 @@ class Cut:
 
     @classmethod
     def of(cls, length: int, team: Communicator, dim: int) -> Cut:
-        """Cut `length` into parts that differ by one at most."""
+        """Cut `length` into parts that differ by at most one."""
         return cls(team, tuple(part.stop - part.start for part in cut(length, team.size)), dim)
 
     def own(self, whole: Tensor) -> Tensor:
-        """The part of this rank, a view."""
+        """Return this rank's part, a view."""
         rank = self.team.rank
         return whole.narrow(self.dim, sum(self.widths[:rank]), self.widths[rank])
 
     def gather(self, own: Tensor) -> Tensor:
-        """The whole of all ranks' parts (collective)."""
+        """Return the whole, gathered from all ranks' parts (collective)."""
         shape = list(own.shape)
         shape[self.dim] = max(
             self.widths
@@ -89,7 +89,7 @@ class Cut:
 
 
 class _Gather(Function):
-    """The whole of the ranks' parts; of its gradient, which is the same on all ranks, the own channels."""
+    """Gathers the ranks' parts; backward takes the own channels of the gradient, equal on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, cut: Cut) -> Tensor:
@@ -102,7 +102,7 @@ class _Gather(Function):
 
 
 class _Enter(Function):
-    """The identity on a tensor that every rank has whole; backward adds up its gradient."""
+    """The identity on a tensor that every rank has whole; the backward pass adds up its gradient."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, team: Communicator) -> Tensor:
@@ -125,11 +125,7 @@ _enter = cast("Callable[[Tensor, Communicator], Tensor]", _Enter.apply)
 
 
 class TensorPortion(TeamPortion):
-    """The shares that one rank has of a model's layers.
-
-    Raises:
-        BadModel: a layer cannot be cut, or has fewer outputs than there are ranks.
-    """
+    """One rank's shares of a model's layers."""
 
     def __init__(self, module: nn.Module, ranks: LayoutRanks) -> None:
         super().__init__(module, ranks, lambda p: p in self._split or ranks.team.rank == 0)
@@ -145,13 +141,8 @@ class TensorPortion(TeamPortion):
 def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:
     """Cut every Linear and Conv2d layer of `module` over the team, in place.
 
-    Each of them takes whole inputs and gives whole outputs afterwards, on every rank.
-
-    Returns:
-        The parameters that are shares now, and how they were cut.
-
-    Raises:
-        BadModel: a layer cannot be cut, or has fewer outputs than there are ranks.
+    Each takes whole inputs and gives whole outputs afterwards, on every rank. Return the parameters that are
+    now shares, with their cuts. BadModel: a layer cannot be cut, or has fewer outputs than there are ranks.
     """
     layers = {name: part for name, part in module.named_modules() if part._parameters}
     for name, layer in layers.items():
@@ -176,7 +167,7 @@ def split(module: nn.Module, team: Communicator) -> dict[Tensor, Cut]:
 
 
 class _CutForward:
-    """The forward pass of a layer of whose outputs each rank computes its share (collective)."""
+    """The forward pass of a layer whose outputs are shared out over the ranks (collective)."""
 
     def __init__(self, layer: nn.Module, outputs: Cut) -> None:
         self._compute = layer.forward

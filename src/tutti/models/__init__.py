@@ -40,7 +40,7 @@ class Models(Registry[Callable[..., "nn.Module"]]):
 
     @override
     def load(self, spec: str) -> object:
-        """Return the factory called `spec`, the user's object, or what reads the file of a model."""
+        """Return the factory called `spec`, the user's object, or the reader of a model's file."""
         if not names_file(spec):
             return super().load(spec)
         file = find_file(spec, spec, "model")
@@ -52,7 +52,7 @@ class Models(Registry[Callable[..., "nn.Module"]]):
 
     @override
     def check(self, name: str) -> None:
-        """Refuse a name that stands for no model, and the path of no file, without importing one.
+        """Refuse an unknown name, or the path of a missing file, without importing a model.
 
         Raises:
             UnknownName: the message names the nearest.
@@ -87,18 +87,18 @@ def build(
 
     Args:
         spec: a name in `MODELS`, `package.module:factory`, `file.py:factory`, a factory itself, or a module,
-            which is taken as it is. A factory is called with the options, and with `shape=`, `outputs=` and
-            `table=` where it has parameters of these names.
+            which is returned as it is. A factory is called with the options, and with `shape=`, `outputs=`
+            and `table=` where it has parameters of these names.
         shape: of one input, without the batch, such as (1, 28, 28); of several inputs the shape of each, by
             name or by position.
-        outputs: the numbers that the model gives for one input: the number of classes, or of targets.
+        outputs: the size of the model's output for one input: the number of classes, or of targets.
         options: of the model, by name.
-        table: the inputs of a prepared table; None: the data are none.
+        table: the inputs of a prepared table; None: the data are not one.
 
     Raises:
         UnknownName: there is no such model, or it has no such option.
         BadOption: an option's value cannot be used, or the factory cannot be imported.
-        BadModel: the model does not fit `shape`, or the factory returned something else than an `nn.Module`.
+        BadModel: the model does not fit `shape`, or the factory did not return an `nn.Module`.
     """
     options = dict(options or {})
     factory: object
@@ -128,7 +128,7 @@ def build(
         found = "nothing" if module is None else f"an object of type '{type(module).__name__}'"
         raise BadModel(f"model '{spec}' returned {found}; it must return an nn.Module")
     if "train" in vars(module) and hasattr(module, "graph"):
-        # Of torch.export: it raises an error instead.
+        # torch.export's raises an error instead.
         from tutti.models.files.exported import follow_mode
 
         follow_mode(module)
@@ -136,16 +136,16 @@ def build(
 
 
 def takes_table(spec: object) -> bool:
-    """Return whether a model, as `build` takes it, is told of the inputs of a table."""
+    """Return whether a model, as `build` takes it, has a parameter for the inputs of a table."""
     return takes_option(MODELS.load(spec) if isinstance(spec, str) else spec, "table")
 
 
 def _made(factory: object, spec: str, options: Mapping[str, Any], given: Mapping[str, object]) -> object:
-    """Call a factory with the options, and with what is `given` by the data where it takes that."""
+    """Call a factory with the options, and with those facts about the data that it takes."""
     for name in given.keys() & options.keys():
         raise BadOption(f"option '{name}' of model '{spec}' follows from the data; leave it out")
     if "keras.src.utils.naming" in sys.modules:
-        # Keras numbers the layers of a process in their names, which must be the same in each process.
+        # Keras numbers a process's layers in their names, which must be equal in all processes.
         # (Its public `clear_session` would forget the user's settings, too.)
         sys.modules["keras.src.utils.naming"].reset_uids()
     taken = {name: value for name, value in given.items() if takes_option(factory, name)}

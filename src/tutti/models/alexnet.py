@@ -51,7 +51,7 @@ def alexnet(
     small = is_small(stem, shape)
     channels, _, _ = image_size("alexnet", shape, SMALLEST_SMALL if small else SMALLEST)
     dropped = share("dropout", dropout)
-    # On small images a padded pooling rounds up: 32, 16, 8, 4 and 28, 14, 7, 4.
+    # On small images padding makes pooling round up: 32, 16, 8, 4 and 28, 14, 7, 4.
     pooling = nn.MaxPool2d(3, stride=2, padding=1 if small else 0)
     first = nn.Conv2d(channels, 64, 3, padding=1) if small else nn.Conv2d(channels, 64, 11, 4, padding=2)
     features, width = [first, nn.ReLU(inplace=True), pooling], 64

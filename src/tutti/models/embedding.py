@@ -10,7 +10,7 @@ from tutti.models.fitting import whole_number
 from tutti.records.preparation import TableInputs
 
 DEVIATION = 0.01
-"""Of the vectors before training, as in fastai: a text that training never sees adds almost nothing."""
+"""The deviation of vectors before training, as in fastai: a text unseen in training adds almost nothing."""
 
 
 class EmbeddedTable(nn.Module):
@@ -39,7 +39,7 @@ class EmbeddedTable(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """Numbers, flags and vectors, of shape (n, width).
+        """Return numbers, flags and vectors, of shape (n, width).
 
         Args:
             inputs: numbers, flags and category numbers, of shape (n, columns).

@@ -17,11 +17,7 @@ STEMS: Final = ("auto", "small", "large")
 
 
 def whole_numbers(option: str, value: object) -> list[int]:
-    """Return layer sizes: from a whole number, a list of them, or a string such as "256,128"; all above 0.
-
-    Raises:
-        BadOption: `value` is something else.
-    """
+    """Return layer sizes: from a whole number, a list of them, or a string such as "256,128"; all above 0."""
     sizes = value.strip("[]() ").replace(",", " ").split() if isinstance(value, str) else value
     parts: list[object] = list(sizes) if isinstance(sizes, list | tuple) else [sizes]
     numbers = [int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts]
@@ -31,11 +27,7 @@ def whole_numbers(option: str, value: object) -> list[int]:
 
 
 def whole_number(option: str, value: object) -> int:
-    """Return a whole number above 0.
-
-    Raises:
-        BadOption: `value` is something else.
-    """
+    """Return a whole number above 0, or raise BadOption."""
     numbers = whole_numbers(option, value)
     if len(numbers) != 1:
         raise BadOption(f"option '{option}' is {value!r}; give one whole number above 0, such as 128")
@@ -43,33 +35,21 @@ def whole_number(option: str, value: object) -> int:
 
 
 def share(option: str, value: object) -> float:
-    """Return a share from 0 to below 1, such as a dropout probability.
-
-    Raises:
-        BadOption: `value` is something else.
-    """
+    """Return a share from 0 to below 1, such as a dropout probability, or raise BadOption."""
     if not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise BadOption(f"option '{option}' is {value!r}; give a number from 0 to below 1, such as 0.5")
     return float(value)
 
 
 def flag(option: str, value: object) -> bool:
-    """Return True or False.
-
-    Raises:
-        BadOption: `value` is something else.
-    """
+    """Return True or False, or raise BadOption."""
     if not isinstance(value, bool):
         raise BadOption(f"option '{option}' is {value!r}; give true or false")
     return value
 
 
 def choice(option: str, value: object, choices: Iterable[str]) -> str:
-    """Return one of the `choices`.
-
-    Raises:
-        UnknownName: `value` is none of them; the message names the nearest.
-    """
+    """Return one of the `choices`, or raise UnknownName, whose message names the nearest."""
     known = list(choices)
     if value not in known:
         raise UnknownName("value", str(value), known, of=f"the option '{option}'")
@@ -79,12 +59,7 @@ def choice(option: str, value: object, choices: Iterable[str]) -> str:
 def is_small(stem: object, shape: tuple[int, ...]) -> bool:
     """Return whether a network for photographs leaves out the first two of its five halvings.
 
-    Args:
-        stem: the option: "small", "large", or "auto": small for images with a side below 64 pixels.
-        shape: of one image.
-
-    Raises:
-        UnknownName: `stem` is something else.
+    `stem` is the option: "small", "large", or "auto", which is small for images with a side below 64 pixels.
     """
     chosen = choice("stem", stem, STEMS)
     return min(shape[-2:]) < SMALL if chosen == "auto" else chosen == "small"
@@ -118,8 +93,7 @@ def draw_dense(module: nn.Module, deviation: float) -> None:
 def image_size(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """Return the channels, height and width of inputs of `shape`; (height, width) alone has one channel.
 
-    Raises:
-        BadModel: the inputs are no images, or smaller than `smallest` x `smallest`.
+    Raise BadModel for inputs that are no images, or smaller than `smallest` x `smallest`.
     """
     if len(shape) not in (2, 3):
         raise BadModel(

@@ -125,7 +125,7 @@ class Inception(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """The maps of all branches, of shape (n, channels, height, width)."""
+        """Return the maps of all branches, of shape (n, channels, height, width)."""
         return torch.cat([branch(inputs) for branch in self.branches], dim=1)
 
 

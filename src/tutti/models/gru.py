@@ -71,13 +71,13 @@ class Recurrent(nn.Module):
         self.layers = nn.ModuleList(
             nn.GRU(size, hidden, batch_first=True, bidirectional=bidirectional) for size in sizes
         )
-        # Not of `nn.GRU`, whose dropout depends on which rank computes a sample.
+        # Not by `nn.GRU`, whose dropout depends on which rank computes a sample.
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.output = nn.Linear(width, outputs)
 
     @override
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The outputs, of shape (n, outputs).
+        """Return the outputs, of shape (n, outputs).
 
         Args:
             inputs: of shape (n, length) or (n, length, features), or images.
@@ -92,7 +92,7 @@ class Recurrent(nn.Module):
 
 
 def _read(layer: nn.Module, vectors: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The states of a layer at all steps, of shape (n, length, width), and behind the last, (n, width)."""
+    """Return the states of a layer at all steps, of shape (n, length, width), and the last, (n, width)."""
     if lengths is None:
         states, last = layer(vectors)
     else:

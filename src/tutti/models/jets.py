@@ -78,7 +78,7 @@ class ParticleFlow(nn.Module):
 
     @override
     def forward(self, particles: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The outputs, of shape (n, outputs).
+        """Return the outputs, of shape (n, outputs).
 
         Args:
             particles: of shape (n, particles, features).
@@ -88,6 +88,6 @@ class ParticleFlow(nn.Module):
         if lengths is not None:
             there = there & is_there(particles, lengths)
         vectors: Tensor = self.phi(particles)
-        # Not multiplied by 0, which would leave NaN what is NaN.
+        # Multiplying by 0 would keep NaN.
         outputs: Tensor = self.f(torch.where(there.unsqueeze(2), vectors, 0).sum(dim=1))
         return outputs

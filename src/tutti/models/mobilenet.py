@@ -104,7 +104,7 @@ class InvertedResidual(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs, of shape (n, channels, height, width)."""
+        """Return the outputs, of shape (n, channels, height, width)."""
         outputs: Tensor = self.conv(inputs)
         return inputs + outputs if self.adds else outputs
 

@@ -59,12 +59,12 @@ class ResidualBlock(nn.Module):
             )
 
     def residual(self, inputs: Tensor) -> Tensor:
-        """The residual, which is added to the inputs: of shape (n, channels, height, width)."""
+        """Return the residual to add to the inputs, of shape (n, channels, height, width)."""
         raise NotImplementedError
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs, of shape (n, channels, height, width)."""
+        """Return the outputs, of shape (n, channels, height, width)."""
         return cast("Tensor", self.relu(self.residual(inputs) + self.downsample(inputs)))
 
 

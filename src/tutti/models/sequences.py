@@ -1,4 +1,4 @@
-"""Sequences of vectors, as the built-in models for sequences take them, from tokens, numbers or images."""
+"""Sequences of vectors, the input of the built-in sequence models, from tokens, numbers or images."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Steps(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """The vectors, of shape (n, length, features).
+        """Return the vectors, of shape (n, length, features).
 
         Raises:
             BadModel: whole numbers without a vocabulary, other numbers with one, or tokens outside of it.

@@ -23,16 +23,16 @@ DEFAULTS = {
     "schedule": "cosine",
     "batch_size": 64,
 }
-"""How it is trained where the user says nothing else."""
+"""Its default training options."""
 
 DEVIATION = 0.1
-"""Of the frequencies before training."""
+"""The deviation of the frequencies before training."""
 
 FREQUENCIES = 16
-"""Cosines of each number."""
+"""The number of cosines of each number."""
 
 SUMS = 3
-"""Sums of these cosines."""
+"""The number of sums of these cosines."""
 
 
 @part("tabular")
@@ -93,7 +93,7 @@ class Tabular(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor | dict[str, object]:
-        """The outputs, of shape (n, outputs); in training as "logits", and those of the "members" beside it.
+        """Return the outputs, of shape (n, outputs); in training as "logits", beside those of the "members".
 
         Args:
             inputs: of shape (n, ...).
@@ -120,7 +120,7 @@ class Periodic(nn.Module):
 
     @override
     def forward(self, columns: Tensor) -> Tensor:
-        """The columns, then the sums of each number, of shape (n, columns + numbers * SUMS)."""
+        """Return the columns, then the sums of each number, of shape (n, columns + numbers * SUMS)."""
         numbers = columns[:, : len(self.bias), None]
         cosines = torch.cos(2 * math.pi * self.frequencies * numbers + self.phases)
         sums = torch.einsum("ncf,cfs->ncs", cosines, self.weight) + self.bias

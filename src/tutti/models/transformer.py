@@ -87,12 +87,12 @@ class TransformerEncoder(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
         if steps.tokens is not None:
-            # Multiplied by the root of the width in `forward`, as in section 3.4.
+            # `forward` multiplies by the root of the width, as in section 3.4.
             nn.init.normal_(steps.tokens.weight, std=width**-0.5)
 
     @override
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The outputs, of shape (n, outputs).
+        """Return the outputs, of shape (n, outputs).
 
         Args:
             inputs: of shape (n, length) or (n, length, features), or images.
@@ -135,7 +135,7 @@ class EncoderLayer(nn.Module):
 
     @override
     def forward(self, vectors: Tensor, there: Tensor | None) -> Tensor:
-        """The vectors behind both sublayers.
+        """Return the vectors behind both sublayers.
 
         Args:
             vectors: of shape (n, length, width).
@@ -158,13 +158,13 @@ class EncoderLayer(nn.Module):
 
 
 def positions(vectors: Tensor) -> Tensor:
-    """The sinusoids of each step, of shape (length, width): section 3.5.
+    """Return the sinusoids of each step, of shape (length, width): section 3.5.
 
     Args:
         vectors: of shape (n, length, width).
     """
     _, length, width = vectors.shape
-    # In 16 bits the numbers of steps beyond the 256th are not exact.
+    # In 16 bits the step numbers beyond 256 are not exact.
     precise = torch.promote_types(vectors.dtype, torch.float32)
     steps = torch.arange(length, dtype=precise, device=vectors.device)
     even = torch.arange(0, width, 2, dtype=precise, device=vectors.device)

@@ -128,6 +128,6 @@ def _features(channels: int, convolutions: Sequence[int], normed: bool) -> nn.Mo
             features += [nn.BatchNorm2d(maps)] if normed else []
             features.append(nn.ReLU(inplace=True))
             channels = maps
-        # Rounded up, so that images below 32 x 32 have something left behind the fifth pooling.
+        # Rounded up, so that images below 32 x 32 are not empty after the fifth pooling.
         features.append(nn.MaxPool2d(2, ceil_mode=True))
     return nn.Sequential(*features)

@@ -15,7 +15,7 @@ STEADY = 1e-6
 
 
 def scale_for(norm: float, most: float) -> float:
-    """Return the factor that limits a gradient's 2-norm to `most`; 1 when it is no longer than that.
+    """Return the factor that limits a gradient's 2-norm to `most`, at most 1.
 
     Pascanu, Mikolov, Bengio 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
     """

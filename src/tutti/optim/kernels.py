@@ -1,8 +1,8 @@
 """One update by torch's fused kernels, called without the Python around them.
 
-`Optimizer.step` spends some 60 us on hooks, checks and lists before the kernel begins: as much as the kernel
-itself takes for 100,000 parameters. These functions read and write the optimizer's own state, in its own
-format, so that either way of stepping can follow the other.
+`Optimizer.step` spends some 60 us on hooks, checks and lists before the kernel begins: as long as the kernel
+runs for 100,000 parameters. These functions read and write the optimizer's own state, in its own format, so
+that either way of stepping can follow the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ State = Mapping[Tensor, Mapping[str, Tensor]]
 Kernel = Callable[[Mapping[str, Any], Sequence[Tensor], Sequence[Tensor], State], bool]
 """(param group, parameters, gradients, state) -> whether the parameters were moved.
 
-They are not before the optimizer's own first step, which makes the state.
+They are not before the optimizer's own first step, which creates the state.
 """
 
 

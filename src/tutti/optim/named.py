@@ -20,12 +20,12 @@ def build(
     lr: float | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Optimizer:
-    """Build the optimizer that `name` stands for.
+    """Build the optimizer called `name`.
 
     Args:
         name: of a class of `torch.optim`, in any case, such as "adam"; of ours in
             `tutti.optim.optimizers`, such as "lamb"; or `package.module:Class` or `file.py:Class`.
-        parameters: what it moves.
+        parameters: the parameters to optimize.
         lr: learning rate; by default the optimizer's own.
         options: its other options by name; a list stands for a tuple.
 
@@ -53,7 +53,7 @@ def build(
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """Return the class that a name stands for; for the errors see `build`."""
+    """Return the optimizer class called `name`; for the errors see `build`."""
     kind = OPTIMIZERS.load(name if names_object(name) else name.lower())
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise BadOption(f"optimizer '{name}' is no class; expected a subclass of torch.optim.Optimizer")

@@ -16,7 +16,7 @@ class ParameterWise(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move all parameters that have a gradient; returns what `closure`, if given, returns."""
+        """Move all parameters that have a gradient; return the result of `closure`, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -28,14 +28,14 @@ class ParameterWise(Optimizer):
         return loss
 
     def cost(self, weights: Tensor, group: dict[str, Any]) -> int:
-        """Return how long `move` takes for a parameter of a param group, in any unit."""
+        """Return the time of `move` for a parameter of a param group, in any unit."""
         return weights.numel()
 
     @abstractmethod
     def move(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Move one parameter of a param group, in place, by its gradient, which is left as it is."""
+        """Move one parameter of a param group, in place, by its gradient, which must not change."""
 
 
 def is_parameterwise(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer treats each parameter independently, as those of torch and ours do."""
+    """Return whether the optimizer treats each parameter independently, as torch's and ours do."""
     return type(optimizer) in vars(optim).values() or isinstance(optimizer, ParameterWise)

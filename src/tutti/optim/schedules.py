@@ -13,31 +13,27 @@ from tutti.load_object import call_with_options, load_object, names_object, take
 from tutti.parts import CONSTANT, SCHEDULES, find_schedule
 
 LENGTHS = ("total_steps", "T_max", "total_iters")
-"""Options that say how long a schedule is: the length of the run, where the user gives none."""
+"""Options for the length of a schedule: by default the length of the run."""
 
 RESTARTS = 3
-"""The cycles of a run with warm restarts, where the user does not say how long the first one is."""
+"""The cycles of a run with warm restarts, unless the user sets the length of the first."""
 
 
 def schedule(
     name: str, optimizer: Optimizer, updates: int, options: Mapping[str, Any] | None = None
 ) -> LRScheduler | None:
-    """Build the scheduler that `name` stands for, to be stepped after each update.
+    """Build the scheduler called `name`, to be stepped after each update; None for a constant rate.
 
     One that follows the loss, ReduceLROnPlateau, is stepped after each epoch instead.
 
     Args:
         name: of a class of `torch.optim.lr_scheduler` in any spelling ("OneCycleLR", "one_cycle"); "cosine";
             "linear" (falls to 0, unlike torch's "LinearLR"); "linear_scaling" (warm-up to a larger rate);
-            "warmup_cosine";
-            "warm" (three cosine cycles, each twice as long as the one before); "plateau"; "constant" (no
-            schedule); or `package.module:Class` or `file.py:Class`.
-        optimizer: whose rate it sets. OneCycleLR takes the optimizer's rate for its peak.
-        updates: how many updates the run has; what a schedule that has a length lasts.
+            "warmup_cosine"; "warm" (three cosine cycles, each twice as long as the one before); "plateau";
+            "constant" (no schedule); or `package.module:Class` or `file.py:Class`.
+        optimizer: its rate is set. OneCycleLR takes the optimizer's rate for its peak.
+        updates: the number of updates of the run, the default length of a schedule.
         options: its options by name. Where torch wants a function, `package.module:function` names one.
-
-    Returns:
-        The scheduler, or None for a constant rate.
 
     Raises:
         UnknownName: there is no such scheduler, or it has no such option.
@@ -67,7 +63,7 @@ def schedule(
 
 
 def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
-    """Return the class that `name` stands for, and the options that the name implies."""
+    """Return the class called `name`, and the options that the name implies."""
     if names_object(name):
         made = load_object(name, "schedule")
         if not (isinstance(made, type) and issubclass(made, LRScheduler)):

@@ -11,11 +11,11 @@ section 5.1 (stage 1: the optimizer's state is partitioned).
     slices   ├─────────────┼────────┼──────────────────────────┼────────┤   others of torch: whole parameters
     shard    ├──────────────────────────── rank 0 ────────────────────────┤   all others: the whole model
 
-An elementwise optimizer computes each new weight from that weight's own gradient and state alone, and its
+An elementwise optimizer computes each new weight only from that weight's gradient and state, and its
 parameters may be cut anywhere. The other optimizers of torch may use a parameter's shape, but treat each
-parameter independently. Any other optimizer may use what all parameters have together, such as a norm: one
-rank of a host steps the user's own object. Parameters without a gradient in an update are left as they are,
-with their state.
+parameter independently. Any other optimizer may combine all parameters, as in a norm: one rank of a host
+steps the user's own object. Parameters without a gradient in an update are left as they are, with their
+state.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tutti.state import LocalState
 
 UNUSABLE: dict[type[Optimizer], str] = {
     optim.LBFGS: "calls the model several times for one update",
-    optim.SparseAdam: "takes sparse gradients alone, and the gradients here are dense vectors",
+    optim.SparseAdam: "takes only sparse gradients, and the gradients here are dense vectors",
 }
 """Optimizers that cannot move a slice of a vector, and why."""
 
@@ -50,7 +50,7 @@ PIECE = 1 << 17
 
 
 def check_usable(optimizer: type[Optimizer]) -> None:
-    """Refuse, by `BadOption`, an optimizer that cannot move weights slice by slice."""
+    """Raise BadOption for an optimizer that cannot move weights slice by slice."""
     for cls, why in UNUSABLE.items():
         if issubclass(optimizer, cls):
             raise BadOption(
@@ -61,7 +61,7 @@ def check_usable(optimizer: type[Optimizer]) -> None:
 def own_slices(flat: Flat, parts: int, optimizer: Optimizer, whole: bool = False) -> list[slice]:
     """Cut a vector into `parts` consecutive slices of about equal length that `optimizer` can work on.
 
-    Some are empty when there is little to cut. With `whole` no parameter is cut.
+    Some are empty if there is little to cut. With `whole` no parameter is cut.
     """
     if not is_parameterwise(optimizer):
         everything = len(flat.weights)
@@ -103,15 +103,11 @@ def _cost(optimizer: Optimizer, parameter: nn.Parameter) -> int:
 class ShardedOptimizer:
     """The user's optimizer, run on given slices of a replica's vectors.
 
-    The user's optimizer itself is not stepped: its class, options and param groups are used, and groups are
-    read again at every step, so that a learning-rate scheduler attached to it takes effect. State that it has
-    already is carried over.
-
-    An optimizer that may combine parameters is stepped itself where this rank's slices cover the whole model.
+    The user's optimizer is not stepped: its class, options and param groups are used, and groups are read at
+    every step, so that a learning-rate scheduler attached to it takes effect. Its existing state is carried
+    over. An optimizer that may combine parameters is stepped if this rank's slices cover the whole model.
 
     Args:
-        optimizer: the user's optimizer, over parameters of the replica.
-        replica: the model.
         slices: this rank's slice of each of `replica.flats`, from `own_slices`; by default all of it.
         grads: the gradients to use instead of `flat.grads`, a vector for each of `replica.flats`.
 
@@ -152,7 +148,7 @@ class ShardedOptimizer:
         )
 
     def step(self, missing: Missing | None = None) -> None:
-        """Move the weights of all slices, but for `missing` parameters; None: without a gradient here."""
+        """Move the weights of all slices but `missing` parameters, by default those without a gradient."""
         self.begin()
         missing = self._replica.gradients.missing() if missing is None else missing
         if self.joint:
@@ -162,10 +158,10 @@ class ShardedOptimizer:
             piece.step(missing)
 
     def step_itself(self, missing: Missing) -> None:
-        """Step the user's own optimizer, but for parameters that have no gradient."""
+        """Step the user's own optimizer, except for `missing` parameters."""
         own = [(p, p.grad) for flat in self._replica.flats for p in flat.parameters]
         for parameter, view in own:
-            # An alias: what the optimizer writes into a gradient counts as none that autograd has added.
+            # An alias: the optimizer's writes into a gradient do not count as autograd's.
             parameter.grad = None if parameter in missing or view is None else view.data
         try:
             self._optimizer.step()
@@ -183,11 +179,11 @@ class ShardedOptimizer:
         return held
 
     def counters(self) -> LocalState:
-        """Return what the optimizer counts for the parameters of the slices."""
+        """Return the optimizer's counters for the parameters of the slices."""
         return LocalState([one for one in self.state().pieces if one.name.rpartition("/")[2] in COUNTERS])
 
     def begin(self) -> None:
-        """Announce an update; the pieces may be stepped one by one after it."""
+        """Announce an update; after it the pieces may be stepped one by one."""
         announce(self._optimizer)
 
 
@@ -196,7 +192,7 @@ class FlatPiece:
 
     Attributes:
         flat: the vector.
-        place: where the piece lies in it.
+        place: its slice of the vector.
         runs: the optimizers, one for each param group; none where the pieces are moved jointly.
     """
 
@@ -215,18 +211,18 @@ class FlatPiece:
         )
 
     def step(self, missing: Missing = NONE_MISSING) -> None:
-        """Move this piece's weights, but for the parameters that have no gradient."""
+        """Move this piece's weights, except those of `missing` parameters."""
         for run in self.runs:
             run.step(missing)
 
 
 def announce(optimizer: Optimizer) -> None:
-    """Note what `optimizer.step()` would note: schedulers warn when it is missing."""
+    """Set the mark of `optimizer.step()`: schedulers warn without it."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def _places(optimizer: Optimizer, flat: Flat, own: slice) -> list[slice]:
-    """Cut a slice into pieces; into one where a call of the optimizer is dear."""
+    """Cut a slice into pieces; into one if a call of the optimizer is expensive."""
     fused = any(is_fused(optimizer, group, flat.parameters) for group in optimizer.param_groups)
     cheap = fused and is_elementwise(optimizer) and flat.weights.is_cpu
     length = PIECE if cheap else max(1, own.stop - own.start)
@@ -254,15 +250,15 @@ def _slices(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[Pa
         group = group_of.get(parameter)
         if group is not None and start < stop:
             elements = slice(start - span.start, stop - span.start)
-            # With the gap: fused kernels may round what is left after the last full register differently, and
-            # an update is the same to the bit wherever the vector is cut.
+            # With the gap: fused kernels may round differently after the last full register, and an update
+            # must be bit-equal wherever the vector is cut.
             stop = min(end, place.stop) if elementwise else stop
             found.setdefault(group, []).append(ParameterSlice(parameter, elements, slice(start, stop)))
     return found
 
 
 def check_parameters(optimizer: Optimizer, replica: Replica) -> None:
-    """Refuse, by `BadModel`, parameters that are no part of the model: they would not move."""
+    """Raise BadModel for parameters that are not part of the model: they would not move."""
     known = {id(parameter) for parameter in replica.module.parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -36,7 +36,7 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
 """Optimizers that move each number independently. Exactly these classes: a subclass may do otherwise."""
 
 COUNTERS = ("step", "mu_product", "eta", "mu")
-"""State of the elementwise optimizers that exists once per parameter; all else has the parameter's shape."""
+"""State of the elementwise optimizers that exists once per parameter; the rest has the parameter's shape."""
 
 FUSED: dict[str, frozenset[type[Optimizer]]] = {
     "cpu": frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad}),
@@ -71,12 +71,12 @@ def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[T
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """Consecutive elements of a parameter, in the order in which they lie in memory.
+    """Consecutive elements of a parameter, in the order of memory.
 
     Attributes:
         parameter: the user's parameter.
-        elements: which of its elements.
-        place: where they lie in the flat vector; with the gap behind them, if the parameter may be cut.
+        elements: the range of its elements.
+        place: their slice of the flat vector; with the gap behind them, if the parameter may be cut.
     """
 
     parameter: nn.Parameter
@@ -89,7 +89,7 @@ class GroupOptimizer:
 
     Attributes:
         group: the number of its param group.
-        slices: what it moves.
+        slices: the slices that it moves.
         optimizer: of the user's class, over `slices`, with its own state.
         parameters: the slices, as it sees them: in the parameter's shape if it may not be cut.
     """
@@ -175,7 +175,7 @@ class GroupOptimizer:
 
 
 def is_plain(group: dict[str, Any]) -> bool:
-    """Return whether all options of a param group are numbers of Python."""
+    """Return whether all options of a param group are Python numbers."""
     values = [value for name, value in group.items() if name not in ("params", "betas")]
     return not any(isinstance(value, Tensor) for value in (*values, *group.get("betas", ())))
 
@@ -194,7 +194,7 @@ def bare_copy(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
 
 
 def _cut_state(kept: Mapping[str, Any], one: ParameterSlice, fused: bool) -> dict[str, Any]:
-    """Return what is kept for a parameter, its tensors cut as the slice is."""
+    """Return a parameter's state, its tensors cut as the slice is."""
     state: dict[str, Any] = {}
     for name, value in kept.items():
         if value is None:

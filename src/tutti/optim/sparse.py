@@ -1,7 +1,7 @@
 """The user's optimizer on the rows of embedding tables that a batch has touched.
 
-An `nn.Embedding(sparse=True)` has a gradient for the rows that were looked up. Moving only these costs what
-the batch has, not what the table has, and leaves all other rows to other workers.
+An `nn.Embedding(sparse=True)` has a gradient for the rows that were looked up. Moving only these costs in
+proportion to the batch, not to the table, and leaves all other rows to other workers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ BY_ROWS: Final[dict[type[Optimizer], type[Optimizer]]] = {
     optim.Adagrad: optim.Adagrad,
     optim.Adam: optim.SparseAdam,
 }
-"""Optimizers that can move rows alone, and torch's class that does it."""
+"""Optimizers that can move single rows, and torch's class that does it."""
 
 EVERYWHERE: Final = ("momentum", "weight_decay", "amsgrad")
-"""Options that move rows without a gradient too, or need torch's dense form."""
+"""Options that also move rows without a gradient, or need torch's dense form."""
 
 
 _KEPT: Final = ("params", "foreach", "fused")
@@ -43,11 +43,9 @@ def sparse_tables(module: nn.Module) -> list[nn.Parameter]:
 class RowOptimizer:
     """An optimizer of the touched rows of embedding tables, with its own state.
 
-    State that the user's optimizer has already is carried over. SGD and Adagrad do what they do to a dense
+    Existing state of the user's optimizer is carried over. SGD and Adagrad do what they do to a dense
     gradient. Adam is torch's `SparseAdam`: the moments of a row change only when the row is touched.
-
-    Raises:
-        BadOption: the optimizer cannot move rows alone, by its class or by an option.
+    BadOption: the optimizer cannot move only rows, by its class or by an option.
     """
 
     def __init__(self, optimizer: Optimizer, tables: Sequence[nn.Parameter]) -> None:
@@ -61,7 +59,7 @@ class RowOptimizer:
         self._tables = list(tables)
 
     def state(self, names: Mapping[nn.Parameter, str]) -> LocalState:
-        """Return what is kept for the tables, by their names."""
+        """Return the state of the tables, by their names."""
         held = LocalState()
         for _, tables, optimizer in self._groups:
             for table in tables:

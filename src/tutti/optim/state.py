@@ -27,7 +27,7 @@ _UNNAMED: Final = "/"
 
 
 def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> LocalState:
-    """Return the `state` of an optimizer that is stepped itself, for the parameters that have names."""
+    """Return the `state` of an optimizer that is itself stepped, for the parameters that have names."""
     held = LocalState()
     state: Mapping[Any, Any] = optimizer.state
     for key, value in state.items():
@@ -40,7 +40,7 @@ def held_by(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> LocalSta
 
 
 def add_whole(held: LocalState, name: str, kept: Mapping[str, Any]) -> None:
-    """Add what an optimizer keeps for a whole parameter of this name."""
+    """Add an optimizer's state of a whole parameter of this name."""
     for key, value in kept.items():
         if isinstance(value, Tensor):
             held.pieces.append(whole_piece(name_of(PREFIX, name, key), value))
@@ -56,7 +56,7 @@ def add_slice(
     kept: Mapping[str, Any],
     counters: Iterable[str],
 ) -> None:
-    """Add what an elementwise optimizer keeps for some elements of a parameter, in the order of memory.
+    """Add an elementwise optimizer's state of some elements of a parameter, in the order of memory.
 
     The tensors in `kept` may be longer; those under `counters` are of the whole parameter.
     """
@@ -94,13 +94,10 @@ def load(
     options: list[Values],
     copy: bool = False,
 ) -> None:
-    """Give an optimizer the saved state of another one, and the options of its param groups.
+    """Load the saved state of another optimizer, and the options of its param groups.
 
-    With `copy`, and if it may combine parameters, the optimizer is stepped itself and gets its own tensors;
-    otherwise the state is cut into slices later.
-
-    Raises:
-        BadCheckpoint: the param groups are others.
+    With `copy`, and if it may combine parameters, the optimizer is itself stepped and gets its own tensors;
+    otherwise the state is cut into slices later. BadCheckpoint: the param groups differ.
     """
     if len(options) != len(optimizer.param_groups):
         raise BadCheckpoint(
@@ -124,7 +121,7 @@ def load(
 
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:
-    """Return what an optimizer keeps for each parameter, by its name; later ones take precedence."""
+    """Return an optimizer's state of each parameter, by its name; later ones take precedence."""
     found: dict[str, dict[str, Any]] = {}
     for one in held:
         for full, value in [*one.numbers.items(), *one.tensors.items()]:
@@ -140,7 +137,7 @@ def _placed(
 ) -> Any:
     """Return a value of the state as the optimizer wants it.
 
-    Counters stay on the CPU as a rule. What had the dtype of the parameter, `before`, has it again.
+    Counters usually stay on the CPU. What had the dtype of the parameter, `before`, has it again.
     """
     if not isinstance(value, Tensor):
         return value
@@ -154,7 +151,7 @@ def _placed(
 
 
 def in_form_of(before: Any, value: Any) -> Any:
-    """Return an option in the form that it has in this optimizer; a tensor stays the same one."""
+    """Return an option in the form that it has in this optimizer; a tensor keeps its identity."""
     if isinstance(before, Tensor):
         return before.copy_(torch.as_tensor(value))
     return tuple(value) if isinstance(before, tuple) else deepcopy(value)

@@ -29,7 +29,7 @@ def defer_compiler() -> None:
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[], object]:
-    """Return an optimizer's step without the hooks, profiler and compiler that torch wraps it in."""
+    """Return an optimizer's step without the hooks, profiler and compiler that torch wraps around it."""
     kind: Any = type(optimizer)
     if not kind.__module__.startswith("torch.optim."):
         return optimizer.step

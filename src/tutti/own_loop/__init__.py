@@ -1,1 +1,1 @@
-"""Training loops of the user's own: `tutti.distribute` and what stands behind it."""
+"""The user's own training loops: `tutti.distribute` and its implementation."""

@@ -21,7 +21,7 @@ Values = Block | list[Any] | tuple[Any, ...]
 """A part of a batch with an item for each of its samples."""
 
 PLAIN: Final = (int, float, str, bytes)
-"""Types of lists that a program may have beside the tensors of a batch."""
+"""Types in the lists that a program may have besides the tensors of a batch."""
 
 
 def blocks_in(batch: Any) -> Iterator[Block]:
@@ -34,11 +34,7 @@ def blocks_in(batch: Any) -> Iterator[Block]:
 
 
 def mapped(batch: Any, function: Callable[[Values], Values]) -> Any:
-    """Apply `function` to all tensors and arrays in a batch, and to the lists and tuples of numbers or text.
-
-    Raises:
-        BadOption: there is something else in it.
-    """
+    """Apply `function` to all tensors, arrays, and lists and tuples of numbers or text in a batch."""
     if isinstance(batch, BLOCKS):
         return function(batch)
     if batch is None or isinstance(batch, PLAIN):

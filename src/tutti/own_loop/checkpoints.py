@@ -1,4 +1,4 @@
-"""Checkpoints of a user's own loop: what its ranks must know to go on with the next batch."""
+"""Checkpoints of a user's own loop: the state that its ranks need to continue with the next batch."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ WEIGHTS: Final = "weights"
 
 @dataclass(frozen=True)
 class RankReport:
-    """Message of a rank to the others before a checkpoint.
+    """A rank's message to the others before a checkpoint.
 
     Attributes:
-        step: the number of steps that were made, as the program counts.
-        stepped: for each iteration that is under way, the innermost last, the batches it has trained on.
+        step: the number of steps made, as the program counts.
+        stepped: for each unfinished iteration, the innermost last, the batches trained on.
         random: a checksum of each kind of random numbers.
     """
 
@@ -56,13 +56,13 @@ class Checkpoints:
     """The checkpoints of a loop; all ranks call its methods together. Made by `tutti.checkpoints`.
 
     Attributes:
-        values: what `save` was given beside the step, in the checkpoint that `restore` has restored.
+        values: the values that `save` was given besides the step, in the restored checkpoint.
 
     Args:
         loop: the ranks, their models and optimizers.
         folder: of the checkpoints.
-        keep: how many of the last ones are kept.
-        objects: what else has a state, by name.
+        keep: the number of latest checkpoints to keep.
+        objects: further objects with a state, by name.
     """
 
     def __init__(self, loop: OwnLoop, folder: Path, keep: int, objects: Mapping[str, Any]) -> None:
@@ -85,14 +85,14 @@ class Checkpoints:
         """Take a checkpoint between two steps (collective). It is written while the loop goes on.
 
         Args:
-            step: how many steps were made.
-            wait: until it is on the disk.
-            score: how good the model is, the higher the better: the best checkpoint is kept beside the last.
-            **values: what else the program must know to go on, such as `epoch=3`: None, numbers, texts,
-                tensors, and lists and dictionaries of them. Rank 0's are kept.
+            step: the number of steps made.
+            wait: wait until it is on the disk.
+            score: the quality of the model, higher is better: the best checkpoint is kept besides the latest.
+            **values: further values that the program needs to continue, such as `epoch=3`: None, numbers,
+                texts, tensors, and lists and dictionaries of them. Rank 0's are kept.
 
         Returns:
-            The same on all ranks; False: it was left out, as the one before is still being written.
+            The same on all ranks; False: it was left out, as the previous one is still being written.
 
         Raises:
             BadOption: there are gradients that no step has used yet; or `step` or a value cannot be saved.
@@ -115,18 +115,18 @@ class Checkpoints:
         return self._saver.save(step, self._state(values, reports), {"step": step}, score, wait)
 
     def restore(self) -> int:
-        """Go on from the newest checkpoint that is whole, if there is one (collective).
+        """Continue from the newest intact checkpoint, if there is one (collective).
 
-        Weights, buffers, optimizers, all given objects and random numbers get their state, and the loops over
-        `tutti.shard` that were under way go on with the batch behind the last one that was trained. Call it
-        before these loops.
+        Weights, buffers, optimizers, all given objects and random numbers get their state, and the unfinished
+        loops over `tutti.shard` continue after the last batch that was trained on. Call it before these
+        loops.
 
         Returns:
             Its step; 0: there is none.
 
         Raises:
             BadCheckpoint: it is of another model or program, or a newer version of tutti has written it.
-            BadOption: it is called inside of a loop over `tutti.shard`.
+            BadOption: it is called inside a loop over `tutti.shard`.
         """
         loop, comm = self._loop, self._loop.comm
         if any(one.trained for one in loop.open):
@@ -145,7 +145,7 @@ class Checkpoints:
         return self._load(checkpoint, checkpoint.saved(comm.rank, comm.size))
 
     def close(self) -> None:
-        """Wait for the last checkpoint, and leave the folder; this is done anyway when the program ends."""
+        """Wait for the last checkpoint, and leave the folder; the end of the program does the same."""
         atexit.unregister(self.close)
         if os.getpid() == self._process and self._loop.folders.get(self._folder) == self.close:
             del self._loop.folders[self._folder]
@@ -154,7 +154,7 @@ class Checkpoints:
                 self._lock.__exit__()
 
     def _take_lock(self) -> TuttiError | None:
-        """Keep other programs from writing to the folder; return why that failed."""
+        """Keep other programs from writing to the folder; return an error if that failed."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self._folder)
@@ -180,16 +180,16 @@ class Checkpoints:
         return found
 
     def _report(self, step: int) -> RankReport:
-        """Return what the other ranks must know before a checkpoint."""
+        """Return this rank's message to the others."""
         random = {kind: crc32(repr(_plain(state)).encode()) for kind, state in random_state().items()}
         return RankReport(step, [one.stepped for one in self._trained()], random)
 
     def _trained(self) -> list[OpenIteration]:
-        """Return the iterations to train that are under way."""
+        """Return the unfinished training iterations."""
         return [one for one in self._loop.open if one.trained]
 
     def _state(self, values: Mapping[str, Any], reports: list[RankReport]) -> State:
-        """Return what must be known to go on from here (collective)."""
+        """Return the state to continue from (collective)."""
         comm = self._loop.comm
         alike = [k for k, check in reports[0].random.items() if all(r.random[k] == check for r in reports)]
         iterations = list[Values]()
@@ -236,7 +236,7 @@ class Checkpoints:
         return state
 
     def _load(self, checkpoint: Checkpoint, saved: Saved) -> int:
-        """Go on from a checkpoint (collective)."""
+        """Continue from a checkpoint (collective)."""
         loop, shared = self._loop, saved.shared
         if "steppers" not in shared:
             raise BadCheckpoint(
@@ -268,7 +268,7 @@ class Checkpoints:
         return checkpoint.step
 
     def _refuse_other_program(self, shared: Values) -> None:
-        """Refuse a checkpoint that has what this program has not."""
+        """Refuse a checkpoint with state that this program does not have."""
         lost = [name for name in shared["objects"] if name not in self._objects]
         new = [name for name in self._objects if name not in shared["objects"]]
         if lost:
@@ -301,11 +301,7 @@ class Checkpoints:
 
 
 def check_objects(loop: OwnLoop, objects: Mapping[str, Any]) -> None:
-    """Refuse what cannot be kept under a name.
-
-    Raises:
-        BadOption: it has no state, or that is kept anyway.
-    """
+    """Raise BadOption for an object without a state, or one that is kept anyway."""
     for name, thing in objects.items():
         if any(thing is stepper.replica.module or thing is stepper.optimizer for stepper in loop.steppers):
             raise BadOption(
@@ -328,13 +324,13 @@ def _options(optimizer: Optimizer) -> list[Values]:
 
 
 def _plain(value: Any) -> Any:
-    """The same, with lists in place of tensors."""
+    """Return a value with lists in place of tensors."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _part(saved: Saved, number: int) -> Saved:
-    """State of one optimizer, and of its model if it is the first one of that."""
+    """Return the state of one optimizer, and of its model if the model's first optimizer is this one."""
     own = None if saved.own is None else saved.own["steppers"][number]
     return Saved(found_under(str(number), saved.joint), None, saved.shared["steppers"][number], own)

@@ -1,4 +1,4 @@
-"""The functions for a loop of the user's own: `init`, `distribute`, `shard` and the others."""
+"""The functions for a user's own loop: `init`, `distribute`, `shard` and the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def init() -> Communicator:
     a plain `python PROGRAM` is a world of one.
 
     Returns:
-        The communicator of all ranks; `.rank` and `.size` say which process this is.
+        The communicator of all ranks, with this process's `.rank` and their number, `.size`.
     """
     return _current().comm
 
@@ -52,7 +52,7 @@ def distribute(
 ) -> tuple[Model, AnyOptimizer]:
     """Train `model` on all ranks; nothing else in the program changes if its loss is a mean over samples.
 
-    Every rank goes on from the weights of rank 0, and from the state and options of its optimizer.
+    Every rank starts from the weights of rank 0, and from the state and options of its optimizer.
     `parameter.grad` is the gradient of the whole batch on every rank when `backward()` returns, and
     `optimizer.step()` moves the weights of all ranks by it: the program computes what it computes with plain
     torch on one process (docs/own-loop.md).
@@ -60,11 +60,11 @@ def distribute(
     Args:
         model: its parameters are re-pointed into flat vectors, values kept.
         optimizer: any torch optimizer over the model's parameters. Schedulers attached to it keep working.
-        reduction: what the loss is over the samples of a batch that `shard` dealt: their "mean" or their
-            "sum", the same for all models. By default it is their mean: `backward()` refuses a loss that is
-            seen to be a sum.
-        sync_batchnorm: let BatchNorm layers normalise by the whole batch, and not by each rank's part of it,
-            so that they, too, compute what one process computes. `torch.nn.SyncBatchNorm` always does.
+        reduction: whether the loss is the "mean" or the "sum" over the samples of a batch that `shard` dealt,
+            the same for all models. By default the mean: `backward()` refuses a loss that it recognises as a
+            sum.
+        sync_batchnorm: let BatchNorm layers normalise by the whole batch instead of each rank's part, so that
+            they, too, compute what one process computes. `torch.nn.SyncBatchNorm` always does.
 
     Returns:
         The same two objects.
@@ -103,7 +103,7 @@ def distribute(
 
 @torch.no_grad()
 def _share_state(optimizer: Optimizer, comm: Communicator) -> None:
-    """Give every rank's optimizer the state and the options of rank 0's (collective)."""
+    """Give every rank's optimizer rank 0's state and options (collective)."""
     state = cast("dict[Any, Any]", optimizer.state)
     counts = [len(group["params"]) for group in optimizer.param_groups]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -129,7 +129,7 @@ _torchs_backward = torch.autograd.backward
 
 @wraps(_torchs_backward)
 def _backward(tensors: Any, grad_tensors: Any = None, *arguments: Any, **named: Any) -> None:
-    """Torch's own, which `Tensor.backward` calls, of losses that are weighted by the rank's share."""
+    """Call torch's own `backward`, for losses weighted by the rank's share."""
     if _loop is not None and torch._C._current_graph_task_id() == -1:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         share = _loop.begin_pass([one.grad_fn for one in roots if getattr(one, "grad_fn", None) is not None])
@@ -142,14 +142,14 @@ def _backward(tensors: Any, grad_tensors: Any = None, *arguments: Any, **named: 
 
 
 def _weighted(root: Any, grad: torch.Tensor | None, share: float) -> torch.Tensor | None:
-    """The gradient of a root, weighted; torch refuses a root of several elements without one."""
+    """Return the weighted gradient of a root; torch refuses a root of several elements without one."""
     if grad is not None:
         return grad * share
     return torch.full_like(root, share) if isinstance(root, torch.Tensor) and root.numel() == 1 else None
 
 
 def _replica_of(model: nn.Module, loop: OwnLoop) -> tuple[Replica, list[list[torch.Tensor]]]:
-    """Lay a model out, with the weights of all ranks of this host, and have its gradients exchanged."""
+    """Lay a model out, with the weights of all ranks of this host, and exchange its gradients."""
     comm = loop.comm
     trained = {id(p) for stepper in loop.steppers for p in stepper.replica.module.parameters()}
     for name, parameter in model.named_parameters():
@@ -183,11 +183,10 @@ def _replica_of(model: nn.Module, loop: OwnLoop) -> tuple[Replica, list[list[tor
 def average_buffers(model: nn.Module) -> None:
     """Average BatchNorm's running statistics over the ranks (collective), before an evaluation or a file.
 
-    Each rank has its own, from its parts of the batches. Other buffers of floating-point numbers are averaged
-    as well.
+    Each rank has its own, from its parts of the batches. Other floating-point buffers are averaged as well.
 
     Args:
-        model: what `distribute` returned.
+        model: a model that `distribute` returned.
 
     Raises:
         BadOption: `distribute` was not given this model.
@@ -203,13 +202,13 @@ def average_buffers(model: nn.Module) -> None:
 def checkpoints(folder: str | Path, keep: int = 3, **objects: Any) -> Checkpoints:
     """Keep checkpoints of this loop in a folder (collective): `run.save(step)` and `run.restore()`.
 
-    A checkpoint has all models and optimizers that `distribute` was given before, random numbers, and how far
-    loops over `shard` have come.
+    A checkpoint has all models and optimizers that `distribute` was given before, random numbers, and the
+    progress of loops over `shard`.
 
     Args:
-        folder: where; one for each loop.
-        keep: the number of the last ones that are kept.
-        **objects: what else has a state: schedulers, a GradScaler, averaged models, anything with
+        folder: of the checkpoints of this loop only.
+        keep: the number of latest checkpoints to keep.
+        **objects: further objects with a state: schedulers, a GradScaler, averaged models, anything with
             `state_dict()` and `load_state_dict()`; and generators of random numbers (`torch.Generator`).
 
     Raises:
@@ -227,16 +226,16 @@ def checkpoints(folder: str | Path, keep: int = 3, **objects: Any) -> Checkpoint
 
 
 def mean(value: Number, samples: int | None = None) -> Number:
-    """The mean of a figure over the ranks, each weighted by its samples (collective).
+    """Return the mean of a figure over the ranks, each weighted by its samples (collective).
 
-    A learning-rate scheduler that is told a loss needs the same on all ranks:
+    A learning-rate scheduler that follows a loss needs the same loss on all ranks:
     `scheduler.step(tutti.mean(loss))`.
 
     Args:
-        value: this rank's, the mean over its own samples: a number, or a tensor of one element. Without
-            samples it does not count.
-        samples: over how many this rank has taken it; by default, how many `shard` dealt to it last: those of
-            this batch or, after the loop, of all its batches.
+        value: this rank's mean over its own samples: a number, or a tensor of one element. Without samples it
+            does not count.
+        samples: the number of this rank's samples; by default, those that `shard` dealt to it last: of this
+            batch or, after the loop, of all its batches.
 
     Returns:
         The same on all ranks, of the type of `value`, or of the default type for a tensor of integers. NaN if
@@ -255,11 +254,11 @@ def mean(value: Number, samples: int | None = None) -> Number:
 
 
 def total(value: Number) -> Number:
-    """The sum of a figure over the ranks (collective): of what a loss is divided by, if not by its samples.
+    """Return the sum of a figure over the ranks (collective), such as a loss's own denominator.
 
     Args:
         value: this rank's, for the batch that `shard` dealt last or, after the loop, for all its batches: a
-            number, or a tensor of one element. Where it was dealt no sample of that, it does not count.
+            number, or a tensor of one element. Without samples it does not count.
 
     Returns:
         The same on all ranks, of the type of `value`; an integer for truth values.
@@ -274,8 +273,8 @@ class shard:
     """A rank's part of every batch; together the ranks see each sample once.
 
     Iterating yields batches of the same structure. Where a batch has fewer samples than there are ranks, a
-    rank without any gets an empty batch under `torch.no_grad()`, and else one sample whose gradient does not
-    count.
+    rank without any gets an empty batch under `torch.no_grad()`, and otherwise one sample whose gradient does
+    not count.
 
     Args:
         batches: a `DataLoader` (only this rank's samples are read; in the order of rank 0's sampler), or
@@ -284,7 +283,7 @@ class shard:
             A list or tuple of numbers or words, one for each sample, is cut as well.
 
     Raises:
-        BadOption: it is no iterable, or what `shard` has returned.
+        BadOption: it is not iterable, or `shard` has returned it.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -304,7 +303,7 @@ class shard:
 
 
 def _current() -> OwnLoop:
-    """The loop of this process, which joins the others at its first use."""
+    """Return the loop of this process, which joins the others at its first use."""
     global _loop
     if _loop is None:
         _loop = OwnLoop(join())

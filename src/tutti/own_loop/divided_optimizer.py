@@ -34,7 +34,7 @@ from tutti.replica import (
 )
 
 Entry = tuple[str, int, torch.dtype]
-"""What the optimizer keeps under a name, for parameters of a flat vector, in a dtype."""
+"""An entry of the optimizer's state: its name, the number of the flat vector, and its dtype."""
 
 
 class GradientCell(NamedTuple):
@@ -49,14 +49,11 @@ class GradientCell(NamedTuple):
 
 
 class DividedOptimizer:
-    """Steps the user's optimizer, divided over the ranks of a host.
+    """Steps the user's optimizer, divided over the ranks `node` of a host.
 
     Args:
-        optimizer: the user's.
-        replica: the model.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
         gradients: vectors of the same lengths for the gradients, which may hold them already.
-        node: these ranks.
     """
 
     def __init__(
@@ -101,7 +98,7 @@ class DividedOptimizer:
         self._seen: dict[Entry, Tensor] = {}  # the same, as the program gets it
         self._entries: dict[int, dict[str, Entry]] = {}
         self._state: dict[nn.Parameter, dict[str, Tensor]] | None = None
-        # What the optimizer counts in this rank's slice, with the cells for it.
+        # The optimizer's counters in this rank's slice, with their cells.
         self._counters: list[tuple[Tensor, Tensor]] = []
         # This rank's stretches of the weights, and the same of all other copies.
         self._writes: list[tuple[Tensor, list[Tensor]]] = []
@@ -110,16 +107,12 @@ class DividedOptimizer:
         self._options: list[bool] | None = None
 
     def fits(self, native: Callable[..., object]) -> bool:
-        """Return whether this optimizer, as it is now, may be divided.
-
-        Args:
-            native: its own step.
-        """
+        """Return whether this optimizer, whose own step is `native`, may be divided as it is now."""
         groups = self._optimizer.param_groups
         # Hooks are to see the program's parameters, all of them moved.
         if self._is_watched(native):
             return False
-        # With `foreach`, and with a scale, torch changes the gradients in a step, which are everyone's.
+        # With `foreach`, and with a scale, torch's step changes the gradients, which all ranks share.
         if vars(self._optimizer).keys() & {"grad_scale", "found_inf"}:
             return False
         return is_elementwise(self._optimizer) and all(
@@ -129,7 +122,7 @@ class DividedOptimizer:
         )
 
     def changed(self) -> bool:
-        """Return whether the program has put other values into the optimizer's state since the last step.
+        """Return whether the program has replaced values in the optimizer's state since the last step.
 
         Raises:
             BadOption: it has changed a value in place, which all ranks of the host share.
@@ -141,15 +134,15 @@ class DividedOptimizer:
                 "the optimizer's state was changed in place, and the ranks have it in one memory; give the "
                 "optimizer new tensors (state[p] = ...), or use optimizer.load_state_dict()"
             )
-        # Dictionaries compare by identity first: where nothing has changed, no number is looked at.
+        # Dictionaries compare by identity first: if nothing has changed, no number is compared.
         now = {key: kept for key, kept in self._optimizer.state.items() if kept}
         try:
             return now != self._state
-        except RuntimeError:  # the truth of a tensor that is another one
+        except RuntimeError:  # two tensors were compared: one was replaced
             return True
 
     def release(self) -> None:
-        """Give the optimizer a state in its own memory, as its own step is used from now on."""
+        """Give the optimizer a state in its own memory, for its own step."""
         if self._state is not None:
             for parameter, kept in self._optimizer.state.items():
                 self._optimizer.state[parameter] = {name: value.clone() for name, value in kept.items()}
@@ -157,7 +150,7 @@ class DividedOptimizer:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Divide the optimizer and the state that it has now, the same on every rank (collective)."""
+        """Divide the optimizer and its current state, the same on every rank (collective)."""
         self._group_of = groups_of(self._optimizer)
         self._listed = self._list()
         listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -178,7 +171,7 @@ class DividedOptimizer:
         missing = self._bring_gradients()
         for _, run in self._runs:
             run.step(missing)
-        # With other options the optimizer may keep more.
+        # With other options the optimizer may keep more state.
         groups = self._optimizer.param_groups
         options = [bool(v) for group in groups for v in group.values() if isinstance(v, (int, float))]
         if missing != self._missing or options != self._options:
@@ -212,14 +205,14 @@ class DividedOptimizer:
     def bring_weights(self) -> None:
         """Copy weights that the loop has put elsewhere (`p.data = other`) to their places, and point there.
 
-        To be called before the ranks meet for the step: after that, others write to this rank's copy.
+        Call this before the ranks meet for the step: after that, others write to this rank's copy.
         """
         for slot in self._slots:
             if slot.parameter.data_ptr() != slot.address:
                 slot.parameter.data = slot.weights.copy_(slot.parameter.detach())
 
     def _bring_gradients(self) -> Missing:
-        """Copy gradients that lie elsewhere to their places; return which parameters have none."""
+        """Copy gradients that lie elsewhere to their places; return the parameters without one."""
         missing = []
         for slot in self._moved:
             gradient = slot.parameter.grad
@@ -246,7 +239,7 @@ class DividedOptimizer:
         return slice(*edges)
 
     def _settle(self) -> None:
-        """Move the state that a step has made into shared memory (collective)."""
+        """Move the state that a step has created into shared memory (collective)."""
         kept = [
             (flat, one, run.optimizer.state.get(parameter, {}))
             for flat, run in self._runs
@@ -277,7 +270,7 @@ class DividedOptimizer:
 
     def _show(self) -> None:
         """Give the optimizer views of the state of all parameters, as torch has it."""
-        # With version counters apart from those of the vectors: these count what the program changes.
+        # With version counters separate from the vectors': these count the program's changes.
         self._seen = {entry: vector.data for entry, vector in self._vectors.items()}
         self._state = {
             self._parameters[number]: {
@@ -292,7 +285,7 @@ class DividedOptimizer:
         self._optimizer.state.update({parameter: dict(kept) for parameter, kept in self._state.items()})
 
     def _add_entries(self, entries: Iterable[tuple[int, str, torch.dtype]]) -> None:
-        """Note what the optimizer keeps for the parameters, and make memory for it (collective)."""
+        """Note the entries of the optimizer's state, and allocate memory for them (collective)."""
         for number, name, dtype in entries:
             flat = self._places[number][0]
             entry = (name, flat, dtype)

@@ -4,9 +4,9 @@
     rank 1   backward │ mean of slice 1, to all rows │ clip, look, ... step
                       A                              B
 
-Meeting A: each rank names the parameters that have got a gradient, which lies in its row of shared memory.
-Barrier B: every row has the whole mean. The mean of what was averaged before is itself, so gradients may
-accumulate. Where `torch.autograd.grad` asks for a parameter's gradient nothing is exchanged.
+Meeting A: each rank names the parameters that have a gradient, which lies in its row of shared memory.
+Barrier B: every row has the whole mean. The mean of equal averages is the same average, so gradients may
+accumulate. `torch.autograd.grad` exchanges nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tutti.own_loop.meetings import Meetings, Purpose
 from tutti.replica import ALIGNMENT, Flat, Replica, stretch_like
 
 PIECE = 1 << 16
-"""Elements that are averaged at a time: they are still in the cache when all rows get the mean."""
+"""Elements averaged at a time: they are still in the cache when all rows get the mean."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,10 @@ class Cell:
     """The place where one parameter's gradient is exchanged.
 
     Attributes:
-        parameter: the module's own.
         view: its place in this rank's row, in its shape.
         flat: the number of its vector.
         span: its place in the vector.
-        sparse: whether its gradient is one of rows of an embedding table.
+        sparse: whether its gradient has only rows of an embedding table.
     """
 
     parameter: nn.Parameter
@@ -63,11 +62,7 @@ class Cell:
 
 
 class GradientExchange:
-    """The exchange of the gradients of all distributed models.
-
-    Attributes:
-        meetings: of the ranks.
-    """
+    """The exchange of the gradients of all distributed models."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm, self.meetings = comm, Meetings(comm)
@@ -83,7 +78,7 @@ class GradientExchange:
 
     def add(self, replica: Replica) -> None:
         """Exchange the gradients of another model, too (collective)."""
-        # The k-th ranks of all hosts own the k-th slice together; a rank that some host lacks owns none.
+        # The k-th ranks of all hosts own the k-th slice together; ranks that some host lacks own none.
         self._lanes = min(cast("list[int]", self._comm.all_gather_objects(self._comm.node.size)))
         tables = {id(table) for table in sparse_tables(replica.module)}
         for flat in replica.flats:
@@ -113,7 +108,7 @@ class GradientExchange:
 
         def arrived(_: Tensor) -> None:
             self._touched[number] = None
-            # A pass that failed has not come to its end: each asks for its own.
+            # A pass that failed has not reached its end: each pass asks for its own.
             task = torch._C._current_graph_task_id()
             if task != self._task:
                 self._task = task
@@ -126,7 +121,7 @@ class GradientExchange:
 
     def _end(self) -> None:
         self._task = -1
-        # What a pass that failed has brought may have been set to None since.
+        # Gradients of a pass that failed may have been set to None since.
         cells = [(number, self._cells[number].parameter.grad) for number in sorted(self._touched)]
         self._touched.clear()
         touched = tuple(number for number, gradient in cells if gradient is not None)
@@ -149,7 +144,7 @@ class GradientExchange:
         self._reduce(wanted)
 
     def _bring(self, numbers: Sequence[int]) -> None:
-        """Put what this rank has of these cells into its row; zero where it has nothing."""
+        """Put this rank's gradients of these cells into its row; zero where it has none."""
         views, gradients = list[Tensor](), list[Tensor]()
         for cell in map(self._cells.__getitem__, numbers):
             gradient = cell.parameter.grad
@@ -220,8 +215,7 @@ def own_stretches(
 ) -> Iterator[tuple[int, slice]]:
     """Cut the stretches that some cells cover into shares of about equal length, and yield this rank's.
 
-    Yields:
-        The number of a vector, and a stretch of it; with the gap behind a parameter.
+    Yield the number of a vector, and a stretch of it, including the gap behind a parameter.
     """
     stretches: list[tuple[int, int, int]] = []
     for cell in sorted(cells, key=lambda cell: (cell.flat, cell.span.start)):

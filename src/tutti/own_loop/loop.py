@@ -22,7 +22,7 @@ from tutti.own_loop.sums import is_sum
 Number = TypeVar("Number", float, Tensor)
 
 JUDGED: Final = 3
-"""The number of losses of a kind that are examined: whether they are sums."""
+"""The number of losses of a kind to check for sums."""
 
 
 class SampleCounts(NamedTuple):
@@ -37,7 +37,7 @@ class OpenIteration:
     """An unfinished iteration over dealt batches.
 
     Attributes:
-        start: what it began with; None: no checkpoints are taken.
+        start: its start; None: no checkpoints are taken.
         counts: of its current batch.
         samples: the number of this rank's samples of all its batches together.
         trained: whether its batch was dealt with gradients enabled.
@@ -69,18 +69,16 @@ class LoopBatches:
 
     Attributes:
         comm: all ranks.
-        reduction: what losses are over samples, "mean" or "sum", as `distribute` was given it; None: it was
-            given none, so they are means, and are looked at.
-        counts: those of the batch that was dealt last to train on, in the innermost loop; gradients are
-            weighted by them.
-        samples: the number of samples of this rank that its figures are of: those of the batch that was dealt
-            last; after a loop, those of all its batches.
-        open: the iterations that go on, the innermost last.
+        reduction: the reduction over samples that `distribute` was given, "mean" or "sum"; None: a mean,
+            which is checked.
+        counts: of the last training batch dealt in the innermost loop; gradients are weighted by them.
+        samples: this rank's samples of the batch dealt last; after a loop, of all its batches.
+        open: the unfinished iterations, the innermost last.
         unstepped: the counts of the batches since the last step.
         loaders: of the parts of a loader with persistent workers.
         exchange: of the models' gradients.
         keeps_places: whether checkpoints are taken.
-        resumed: the places where the next iterations go on, to train.
+        resumed: the starts of the next training iterations.
     """
 
     comm: Communicator
@@ -99,7 +97,7 @@ class LoopBatches:
         self._left: list[SampleCounts] = []
 
     def start_of(self, batches: object) -> IterationStart:
-        """Return the start of an iteration, with the place where it goes on if it was interrupted."""
+        """Return the start of an iteration, with its place if it was interrupted."""
         length = length_of(getattr(batches, "dataset", None))
         for one in self.resumed:
             if one.length == length:
@@ -108,7 +106,7 @@ class LoopBatches:
         return IterationStart(length)
 
     def note_step(self) -> None:
-        """Count the batches that are there as trained, as an optimizer has been stepped."""
+        """Count the batches so far as trained, as an optimizer has been stepped."""
         self.unstepped.clear()
         for one in self.open:
             one.stepped = one.dealt
@@ -129,12 +127,11 @@ class LoopBatches:
     def begin_pass(self, roots: Sequence[Any]) -> float:
         """Begin a backward pass; return the weight of its loss, by this rank's share of the current batch.
 
-        Args:
-            roots: the last nodes of its graph.
+        `roots` are the last nodes of its graph.
 
         Raises:
             BadOption: it may be of batches that ranks share differently, its loss is a sum, or the batches
-                were dealt to evaluate.
+                were dealt for an evaluation.
         """
         if self.comm.size == 1:
             return 1.0
@@ -182,7 +179,7 @@ class LoopBatches:
                     )
 
     def close(self, ended: OpenIteration) -> None:
-        """Go on with the batch of the loop around, as an iteration has ended."""
+        """Continue with the batch of the enclosing loop, as an iteration has ended."""
         self.open.remove(ended)
         self._left = [] if self.open else ended.waiting
         if ended.dealt:
@@ -192,11 +189,9 @@ class LoopBatches:
             self.counts = around.counts
 
     def whole_loss(self, loss: Number, batches: Sequence[SampleCounts]) -> Number:
-        """The loss over all ranks, given what their closures return (collective).
+        """Return the loss over all ranks, given this rank's from a closure (collective).
 
-        Args:
-            loss: this rank's.
-            batches: dealt in the closure; none: the loss is of the current batch.
+        `batches` were dealt in the closure; if there are none, the loss is of the current batch.
 
         Raises:
             BadOption: it is of several batches that ranks share differently.
@@ -235,7 +230,7 @@ def plain(value: Number) -> float:
 
 
 def like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Number:
-    """Return a figure as a number, or as a tensor like `value`, if that is one."""
+    """Return a figure as a number, or as a tensor if `value` is one."""
     if not isinstance(value, Tensor):
         return figure
     return torch.full_like(value, figure, dtype=dtype, requires_grad=False)

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class Purpose(IntEnum):
-    """A rank's reason to come to a meeting, with the call of the program that it is in."""
+    """A rank's reason to come to a meeting, and the program's call."""
 
     place: str
 
     def __new__(cls, number: int, place: str = "") -> Purpose:
-        """Make a member of its number and its place."""
+        """Make a member."""
         purpose = int.__new__(cls, number)
         purpose._value_, purpose.place = number, place
         return purpose
@@ -67,9 +67,9 @@ class Meetings:
     """The meetings of all ranks.
 
     Attributes:
-        iterations: the number of iterations over `shard` that this rank has begun, to train.
-        batches: the number of batches that it was dealt in them.
-        steps: the number of optimizer steps that it has made.
+        iterations: the training iterations over `shard` that this rank has begun.
+        batches: the batches that it was dealt in them.
+        steps: the optimizer steps that it has made.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -85,15 +85,10 @@ class Meetings:
         self._known, self._width, self._tables = {}, HEAD + max(DETAILS, parameters), None
 
     def come(self, purpose: Purpose, *details: int, touched: Sequence[int] = ()) -> Tensor | None:
-        """Wait for all ranks (collective).
+        """Wait for all ranks, with at most `DETAILS` integers for them (collective).
 
-        Args:
-            purpose: the reason for this meeting.
-            *details: at most `DETAILS` integers for the others.
-            touched: numbers of the parameters whose gradients this rank brings.
-
-        Returns:
-            Every rank's details or touched parameters, (ranks, words); None if all are this rank's.
+        `touched` are the numbers of the parameters whose gradients this rank brings. Return every rank's
+        details or touched parameters, (ranks, words); None if all equal this rank's.
 
         Raises:
             BadOption: the ranks' loops have gone apart, or another thread has met the others before.
@@ -136,7 +131,7 @@ class Meetings:
     def _words(
         self, purpose: Purpose, details: Sequence[int], touched: Sequence[int]
     ) -> tuple[Tensor, NDArray[np.int64]]:
-        """The row of this rank, and the same as an array, whose words are faster to write."""
+        """Return the row of this rank, and the same as an array, whose words are faster to write."""
         key = (purpose, *details, -1, *touched)
         known = self._known.get(key)
         if known is None:
@@ -153,7 +148,7 @@ class Meetings:
         return known
 
     def _gather(self, mine: Tensor) -> Tensor:
-        """Every rank's words, (ranks, words)."""
+        """Return every rank's words, (ranks, words)."""
         if self._comm.hosts > 1:
             table = torch.zeros(self._comm.size, len(mine), dtype=mine.dtype)
             table[self._comm.rank] = mine
@@ -171,7 +166,7 @@ class Meetings:
 
 
 def _line() -> str:
-    """The innermost line of the program that is neither ours nor torch's, where this rank is now."""
+    """Return the program's innermost current line that is neither ours nor torch's."""
     libraries = tuple(str(Path(module.__file__ or "").parent) for module in (sys.modules["tutti"], torch))
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith((*libraries, "<")):

@@ -1,10 +1,10 @@
-"""Progress of an iteration over `shard`, so that a later program goes on with the batch behind that.
+"""Progress of an iteration over `shard`, so that a later program continues with the next batch.
 
     before    start ─ batch 1 ─ batch 2 ─ step ─ save
     later     start ─ 1, 2 left out ─────────────────── batch 3 ─ ...
 
-The later iteration begins with the random numbers that the earlier one began with, so the same batches are
-drawn; the samples of the first ones are not read. After that the random numbers go on as they were saved.
+The later iteration starts with the earlier one's random numbers, so the same batches are drawn; the samples
+of the first ones are not read. After that the random numbers continue as they were saved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class IterationStart:
         first: the number of batches of all ranks to leave out, as they were trained on earlier.
         random: of this process's random numbers.
         generators: of the loader's own.
-        check: a checksum of the first batch's indices; 0: it has none, or none is drawn yet.
+        check: a checksum of the first batch's indices; 0: there is none yet.
     """
 
     length: int = -1
@@ -45,7 +45,7 @@ class IterationStart:
     check: int = 0
 
     def begin(self, batches: Iterable[T], generators: Sequence[torch.Generator] = ()) -> Iterator[T]:
-        """Begin the iteration over the batches of all ranks, drawn from generators, or go on with it."""
+        """Begin the iteration over the batches of all ranks, drawn from generators, or continue it."""
         random = random_state()
         if not self.random:
             self.random = random
@@ -76,12 +76,12 @@ def length_of(value: Any) -> int:
 
 
 def check_of(indices: Any) -> int:
-    """Return a checksum of a batch's indices, which is not 0."""
+    """Return a checksum of a batch's indices, never 0."""
     return crc32(repr(list(indices)).encode()) or 1
 
 
 def generators_of(batches: object) -> list[torch.Generator]:
-    """Return the generators that a loader draws from, itself or in its samplers."""
+    """Return the generators that a loader and its samplers draw from."""
     owners: list[Any] = [batches]
     if isinstance(batches, DataLoader):
         owners += [batches.sampler, batches.batch_sampler, getattr(batches.batch_sampler, "sampler", None)]

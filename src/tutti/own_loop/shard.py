@@ -33,10 +33,10 @@ LOADER_OPTIONS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
     *("generator", "prefetch_factor", "persistent_workers"),
 )
-"""The options of a loader that the loader of a rank's part has, too."""
+"""The options of a loader that the loader of a rank's part takes over."""
 
 AHEAD = 32
-"""Batches of indices that are drawn from a loader's sampler at a time, if it draws no random numbers then."""
+"""Batches of indices drawn from a loader's sampler at a time, if that draws no random numbers."""
 
 AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Samplers that draw all random numbers of an epoch at its beginning."""
@@ -62,13 +62,13 @@ def dealt_to(loop: LoopBatches, batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _in_loop(dealt: Iterator[Dealt], mine: OpenIteration, loop: LoopBatches) -> Iterator[Any]:
-    """Yield the batches that are dealt; the iteration is under way from the first one on."""
+    """Yield the dealt batches; the iteration is open from the first one on."""
     loop.exchange.meetings.iterations += torch.is_grad_enabled()
     loop.open.append(mine)
     try:
         for batch, counts in dealt:
             loop.begin_batch(mine, counts)
-            # In training the one sample is there for backward(), and weighs nothing.
+            # In training the one sample is for backward(), and weighs nothing.
             yield batch if counts.own or torch.is_grad_enabled() else mapped(batch, _none_of)
     finally:
         loop.close(mine)
@@ -77,11 +77,11 @@ def _in_loop(dealt: Iterator[Dealt], mine: OpenIteration, loop: LoopBatches) -> 
 class ShardSampler:
     """A batch sampler: this rank's part of each of rank 0's batches.
 
-    Every rank draws all batches from its own sampler, so that random numbers go on as in plain torch. Those
-    of rank 0 are dealt, as the samplers of programs that are seeded rank by rank differ.
+    Every rank draws all batches from its own sampler, so that random numbers go on as in plain torch. Rank
+    0's are dealt, as programs may seed their samplers differently on each rank.
 
     Attributes:
-        counts: of the batches that are dealt and not yet loaded.
+        counts: of the batches dealt and not yet loaded.
         start: the start of the iteration, if checkpoints are taken.
     """
 
@@ -126,7 +126,7 @@ def _draws_at_once(batches: Iterable[list[Any]]) -> bool:
 
 
 def _checksum(dataset: Any) -> int:
-    """Return a checksum of the indices of a subset, and of subsets inside of it."""
+    """Return a checksum of the indices of a subset, and of nested subsets."""
     check = 0
     while isinstance(dataset, Subset):
         check, dataset = crc32(np.asarray(dataset.indices).tobytes(), check), dataset.dataset
@@ -143,7 +143,7 @@ def _from_loader(loader: DataLoader[Any], loop: LoopBatches, start: IterationSta
     sampler = cast("ShardSampler", own.batch_sampler)
     sampler.start = start
     random = random_state() if start and start.first else None
-    # Here, and not when the first batch is asked for: a loader draws random numbers now.
+    # Now, not when the first batch is requested: this draws random numbers.
     batches = iter(own)
     if random is not None:
         load_random_state(random)
@@ -178,7 +178,7 @@ def _from_batches(batches: Iterable[Any], loop: LoopBatches, start: IterationSta
 
 
 def own_part(batch: Any, comm: Communicator) -> Dealt:
-    """Return the rank's own part of a batch; one sample, where it has none."""
+    """Return the rank's own part of a batch; one sample if it has none."""
     length = _length(batch)
     if comm.size == 1:
         return batch, SampleCounts(length, length)
@@ -194,7 +194,7 @@ def own_part(batch: Any, comm: Communicator) -> Dealt:
 
 
 def _taking(part: slice, length: int) -> Callable[[Values], Values]:
-    """Return a function that takes a part of the samples of what has `length` of them."""
+    """Return a function that takes a part of the samples of values with `length` samples."""
 
     def take(values: Values) -> Values:
         of_samples = values.ndim > 0 if isinstance(values, BLOCKS) else len(values) == length

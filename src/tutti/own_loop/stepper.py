@@ -23,21 +23,17 @@ from tutti.replica import Replica
 from tutti.state import LocalState, Saved, Values
 
 Closure = Callable[[], Tensor]
-"""Computes the loss and its gradients once more, as torch's optimizers may be given it."""
+"""Recomputes the loss and its gradients, as for torch's optimizers."""
 
 NUMBERS: Final = (int, float, tuple, Tensor)
-"""Types of options that are compared between the ranks."""
+"""Types of options that the ranks compare."""
 
 
 class Stepper:
-    """The steps of one optimizer.
+    """The steps of one optimizer, whose `step` it replaces; `number` is its place among the loop's.
 
     Args:
-        replica: the model.
-        optimizer: the user's, whose `step` is this stepper's from now on.
         copies: for each of the replica's vectors of weights, those of all ranks of this host.
-        loop: the ranks and their batches.
-        number: of this stepper among the loop's.
     """
 
     def __init__(
@@ -86,7 +82,7 @@ class Stepper:
         return self._loop.whole_loss(loss, self._loop.unstepped[before:])
 
     def _meet(self, native: Callable[..., Any]) -> None:
-        """Meet the other ranks before a step, and find out whether it is divided (collective)."""
+        """Meet the other ranks before a step, and decide whether it is divided (collective)."""
         exchange = self._loop.exchange
         exchange.refuse_step_inside()
         self._refuse_strangers()
@@ -105,7 +101,7 @@ class Stepper:
             self._divided.adopt()
 
     def _refuse_strangers(self) -> None:
-        """Refuse new parameters of the optimizer that no model has: the ranks do not exchange them."""
+        """Refuse new parameters that no model has: the ranks would not exchange them."""
         listed = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         if len(listed) == len(self._listed) and all(map(is_, listed, self._listed)):
             return
@@ -119,7 +115,7 @@ class Stepper:
         self._listed = listed
 
     def _refuse_difference(self, table: Tensor) -> None:
-        """Refuse a step for which the ranks differ, and say in what (collective)."""
+        """Refuse a step at which the ranks differ, and name the difference (collective)."""
         names = "optimizer, in the order of distribute()", "options", "loaded or changed its state"
         for column, name in enumerate(names):
             if bool((table[:, column] != table[0, column]).any()):
@@ -138,7 +134,7 @@ class Stepper:
         return held_by(self.optimizer, {p: names[p] for p in own_parameters(names, comm.rank, comm.size)})
 
     def load_state(self, saved: Saved, options: list[Values]) -> None:
-        """Go on from the optimizer state and the options of earlier steps; the model has its weights."""
+        """Continue from the optimizer state and the options of earlier steps; the model has its weights."""
         self.optimizer.state = defaultdict(dict)
         load(self.optimizer, names_in(self.replica.module), saved, options, copy=True)
 
@@ -149,7 +145,7 @@ class OwnLoop(LoopBatches):
 
     Attributes:
         steppers: one for each optimizer.
-        folders: what ends the use of each folder of checkpoints.
+        folders: a function that ends the use of each folder of checkpoints.
     """
 
     steppers: list[Stepper] = field(default_factory=list)
@@ -172,19 +168,19 @@ def own_parameters(parameters: Iterable[nn.Parameter], rank: int, ranks: int) ->
 
 
 def _options_of(optimizer: Optimizer) -> list[object]:
-    """The numbers among the optimizer's options."""
+    """Return the numbers among the optimizer's options."""
     groups = optimizer.param_groups
     return [(k, _numbers_in(v)) for group in groups for k, v in group.items() if isinstance(v, NUMBERS)]
 
 
 def _numbers_in(value: object) -> object:
-    """The same with numbers in place of tensors, which processes can compare."""
+    """Return a value with numbers in place of tensors, which processes can compare."""
     if isinstance(value, Tensor):
         return value.item() if value.numel() == 1 else tuple(value.flatten().tolist())
     return tuple(map(_numbers_in, value)) if isinstance(value, tuple) else value
 
 
 def _hash_of(optimizer: Optimizer) -> int:
-    """A hash of the optimizer's options, the same in every process."""
+    """Return a hash of the optimizer's options, the same in every process."""
     values = [value for group in optimizer.param_groups for value in group.values()]
     return hash(tuple([_numbers_in(value) for value in values if isinstance(value, NUMBERS)]))

@@ -17,12 +17,7 @@ TERMS: Final = ("AddBackward0", "SubBackward0", "NegBackward0")
 
 
 def is_sum(root: Any, own: int) -> bool:
-    """Return whether a loss is seen to be a sum over a rank's samples.
-
-    Args:
-        root: the loss's node.
-        own: the number of samples of the rank.
-    """
+    """Return whether the loss with this node is recognisably a sum over a rank's `own` samples."""
     nodes = [root]
     for node in nodes:  # grows
         if getattr(node, "_saved_reduction", None) == SUM or _sums_samples(node, own):

@@ -1,8 +1,8 @@
-"""The contracts of a parameter centre and of its rule, which strategies see.
+"""The contracts of a parameter centre and of its rule, as strategies see them.
 
 A centre has one vector of weights for each of a replica's flat vectors. It is cut into slots, each a slice of
-every vector; a message is applied to one slot after the other, and meanwhile no other worker reads or
-moves the slot.
+every vector; a message is applied to one slot after the other, and no other worker reads or moves a slot
+meanwhile.
 
     weights   ├───────── slot 0 ─────────┼───────── slot 1 ─────────┼───────── slot 2 ─────────┤
     worker 0      lock, rule, unlock ──────▶ lock, rule, unlock ──────▶ ...
@@ -56,7 +56,7 @@ class Push:
 
     Attributes:
         centre: the slot's weights.
-        reply: where the answer goes; may be `message` itself. None: no answer is wanted.
+        reply: the destination of the answer, maybe `message`; None: no answer is wanted.
         then: the weights at which the message was computed, if the rule `compares`.
         staleness: the number of other workers' messages applied since this one last read the slot.
     """
@@ -78,10 +78,10 @@ class Outcome(Enum):
 
 
 class Rule(ABC):
-    """The use that a centre makes of a message. One object for each process that applies it.
+    """What a centre does with a message. Each process that applies the rule has its own object.
 
     Attributes:
-        compares: whether `Push.then` is wanted.
+        compares: whether it needs `Push.then`.
         remembers: whether a worker's last message may be applied again.
         brings_weights: whether the messages are weights; else they are moves or gradients.
     """
@@ -91,11 +91,11 @@ class Rule(ABC):
     brings_weights: bool = False
 
     def cut(self, flats: Sequence[Flat], parts: int) -> list[Slot]:
-        """Cut the vectors into at most `parts` slots, each of which the rule can be applied to."""
+        """Cut the vectors into at most `parts` slots that the rule can be applied to."""
         return slots_of([equal_slices(flat, parts) for flat in flats])
 
     def open(self, centre: Vectors, slots: Sequence[Slot], allocate: Allocate) -> None:
-        """Prepare for `slots` of the vectors `centre`; once, by all who apply the rule (collective)."""
+        """Prepare for `slots` of `centre`; called once, by all processes that apply the rule (collective)."""
         return
 
     @abstractmethod
@@ -103,24 +103,24 @@ class Rule(ABC):
         """Move `push.centre` by `push.message`, in place. The message may be overwritten."""
 
     def answer(self, push: Push) -> None:
-        """Write the answer into `push.reply`: the centre's weights, unless a rule says otherwise."""
+        """Write the answer into `push.reply`; by default the centre's weights."""
         assert push.reply is not None
         copy_all(push.reply, push.centre)
 
     def settings(self) -> list[float]:
-        """Return what may change from message to message, such as the learning rate."""
+        """Return the settings that may change between messages, such as the learning rate."""
         return []
 
     def use(self, settings: list[float]) -> None:
-        """Apply the next message by these settings, those of its sender."""
+        """Apply the next message with its sender's settings."""
         return
 
     def state(self, slot: int) -> LocalState:
-        """Return what is kept for a slot besides the weights, by parameter; not while it is moved."""
+        """Return a slot's state besides the weights, by parameter; not while the slot is moved."""
         return LocalState()
 
     def load_state(self, held: Named) -> None:
-        """Go on from what `state` returned for all slots; by one of those who share memory."""
+        """Continue from what `state` returned for all slots; called once per shared memory."""
         return
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Rule(ABC):
         """Return the rule of the centre above, whose workers are the hosts' centres.
 
         Raises:
-            BadOption: the rule works with one level alone.
+            BadOption: the rule works with one level only.
         """
 
 
@@ -137,13 +137,13 @@ class Receipt:
     """Measurements of an exchange with the centre.
 
     Attributes:
-        staleness: the number of other workers' messages applied since this one's last reading, the most of
-            all slots; None: it is not known here.
-        age_s: seconds since this worker's last reading.
+        staleness: other workers' messages applied since this one's last read, in the stalest slot; None:
+            unknown.
+        age_s: seconds since this worker's last read.
         wait_s: seconds that it waited for others.
-        bytes_sent: what it sent, or wrote for others to read.
+        bytes_sent: sent, or written for others to read.
         dropped: whether its message came too late and was not used, in some slot.
-        update_s: seconds in which it applied the rule itself.
+        update_s: seconds in which this worker applied the rule.
     """
 
     staleness: int | None
@@ -169,11 +169,11 @@ class Centre(ABC):
 
     @abstractmethod
     def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
-        """Push a message; no answer is wanted.
+        """Push a message without an answer.
 
         Args:
-            message: one vector for each of the replica's. It may be overwritten.
-            again: it is this worker's last message, unchanged, which the centre may remember.
+            message: one vector for each of the replica's; may be overwritten.
+            again: the message is this worker's last one, unchanged, which the centre may remember.
             at: the weights at which it was computed, if the rule `compares`.
         """
 
@@ -183,22 +183,16 @@ class Centre(ABC):
 
     @abstractmethod
     def exchange(self, message: Vectors, reply: Vectors | None = None, at: Vectors = ()) -> Receipt:
-        """Push a message and pull the answer, by default into the message, as one operation in each slot.
-
-        The arguments are those of `push`; `at` may be `reply`.
-        """
+        """Push a message and pull the answer, by default into the message, as one operation in each slot."""
 
     @abstractmethod
     def read(self, into: Vectors) -> None:
-        """Read the agreed weights, without a trace on the staleness (collective).
-
-        Every worker finds the same weights: those after all messages that any of them has brought before.
-        """
+        """Read the agreed weights, the same for every worker; the staleness stays (collective)."""
 
     def tick(self, slack: int, into: Vectors) -> Receipt:
-        """Count a step of this worker, wait until no other is more than `slack` steps behind, and then read.
+        """Count a step, wait until no other worker is more than `slack` steps behind, and read the weights.
 
-        Workers that have left are not waited for. The staleness returned belongs to the last message pushed.
+        Workers that have left are not waited for. The staleness is that of the last message pushed.
         """
         raise NotImplementedError
 
@@ -211,11 +205,11 @@ class Centre(ABC):
         return
 
     def state(self) -> State:
-        """Return what must be known to go on besides the agreed weights; between `leave` and `rejoin`."""
+        """Return the state besides the agreed weights; called between `leave` and `rejoin`."""
         return State()
 
     def load_state(self, saved: Saved) -> None:
-        """Go on from the state of an earlier centre with the same weights (collective)."""
+        """Continue from the state of an earlier centre with the same weights (collective)."""
         return
 
     @abstractmethod

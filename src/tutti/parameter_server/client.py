@@ -32,7 +32,7 @@ from tutti.replica import Flat
 from tutti.state import LocalState, Saved, State, whole_piece
 
 _OF_MODEL: Final = "weights/"
-"""The first word of what a checkpoint has of the model itself."""
+"""The first word of the names of the model's tensors in a checkpoint."""
 
 
 class ServedCentre(Centre):
@@ -70,7 +70,7 @@ class ServedCentre(Centre):
         return sum([self._ask(server, request, detail) for server in self._servers])
 
     def _bring(self, request: Request, message: Vectors, again: bool, at: Vectors) -> int:
-        """Send the message to all servers; returns its bytes."""
+        """Send the message to all servers; return its bytes."""
         sent = 0
         for server, slot in zip(self._servers, self._slots, strict=True):
             sent += self._ask(server, request, float(again))

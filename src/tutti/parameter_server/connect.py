@@ -12,10 +12,7 @@ from tutti.replica import Replica
 
 
 def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
-    """Take part in a centre (collective over the workers), in shared memory if `comm` has no servers.
-
-    Its first weights are worker 0's. Each worker has its own rule object, made alike on all.
-    """
+    """Join a centre with worker 0's weights (collective), in shared memory if `comm` has no servers."""
     servers = comm.servers
     if servers is None:
         check_reachable(comm.hosts, 0)
@@ -31,7 +28,7 @@ def workers_of_centre(comm: Communicator) -> int:
 
 
 def check_reachable(hosts: int, servers: int) -> None:
-    """Refuse, by `BadOption`, a centre that some workers could not reach: several hosts and no server."""
+    """Raise BadOption for a centre that some workers cannot reach: several hosts and no server."""
     if hosts > 1 and not servers:
         raise BadOption(
             f"the workers are on {hosts} hosts, but the centre is in the memory of one; keep a rank for it "

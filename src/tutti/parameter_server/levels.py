@@ -6,10 +6,10 @@
     host b   worker 2 ─┐                │
              worker 3 ─┴─ centre of b ──┘
 
-The message to the centre above depends on the rule (`Rule.above`). Elastic centres pull at each other, as
-workers and centre do. All others send what they have moved since their last exchange; the one above adds
-that, and they go on from its weights and what they have moved meanwhile. Where all agree on weights, as for
-an evaluation, every centre goes on from these.
+The message to the centre above depends on the rule (`Rule.above`). Elastic centres attract each other, as
+workers and centre do. Other centres send their moves since their last exchange; the one above adds these, and
+they continue from its weights plus their moves meanwhile. Where all agree on weights, as for an evaluation,
+every centre continues from these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LevelledCentre(Centre):
         self._above = ServedCentre(comm, servers, flats, above)
         self._brings_weights = above.brings_weights
         self._exchanges, self._counting = comm.node.shared(1, dtype=torch.int64), comm.node.lock()
-        # What the centre above knew of this host's at their last exchange, by whichever worker.
+        # This host's centre at its last exchange with the one above, by any of the workers.
         self._known = [comm.node.shared(len(flat.weights), dtype=flat.weights.dtype) for flat in flats]
         self._here = [torch.zeros_like(flat.weights) for flat in flats]
         self._message = [torch.zeros_like(flat.weights) for flat in flats]
@@ -78,7 +78,7 @@ class LevelledCentre(Centre):
 
     @torch.no_grad()
     def _exchange_above(self) -> int:
-        """Exchange this host's centre with the one above; returns the bytes sent."""
+        """Exchange this host's centre with the one above; return the bytes sent."""
         with self._above_lock:
             self._host.copy(self._here)
             copy_all(self._message, self._here)
@@ -95,7 +95,7 @@ class LevelledCentre(Centre):
     @override
     @torch.no_grad()
     def read(self, into: Vectors) -> None:
-        """Exchange each host's centre with the one above; all centres go on from the weights of that."""
+        """Exchange each host's centre with the one above, whose weights all centres then take."""
         self._comm.barrier()
         if self._comm.node.rank == 0:
             self._exchange_above()

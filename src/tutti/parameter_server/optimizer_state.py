@@ -18,7 +18,7 @@ from tutti.replica import ALIGNMENT
 
 @dataclass(frozen=True)
 class StateEntry:
-    """A tensor that an optimizer keeps for one parameter, which is given by its number."""
+    """A tensor that an optimizer keeps for one parameter, which is named by its number."""
 
     parameter: int
     name: str
@@ -34,10 +34,9 @@ class StateEntry:
 class SharedState:
     """The state of an optimizer that several processes step in turn, each behind the slot's lock.
 
-    A parameter has no state before its first step: the process that makes it copies the state here, and from
-    then on the optimizers of all processes have the shared tensors themselves. A tensor that takes the place
-    of a shared one is copied into it after the step. `presence` has a byte for each entry: whether there is a
-    value; zeros at first.
+    The process that makes a parameter's first step copies its state here; from then on all processes'
+    optimizers have the shared tensors. A tensor that replaces a shared one is copied into it after the step.
+    `presence` has a byte for each entry, 1 once it has a value.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class SharedState:
         self._known = present
 
     def leave(self) -> None:
-        """Copy the tensors that the optimizer has made: those that `describe` found."""
+        """Copy the tensors that the optimizer has made."""
         for number, parameter in enumerate(self._parameters):
             kept = self._optimizer.state.get(parameter, {})
             for name, value in kept.items():

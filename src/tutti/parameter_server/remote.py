@@ -1,4 +1,4 @@
-"""A centre that is a process of its own: workers come to it over TCP, and go, at any time.
+"""A centre in a separate process: workers join it over TCP, and leave, at any time.
 
     worker a   │ round │ exchange │ round │ exch ✂ lost │ its round goes on: no exchange │ exchange │ ...
       thread                                     connect? ... connect? ... joined ──────┘
@@ -13,9 +13,9 @@ Messages are JSON and vectors of raw bytes, so nothing that arrives is code. Not
     worker ─▶ centre   {"number": n, "begins": ..., "reads": ..., "settings": [...]}, vectors if n is not 0
     centre ─▶ worker   {"version": v}, vectors if the worker reads
 
-A message that was cut off has been applied or not. When a worker joins again it learns the number of its last
-message, and nothing more is applied that came by an earlier connection. So it knows whether the message is
-there; if not, it adds it to the next one.
+A message that was cut off has been applied or not. A worker that joins again learns the number of its last
+message, and the centre applies nothing more from the earlier connection. So the worker knows whether the
+message has arrived; if not, it adds it to the next one.
 """
 
 from __future__ import annotations
@@ -62,12 +62,9 @@ MOST_PAUSE_S: Final = 5.0  # between two attempts to connect
 class RemoteCentre(Centre):
     """One rank's view of the centre at "HOST:PORT". Each rank is a worker of it; ranks meet only to read.
 
-    The weights of this rank become the centre's, or are overwritten by them if it has some. Its rule's
-    settings, lr, momentum and N or 0, travel with each message. The centre keeps its own state.
-
-    Raises:
-        BadOption, BadModel: the centre has another key or another model.
-        PeerLost: it cannot be reached within `PATIENCE_S`.
+    A new centre takes this rank's weights, which are otherwise overwritten by the centre's. The rule's
+    settings (lr, momentum, and N or 0) travel with each message. The centre keeps its own state. PeerLost is
+    raised if it cannot be reached within `PATIENCE_S`.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class RemoteCentre(Centre):
             ],
             "vectors": [[len(one), str(one.dtype).removeprefix("torch.")] for one in self._weights],
         }
-        # The message that the centre may not have yet, if `held`: the first weights, if it `begins` by them.
+        # The message that the centre may lack, if `_held`: the first weights, if the centre `_begins`.
         self._message = [torch.zeros_like(weights, device="cpu") for weights in self._weights]
         self._held = self._begins = self._closed = False
         self._number, self._version, self._seen, self._seen_at = 0, 0, 0, comm.clock()
@@ -106,11 +103,11 @@ class RemoteCentre(Centre):
     def ready(self) -> bool:
         if self._found is None:
             return self._connection is not None
-        found, self._found = self._found, None
-        if isinstance(found, UserError):
-            raise found
-        self._connection, answer = found
-        # A centre that was set back to an earlier state has a smaller number.
+        result, self._found = self._found, None
+        if isinstance(result, UserError):
+            raise result
+        self._connection, answer = result
+        # A centre that was restored to an earlier state has a smaller number.
         self._held = self._held and not self._begins and answer["number"] <= self._number
         self._number, self._begins = answer["number"], not answer["begun"]
         if self._begins:
@@ -127,7 +124,7 @@ class RemoteCentre(Centre):
         Thread(target=self._connect, name="centre-search", daemon=True).start()
 
     def _connect(self) -> None:
-        """Connect and join, as often as it takes."""
+        """Connect and join, retrying as long as it takes."""
         pause = 0.0
         while not self._closed and self._found is None:
             try:
@@ -141,7 +138,7 @@ class RemoteCentre(Centre):
                 time.sleep(pause)
 
     def _wait(self) -> bool:
-        """Wait until the centre is there, but not longer than `PATIENCE_S` after it was lost."""
+        """Wait until the centre is reachable, at most `PATIENCE_S` after it was lost."""
         while not self.ready:
             if time.monotonic() > self._lost_at + PATIENCE_S:
                 return False
@@ -149,7 +146,7 @@ class RemoteCentre(Centre):
         return True
 
     def _ask(self, into: Vectors | None) -> int | None:
-        """Bring the message that is held, and read; return the bytes sent, None: the connection was lost."""
+        """Send the held message, and read; return the bytes sent, or None if the connection was lost."""
         connection, number = self._connection, self._number + 1 if self._held else 0
         assert connection is not None
         request: Header = {"number": number, "begins": self._begins, "reads": into is not None}
@@ -186,7 +183,7 @@ class RemoteCentre(Centre):
     @override
     @torch.no_grad()
     def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
-        """Push the last message of this worker: wait for the centre if it cannot be reached."""
+        """Push this worker's last message; wait for the centre if it cannot be reached."""
         self._wait()
         receipt = self._bring(message, None)
         while self._held and self._wait():
@@ -223,19 +220,19 @@ class RemoteServer:
     """The weights of a centre, the rule of `AsyncDiLoCo`, and the connections of its workers.
 
     A thread serves each connection: it receives without the lock, and moves the weights under it, so that a
-    slow or stopped worker delays nobody. `version` counts the messages applied.
+    slow or stopped worker delays no other. `version` counts the messages applied.
 
     Args:
-        key: the one that workers must have.
-        keep: the file of its state, from which it goes on; BadCheckpoint if it is another file.
-        workers: N of the rule where its workers leave it open; 0: the number that are connected.
+        key: the key that workers must have.
+        keep: the file with its state, loaded if it exists.
+        workers: N of the rule if its workers leave it open; 0: the number of connected workers.
     """
 
     def __init__(self, key: bytes, keep: Path, workers: int = 0) -> None:
         self._key, self._keep, self._workers = key, keep, workers
         self._lock, self._begun, self._ended = Lock(), False, False
         self._connections: dict[str, Connection] = {}
-        # The numbers of the workers' last messages, and what a worker says of its model.
+        # The numbers of the workers' last messages, and the workers' description of their model.
         self._numbers: dict[str, int] = {}
         self._model: Header = {}
         self.version, self._saved = 0, -1
@@ -243,7 +240,7 @@ class RemoteServer:
             self._load()
 
     def listen(self, address: str) -> str:
-        """Serve workers from now on; return the address, with the port chosen if it was 0."""
+        """Start serving workers; return the address, with the port chosen if it was 0."""
         host, port = _address_of(address)
         try:
             listener = socket.create_server((host, port))
@@ -303,7 +300,7 @@ class RemoteServer:
         if request["number"]:
             _receive_into(connection, buffer)
         with self._lock:
-            # A worker that has joined again knows what was applied, so nothing that came before may be.
+            # A worker that has joined again knows what was applied: earlier messages must be refused.
             if self._ended or self._connections.get(worker) is not connection or model != self._model:
                 raise EOFError("it has joined again, or the centre ends")
             if request["number"] > self._numbers.get(worker, 0):
@@ -332,12 +329,12 @@ class RemoteServer:
         self._model, shapes = model, model["vectors"]
         self._weights = [torch.zeros(length, dtype=getattr(torch, dtype)) for length, dtype in shapes]
         self._slot = Slot(0, tuple(slice(0, len(vector)) for vector in self._weights))
-        # As the rule has them: sums, velocities, and how many messages are in the sum.
+        # As the rule keeps them: sums, velocities, and the number of messages in the sum.
         self._kept = [torch.zeros_like(one) for one in 2 * self._weights]
         self._kept.append(torch.zeros(1, dtype=torch.int64))
 
     def save(self, last: bool = False) -> None:
-        """Write the state if it has changed; after the `last` time nothing is applied any more."""
+        """Write the state if it has changed; after the `last` call no message is applied."""
         with self._lock:
             self._ended, version = last, self.version
             if not self._begun or version == self._saved:

@@ -31,10 +31,7 @@ from tutti.state import LocalState, Named, fill, pieces_of
 
 
 class AddRule(Rule):
-    """The message is a move, which the centre makes too: c = c + m.
-
-    With levels, the centre above adds up what the centres below have moved.
-    """
+    """The message is a move, which the centre makes too: c = c + m."""
 
     @override
     def apply(self, push: Push) -> Outcome:
@@ -48,14 +45,11 @@ class AddRule(Rule):
 
 
 class ElasticRule(Rule):
-    """The message is a worker's weights; they and the centre's go towards each other.
+    """The message is a worker's weights; they and the centre's attract each other.
 
-    With levels, the centre of a host is to the centre above what a worker is to its own: elastic averaging in
-    a tree (Zhang 2016, "Distributed stochastic optimization for deep learning", chapter 6).
-
-    Args:
-        force: beta, how far the centre goes towards the mean of the workers, when each comes once.
-        workers: p, how many come to this centre; each pulls with the rate alpha = beta / p.
+    With levels, a host's centre is to the centre above what a worker is to its own: elastic averaging in a
+    tree (Zhang 2016, "Distributed stochastic optimization for deep learning", chapter 6). Each of the
+    `workers` pulls with the rate alpha = beta / p, where beta is `force`.
     """
 
     brings_weights = True
@@ -71,7 +65,7 @@ class ElasticRule(Rule):
 
     @override
     def answer(self, push: Push) -> None:
-        """The worker's weights, moved."""
+        """Write the worker's moved weights into the reply."""
         assert push.reply is not None
         for reply, message in zip(push.reply, push.message, strict=True):
             if reply is not message:
@@ -96,12 +90,12 @@ class Hyperparameters:
         ]
 
     def read(self) -> list[float]:
-        """Return their values."""
+        """Return the values."""
         groups = self._optimizer.param_groups
         return [float(value) for number, name in self._names for value in _numbers(groups[number][name])]
 
     def write(self, values: list[float]) -> None:
-        """Set them; a number keeps its type, and a tensor its identity."""
+        """Set the values; a number keeps its type, and a tensor its identity."""
         rest = iter(values)
         for number, name in self._names:
             group = self._optimizer.param_groups[number]
@@ -111,7 +105,7 @@ class Hyperparameters:
 
 
 def _numbers(value: Any) -> list[Any]:
-    """The numbers in an option: itself, or a tuple's; none if it is something else."""
+    """Return the numbers in an option: the option, or a tuple's elements; empty if it is something else."""
     values = value if isinstance(value, tuple | list) else [value]
     numbers = all(
         one.numel() == 1 if isinstance(one, Tensor) else isinstance(one, int | float) for one in values
@@ -129,30 +123,20 @@ def _like(old: Any, value: float) -> Any:
 class OptimizerRule(Rule):
     """c = optimizer(c, gradient), with the optimizer's state beside the centre's weights.
 
-    The worker that brings a gradient runs the optimizer itself, on shared state, with the options that its
-    own optimizer has at that moment; over messages, these travel with the gradient.
-
-    With the gradient comes which parameters there is none for: those and their state are left as they are.
-
-    With levels, the optimizer runs in the centre of each host; the one above adds up what they have moved.
+    The worker that brings a gradient runs the optimizer, on shared state, with its current options; over
+    messages, these travel with the gradient, and so do the parameters without one, which are left as they
+    are. With levels, the optimizer runs in the centre of each host; the one above adds up the hosts' moves.
 
     Args:
-        optimizer: the user's. It is not stepped itself; its class, options and param groups are used.
-        replica: the model that its parameters belong to.
-        messages: the vectors that the messages are in; others are copied there. By default, vectors that all
-            who apply the rule share.
+        optimizer: the user's, whose class, options and param groups are used; it is not stepped.
+        messages: the vectors that hold the messages; others are copied there. By default shared vectors.
         damped: whether the learning rate is divided by the staleness: Zhang, Gupta, Lian, Liu 2016,
             "Staleness-aware Async-SGD for Distributed Deep Learning", arXiv:1511.05950, section 3.2.
-        compensation: how a stale gradient is corrected; None: not.
+        compensation: the correction of stale gradients; None: none.
         keep: whether a message may be applied again.
 
     Attributes:
-        missing: the parameters for which the next message has no gradient, but zeros.
-        parameters: those of the model.
-
-    Raises:
-        BadOption: the optimizer cannot be shared.
-        BadModel: it moves a parameter that is not part of the model.
+        missing: the parameters for which the next message has no gradient, only zeros.
     """
 
     def __init__(
@@ -185,7 +169,7 @@ class OptimizerRule(Rule):
         return sorted(self._names[parameter] for parameter in self.missing)
 
     def miss(self, names: Collection[str]) -> None:
-        """Set `missing` by the parameters' names."""
+        """Set `missing` from the parameters' names."""
         self.missing = frozenset(parameter for parameter, name in self._names.items() if name in names)
 
     @override
@@ -200,7 +184,7 @@ class OptimizerRule(Rule):
         self._views = {slot.number: slot.views(self._messages) for slot in slots}
         if self._compensation is not None and self._compensation.decay is not None:
             self._means = [allocate(len(vector), vector.dtype) for vector in centre]
-        # What the optimizer keeps is seen in a step of a copy; only then can it be laid out in shared memory.
+        # A step on a copy shows what the optimizer keeps, which is then laid out in shared memory.
         scratch = [vector.clone() for vector in centre]
         zeros = [torch.zeros_like(vector) for vector in centre]
         described = [
@@ -345,20 +329,14 @@ class Rounds(OptimizerRule):
     """A round: c = optimizer(c, clip(sum of the gradients that have come / sum of their shares)).
 
     A gradient names its round, which closes when its gradients stand for the quorum of the update's samples,
-    or all workers have sent theirs; then the workers are answered. A later gradient is dropped. Parameters
-    without a gradient in a round are left as they are.
-
-    Args:
-        quorum: the share of an update's samples whose gradients close a round; 1: all workers, also those
-            without samples.
-        norm: the largest 2-norm of the whole gradient; there is one slot alone then. None: any.
-        value: the largest absolute value of an element, limited before the norm. None: any.
+    or when all workers have sent theirs; then the workers are answered. A later gradient is dropped.
+    Parameters without a gradient in a round are left as they are. `norm` and `value` are the limits of
+    `Clip`.
 
     Attributes:
-        rank: whose the next message is.
-        share: the part of the update's samples that the next message is the gradient of, by which it was
-            weighted; 0: of none.
-        round: which update it is meant for, from 0.
+        rank: the sender of the next message.
+        share: the share of the update's samples by which its gradient was weighted; 0: it has none.
+        round: the update that it is meant for, from 0.
     """
 
     def __init__(
@@ -417,7 +395,7 @@ class Rounds(OptimizerRule):
         return Outcome.APPLIED
 
     def _add_up(self, push: Push) -> tuple[Tensor, ...]:
-        """Return the sum of a round's messages, in the order of the workers: it is the same each time."""
+        """Return the sum of a round's messages, always in the order of the workers."""
         totals, came = self._views[push.slot], self._counts[push.slot][:-1, 0].tolist()
         boxes = [
             push.message if worker == self.rank else box
@@ -440,7 +418,7 @@ class Rounds(OptimizerRule):
         return present
 
     def _close(self, push: Push, share: float) -> None:
-        """Make the step of a round by the sum of the gradients / their share; none without samples."""
+        """Step by the sum of the gradients / their share, if any had samples, and open the next round."""
         counts, brought = self._counts[push.slot], self._brought[push.slot]
         if share > 0:
             totals = self._add_up(push)
@@ -478,17 +456,11 @@ class DelayedNesterovRule(Rule):
         s = s + d,   c = c - lr d / N                                  with every message
         v = momentum v + s / N,   c = c - lr momentum v,   s = 0       with every N-th
 
-    With N = 1 this is SGD with Nesterov's momentum. With levels, the centre above adds up what the centres
-    below have moved.
+    With N = 1 this is SGD with Nesterov's momentum. With levels, the centre above adds up the moves of the
+    centres below.
 
     Source: Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling", arXiv:2401.09135,
-    algorithm 3, with the momentum activation c at its default, 0.
-
-    Args:
-        flats: of the model.
-        lr: epsilon.
-        momentum: beta.
-        delay: N.
+    algorithm 3, with the momentum activation c at its default, 0; there lr is epsilon, momentum beta.
     """
 
     def __init__(self, flats: Sequence[Flat], lr: float, momentum: float, delay: int) -> None:
@@ -551,7 +523,7 @@ OUTER_VELOCITY: Final = "outer_velocity"
 """The first word of the names of its velocity v."""
 
 BUFFERED: Final = "outer_gradients"
-"""The number of outer gradients in the sum."""
+"""The name of the number of outer gradients in the sum."""
 
 
 def attract(worker: Tensor, centre: Tensor, rate: float) -> None:
@@ -560,12 +532,7 @@ def attract(worker: Tensor, centre: Tensor, rate: float) -> None:
         d = rate * (x - c)        x = x - d        c = c + d
 
     Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
-    algorithm 1, steps a and b; `rate` is the paper's alpha.
-
-    Args:
-        worker: x, of any shape.
-        centre: c, of the same shape and dtype.
-        rate: which share of their distance each of them goes; 0.5 makes them meet in the middle.
+    algorithm 1, steps a and b; `rate` is the paper's alpha; at 0.5 they meet in the middle.
     """
     distance = worker - centre
     worker.sub_(distance, alpha=rate)

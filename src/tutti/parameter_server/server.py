@@ -31,10 +31,10 @@ class _Client:
     """A server's knowledge of a worker.
 
     Attributes:
-        seen: the slot's version when the worker last read it, and its own messages since.
+        seen: the slot's version when the worker last read it, plus its own messages since.
         staleness: of its last message.
         last: its last message, if the rule `remembers`.
-        steps: the number that it has counted; `GONE` if it has left.
+        steps: its step count; `GONE` if it has left.
         slack: the steps that it may be ahead, while it waits for slower workers; else None.
     """
 
@@ -46,10 +46,7 @@ class _Client:
 
 
 class Server:
-    """The server of one slot of a centre (without a slot, it waits for the workers to close).
-
-    Its replica and its rule are made as the workers' are; with two levels, as those of a host's centre.
-    """
+    """The server of one slot of a centre; without a slot, it waits for the workers to close."""
 
     def __init__(self, servers: Servers, replica: Replica, rule: Rule) -> None:
         self._comm: Communicator = servers.comm
@@ -64,11 +61,7 @@ class Server:
 
     @torch.no_grad()
     def run(self) -> None:
-        """Serve until every worker has closed its connection.
-
-        Raises:
-            PeerLost: a worker or another server is gone.
-        """
+        """Serve until every worker has closed its connection; raise PeerLost if one is gone."""
         left = set(self._clients)
         while left:
             worker = self._comm.recv(self._header, tag=REQUEST)
@@ -104,7 +97,7 @@ class Server:
             client.steps = 0
 
     def _begin(self, worker: int, hosts: int) -> None:
-        """Lay out the slot as the workers do, with the weights of one of them."""
+        """Lay out the slot as the workers do, with the weights of worker 0."""
         if self._levels > 1:
             self._rule = self._rule.above(hosts)
         slot = self._rule.cut(self._flats, self._count)[self._number]
@@ -161,7 +154,7 @@ class Server:
         send_all(self._comm, weights, worker, WEIGHTS)
 
     def _wake_up(self) -> None:
-        """Answer the waiting workers that no other one is too far behind now."""
+        """Answer the waiting workers that are no longer too far ahead."""
         slowest = min(client.steps for client in self._clients.values())
         for worker, client in self._clients.items():
             if client.slack is not None and client.steps - slowest <= client.slack:

@@ -3,11 +3,11 @@
     worker 0   lock 0 │ rule, copy answer │ lock 1 │ rule, copy answer │ ...
     worker 1            lock 1 │ rule, copy answer │ lock 2 │ ...          each begins at its own slot
 
-Nothing is sent, and no other process has to run: an exchange takes less than half the time that it takes with
-a server on the same host.
+Nothing is sent, and no other process has to run: an exchange takes less than half the time of one with a
+server on the same host.
 
 A worker that has to wait, for a step to close or for the slowest worker, notes that and sleeps in `recv`;
-the worker that ends the reason sends it a message.
+the worker that ends its wait sends it a message.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _KEPT_VIEWS = 8
 class SharedCentre(Centre):
     """One worker's view of a centre in shared memory (collective over the host's workers `comm`).
 
-    The centre's first weights are worker 0's. It has `parts` slots; by default, one for each worker, but none
-    smaller than `SMALLEST_SLOT`.
+    It starts with worker 0's weights, in `parts` slots; by default one for each worker, of at least
+    `SMALLEST_SLOT` elements.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class SharedCentre(Centre):
             self._comm.recv(self._note, tag=CLOSED_TAG + number)
 
     def _wake(self, number: int) -> list[int]:
-        """Return the workers that have slept until the slot moved; each is to be sent a note."""
+        """Return the workers that sleep until the slot moves; each is to be sent a note."""
         sleepers = [rank for rank in range(self._comm.size) if self._waiting[number, rank]]
         for rank in sleepers:
             self._waiting[number, rank] = 0
@@ -174,7 +174,7 @@ class SharedCentre(Centre):
 
     @torch.no_grad()
     def overwrite(self, weights: Vectors) -> None:
-        """Go on from other weights, the same for every worker (collective)."""
+        """Continue from other weights, the same for every worker (collective)."""
         self._comm.barrier()
         if self._comm.rank == 0:
             copy_all(self.weights, weights)
@@ -185,7 +185,7 @@ class SharedCentre(Centre):
 
     @torch.no_grad()
     def copy(self, into: Vectors) -> None:
-        """Read the weights without a trace on the staleness."""
+        """Read the weights without an effect on the staleness."""
         parts = self.views(into)
         for number in self._order:
             with self._locks[number]:
@@ -238,7 +238,7 @@ class SharedCentre(Centre):
 
     @override
     def close(self) -> None:
-        """Do nothing: there is no server to tell."""
+        """Do nothing: there is no server to inform."""
 
 
 def slots_for(flats: Sequence[Flat], workers: int) -> int:

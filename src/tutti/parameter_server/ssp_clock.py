@@ -50,10 +50,7 @@ class SharedSteps:
         self._count(0)
 
     def _count(self, count: int, slack: int = GONE) -> bool:
-        """Set this worker's count and wake those who may go on by it; returns whether it has to wait itself.
-
-        That is noted under the lock, so that the worker that ends the reason sees it.
-        """
+        """Set this worker's count and wake the workers it held up; return whether it must wait."""
         rank = self._comm.rank
         with self._lock:
             self._counts[rank] = count

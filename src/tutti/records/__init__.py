@@ -1,1 +1,1 @@
-"""The files that a run leaves behind, read and written here alone. Needs neither torch nor MPI."""
+"""The files of a run; only this package reads and writes them. Needs neither torch nor MPI."""

@@ -67,10 +67,10 @@ class Manifest(Record):
     """Contents of a checkpoint.
 
     Attributes:
-        step: how many steps were done.
-        ranks: how many have left their state.
+        step: the number of steps done.
+        ranks: the number of ranks with a state.
         files: by their names; all but the manifest.
-        score: of the model, the higher the better; None: unknown.
+        score: of the model, higher is better; None: unknown.
         format: the version of the files.
     """
 
@@ -97,7 +97,7 @@ def tensors_file(rank: int) -> str:
 
 
 def head_file(rank: int) -> str:
-    """Return the name of the file with all else that a rank knows."""
+    """Return the name of the file with the rest of a rank's state."""
     return f"rank-{rank:05d}.json"
 
 

@@ -45,8 +45,8 @@ class Combination(Record):
         folder: of its runs, inside the comparison's.
         scaling: one of `SCALINGS`, or `APART`.
         options: the fields of the run's configuration in which it differs from the others.
-        sweep: those of them that were crossed in: only runs with equal ones are compared.
-        parallel: how its ranks hold one model together, such as "data=2,tensor=2"; None: each has all of it.
+        sweep: its crossed options: only runs with equal ones are compared.
+        parallel: the layout of a model over ranks, such as "data=2,tensor=2"; None: each has a whole model.
     """
 
     name: str
@@ -82,13 +82,13 @@ class Combination(Record):
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """A comparison: its task and the ways to train that it compares.
+    """A comparison: its task and the compared ways to train.
 
     Attributes:
-        repeats: how often each combination is run, with seeds that count up.
-        goal: the accuracy on the validation part that a run is timed to; None: to none.
+        repeats: the runs of each combination, with seeds that count up.
+        goal: the validation accuracy up to which a run is timed; None: none.
         combinations: in the order of the table.
-        config: the configuration that all runs have in common, as JSON values.
+        config: the common configuration of all runs, as JSON values.
     """
 
     model: str
@@ -132,7 +132,7 @@ class ComparisonFolder:
         return RunFolder(self.path / combination.folder / str(repeat))
 
     def clear(self, combination: Combination, repeat: int) -> None:
-        """Delete what a repeat that did not come to its end has left."""
+        """Delete the files of a repeat that did not finish."""
         path = self.run(combination, repeat).path
         with refusing(path), suppress(FileNotFoundError):
             shutil.rmtree(path)

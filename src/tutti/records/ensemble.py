@@ -1,4 +1,4 @@
-"""The folder of an ensemble: what its members are, how their outputs are combined, and their weights.
+"""The folder of an ensemble: its members, the combination of their outputs, and their weights.
 
     ensemble.json           an `EnsembleRecord`
     weights.safetensors     of all members
@@ -22,7 +22,7 @@ ENSEMBLE: Final = "ensemble.json"
 
 @dataclass(frozen=True)
 class EnsembleMember(Record):
-    """A trained network of an ensemble, of a candidate that may have several."""
+    """A trained network of an ensemble; a candidate may have several."""
 
     candidate: str
     config: Json
@@ -35,8 +35,8 @@ class EnsembleRecord(Record):
 
     Attributes:
         kind: of the values of candidates: "classes", "flags" (both probabilities) or "amounts".
-        method: by which the weights were found.
-        weights: of the values of each candidate, the mean of its members' values; 1 in all.
+        method: the one that determined the weights.
+        weights: of each candidate's values, the mean of its members'; they add up to 1.
         members: in the order of their parameters in the file.
     """
 

@@ -60,7 +60,7 @@ class JobState(Enum):
 
 @dataclass(frozen=True)
 class FarmPlan(Record):
-    """The kind of study, such as "cv", and what it was asked; a farm that is resumed must have the same.
+    """The kind of study, such as "cv", and its question; a resumed farm must have the same.
 
     `jobs` has the configuration of each job that is known from the beginning.
     """
@@ -72,13 +72,13 @@ class FarmPlan(Record):
 
 @dataclass(frozen=True)
 class FarmEvent(Record):
-    """The beginning or the end of a job on a block of a launch: each launch numbers its own.
+    """The beginning or the end of a job on a block of a launch; each launch numbers its own blocks.
 
     Attributes:
         time: in seconds since 1970.
         event: "began" or "ended".
         state: of a job that has ended, a `JobState`.
-        seconds: how long the block has worked on it.
+        seconds: of the block's work on it.
         why: it has stopped or failed.
     """
 
@@ -114,7 +114,7 @@ class FarmFolder:
         """Make the folder of a new farm, or open the folder of an earlier one.
 
         Raises:
-            BadOption: the farm that is there has another plan.
+            BadOption: the existing farm has another plan.
             BadRunFolder: something else is there, or the folder cannot be written.
         """
         plan, folder = FarmPlan(kind, question, dict(jobs or {})), cls(Path(path))
@@ -155,13 +155,13 @@ class FarmFolder:
         return self.path / SPLITS
 
     def settle(self, what: str, wanted: int) -> int:
-        """Return what the first launch has decided, `THREADS` or `BLOCK`: `wanted`, if this is it."""
+        """Return the first launch's decision on `THREADS` or `BLOCK`: `wanted`, if this is the first."""
         with refusing(self.path):
             mine = make_file(self.path / what, f"{wanted}\n".encode())
         return wanted if mine else self.settled(what) or wanted
 
     def settled(self, what: str) -> int | None:
-        """Return the number that the first launch has decided; None: none has yet."""
+        """Return the first launch's number; None: there is none yet."""
         path = self.path / what
         try:
             return int(path.read_bytes())
@@ -176,7 +176,7 @@ class FarmFolder:
         return [file for file in self._of_launches(USAGE) if file.is_file()]
 
     def launch(self) -> Launch:
-        """Begin to work on the farm, beside those who do already."""
+        """Begin to work on the farm, together with other launches."""
         return Launch(self.path)
 
     @property
@@ -194,7 +194,7 @@ class FarmFolder:
         return self.path / JOBS / name
 
     def state(self, name: str) -> JobState:
-        """Return the state of a job, as its run folder and the lock on that say."""
+        """Return the state of a job, by its run folder and the lock on it."""
         folder = RunFolder(self.job(name))
         if folder.finished:
             return JobState.FINISHED
@@ -205,7 +205,7 @@ class FarmFolder:
         return JobState.STOPPED if folder.resumable else JobState.WAITING
 
     def clear_error(self, name: str) -> None:
-        """Forget why a job has failed, which is tried again."""
+        """Remove the error of a job that is retried."""
         with refusing(self.job(name)), suppress(FileNotFoundError, NotADirectoryError):
             (self.job(name) / ERROR).unlink()
 

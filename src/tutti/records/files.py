@@ -24,9 +24,9 @@ def replace_file(path: Path, content: bytes, flush: bool = True) -> None:
 
 
 def make_file(path: Path, content: bytes) -> bool:
-    """Make `content` the content of `path`, unless there is a file already; return whether there was none.
+    """Write a new file; return False, unchanged, if there is one already.
 
-    Of several processes that do so at once, one does.
+    Of several processes that do so at once, one succeeds.
     """
     with _written_beside(path, content) as file:
         try:
@@ -62,7 +62,7 @@ WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def unfinished_file(path: Path) -> Path:
-    """Return the path of a file until it is whole."""
+    """Return the path of a file before it is complete."""
     return path.with_name(f".{path.name}.unfinished")
 
 
@@ -70,10 +70,8 @@ def unfinished_file(path: Path) -> Path:
 def locked_file(path: Path) -> Iterator[None]:
     """Let one process at a time in, on all hosts that share the file system; the others wait.
 
-    The kernel lets the next one in when a process ends, however it does.
-
-    Raises:
-        BadRunFolder: the file cannot be made, or the file system has no locks.
+    The kernel lets the next one in when a process ends in any way. BadRunFolder: the file cannot be made, or
+    the file system has no locks.
     """
     with refusing(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -87,7 +85,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turn an error of the system about `path` into one with a remedy."""
+    """Turn a system error about `path` into one with a remedy."""
     try:
         yield
     except OSError as error:
@@ -105,7 +103,7 @@ def refusing(path: Path) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what can be had again: `TUTTI_CACHE`, or `tutti` in the user's cache folder."""
+    """Return the folder of replaceable files: `TUTTI_CACHE`, or `tutti` in the user's cache folder."""
     own = os.environ.get("TUTTI_CACHE")
     if own:
         return Path(own).expanduser()

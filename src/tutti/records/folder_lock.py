@@ -39,8 +39,8 @@ class FolderInUse(BadRunFolder):
 class FolderLock:
     """The lock on a folder, which one job has at a time; taken here, and released as a context manager.
 
-    The kernel releases it when the process ends, however it does. On NFS that is the server's, so that it
-    holds between hosts. Attribute `problem`: why the file system has no locks; None: it has.
+    The kernel releases it when the process ends in any way. On NFS that is the server's, so that it holds
+    between hosts. Attribute `problem`: why the file system has no locks; None: it has.
     """
 
     def __init__(self, folder: Path, patience_s: float = 0.0, name: str = LOCK) -> None:
@@ -68,7 +68,7 @@ class FolderLock:
         self.release()
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         _open.discard(self._file)
         os.close(self._file)
 
@@ -116,7 +116,7 @@ def refuse_locked(folder: Path) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a job writes the folder."""
+    """Return whether a job is writing the folder."""
     try:
         refuse_locked(folder)
     except FolderInUse:

@@ -35,15 +35,15 @@ class Heartbeat(Record):
         state: one of the names above.
         began: the time when it began to train; None before.
         moved: the time of its last known progress, which is checked about once a second.
-        epoch: the epoch that it is in, from 1; 0 before.
+        epoch: the current epoch, from 1; 0 before.
         step: weight updates since the run began, as in `tutti.records.run.EpochRecord`.
-        updates: the step that is the last of the run; 0 before it trains.
+        updates: the last step of the run; 0 before it trains.
         per_epoch: updates of one epoch.
         counted: as in `tutti.records.texts.RunLength`.
-        steps_per_s: updates per second, lately.
-        samples_per_s: training samples of this rank per second, lately.
-        waits: the operation in which it waited for other ranks or exchanged something with them, and from
-            where, such as "barrier (tutti.strategies.sync:120)"; empty: in none.
+        steps_per_s: recent updates per second.
+        samples_per_s: recent training samples of this rank per second.
+        waits: the operation in which it waited for other ranks or exchanged something with them, with its
+            caller, such as "barrier (tutti.strategies.sync:120)"; empty: none.
         error: the error that it failed with, in one line; None if it has not failed.
     """
 
@@ -66,6 +66,6 @@ class Heartbeat(Record):
 
     @property
     def doing(self) -> str:
-        """The state for people; of a rank that waits for more than a moment, in which operation."""
+        """The state for people; for a longer wait, with the operation."""
         long = self.state == TRAINING and self.waits and self.time - self.moved > MOMENT_S
         return f"waiting ({self.waits.partition(' ')[0]})" if long else self.state

@@ -1,6 +1,6 @@
 """Files of JSON lines: one object a line, appended as a run goes on. Needs neither torch nor MPI.
 
-JSON knows no NaN and no infinity: these are written as the strings "NaN", "Infinity" and "-Infinity" and read
+JSON has no NaN and no infinity: these are written as the strings "NaN", "Infinity" and "-Infinity" and read
 back as numbers.
 """
 
@@ -31,7 +31,7 @@ _TAIL = 1 << 20
 
 @dataclass(frozen=True)
 class Record:
-    """A dataclass that is written as JSON values by `to_json`, and read again by `decode`."""
+    """A dataclass that `to_json` writes as JSON values, and `decode` reads."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class JsonLinesFile(Generic[T]):
 
     Attributes:
         records: in order; unreadable ones are left out.
-        damage: one sentence for each line that could not be read, such as one that was cut off by a crash.
+        damage: one sentence for each unreadable line, such as one cut off by a crash.
     """
 
     records: list[T]
@@ -48,7 +48,7 @@ class JsonLinesFile(Generic[T]):
 
 
 def to_json(values: object, indent: int | None = None) -> str:
-    """Return JSON values or a dataclass as JSON; numbers that JSON does not know become strings."""
+    """Return JSON values or a dataclass as JSON; numbers that JSON lacks become strings."""
     try:
         return json.dumps(values, indent=indent, default=_fields_of, allow_nan=False, ensure_ascii=False)
     except ValueError:  # there are such numbers
@@ -56,7 +56,7 @@ def to_json(values: object, indent: int | None = None) -> str:
 
 
 def to_json_lines(values: object) -> str:
-    """Return an object as `to_json` does, one field a line, for people to read."""
+    """Return an object like `to_json`, one field a line, for people to read."""
     fields = _fields_of(values) if is_dataclass(values) else cast("Json", values)
     lines = ",\n".join(f"  {json.dumps(name)}: {to_json(value)}" for name, value in fields.items())
     return f"{{\n{lines}\n}}\n"
@@ -69,10 +69,10 @@ def _fields_of(value: object) -> Json:
 
 
 def decode(kind: type[T], values: object) -> T:
-    """Make a dataclass (or a type such as `Json`) of JSON values, each converted to the type of its field.
+    """Make a dataclass (or a type such as `Json`) from JSON values, each converted to its field's type.
 
-    Unknown fields are left out, missing ones take their defaults. It raises TypeError, ValueError or
-    OverflowError for a value of another kind.
+    Unknown fields are ignored, missing ones take their defaults. TypeError, ValueError, OverflowError: a
+    value has another type.
     """
     return cast("T", _decoded(kind, values))
 
@@ -98,7 +98,7 @@ def read_record(path: Path, kind: type[T]) -> T:
 def append_line(path: Path, record: Record, flush: bool = True) -> None:
     """Append `record` to a file of JSON lines; if `flush` it is on the disk when this returns.
 
-    A line that an earlier run left unfinished is ended first, so that it costs only itself.
+    An unfinished line of an earlier run is ended first, so that only that line is lost.
     """
     with open(path, "a+b") as file:
         if file.tell() > 0:
@@ -163,7 +163,7 @@ def _writable(value: object) -> object:
 
 
 def _decoded(hint: Any, value: Any) -> Any:
-    """Convert a value to a field's type; `T | None` is the only union that records use."""
+    """Convert a value to a field's type; `T | None` is the only union in records."""
     outer, within = _parts(hint)
     if hint is Any:
         return value

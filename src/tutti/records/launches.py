@@ -1,12 +1,11 @@
-"""The launches that work on a farm, and the jobs that each of them has. Needs neither torch nor MPI.
+"""The launches that work on a farm, and each one's jobs. Needs neither torch nor MPI.
 
     launches/ID/.lock          locked as long as it lives: `tutti.records.folder_lock`
     launches/ID/events.jsonl   its own, so that no two hosts append to one file
     launches/ID/usage.jsonl    likewise
     jobs/NAME/.claim           locked by the launch that has the job
 
-The kernel, or the server of a shared file system, gives the locks of a launch back when it ends, however it
-does.
+The kernel, or the server of a shared file system, releases a launch's locks when it ends in any way.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def all_launches(farm: Path) -> list[Path]:
 
 
 class Launch:
-    """A launch of this process on a farm, from here to the end of the context; its files are named above."""
+    """A launch of this process on a farm, until the end of the context; its files are named above."""
 
     def __init__(self, farm: Path) -> None:
         host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
@@ -60,7 +59,7 @@ class Launch:
             claim.release()
 
     def claim(self, job: str) -> bool:
-        """Take a job, which is this launch's alone until it is released; False: another launch has it."""
+        """Take a job for this launch only, until it is released; False: another launch has it."""
         if job in self._claims:
             return True
         folder = self._farm / JOBS / job
@@ -80,18 +79,18 @@ class Launch:
         return True
 
     def release(self, job: str) -> None:
-        """Leave a job to others."""
+        """Leave a job to other launches."""
         self._claims.pop(job).release()
 
     def is_news(self, error: Path) -> bool:
-        """Return whether the file that says why a job has failed was written since this launch began."""
+        """Return whether the file with a job's error was written since this launch began."""
         try:
             return error.stat().st_mtime_ns >= self._began
         except FileNotFoundError:
             return False
 
     def note(self, event: Record) -> None:
-        """Add an event to those before."""
+        """Append an event."""
         # Nothing is derived from it but figures, so it is not flushed to the disk.
         with refusing(self.events):
             append_line(self.events, event, flush=False)

@@ -18,14 +18,14 @@ LEAST: Final = 1e-15
 
 
 class Kind(Enum):
-    """The kind of a model's outputs, which says how they are averaged."""
+    """The kind of a model's outputs, which determines how to average them."""
 
     CLASSES = "classes"
     FLAGS = "flags"
     AMOUNTS = "amounts"
 
     def values(self, outputs: Array) -> Array:
-        """Return what can be averaged for a network's outputs, of shape (samples, numbers, ...)."""
+        """Return values to average for a network's outputs, of shape (samples, numbers, ...)."""
         wide = outputs.astype(np.float64)
         if self is Kind.CLASSES:
             if outputs.ndim < 2 or outputs.shape[1] == 1:
@@ -38,9 +38,9 @@ class Kind(Enum):
         return special.expit(wide) if self is Kind.FLAGS else wide
 
     def classes(self, values: Array, classes: int | None) -> NDArray[np.int64]:
-        """Return the class that values mean: the largest, or the nearest to a single one.
+        """Return the classes of values: the largest, or the nearest to a single one.
 
-        Without a number of classes each value stands for a label of 0 or 1.
+        Without a number of classes each value is a label of 0 or 1.
         """
         single = values.ndim < 2 or values.shape[1] == 1
         if self is Kind.CLASSES or (classes is not None and not single):

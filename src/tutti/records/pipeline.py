@@ -33,9 +33,9 @@ class PipelineRecord(Record):
 
     Attributes:
         schedule: its name.
-        microbatches: the number that a batch is cut into.
+        microbatches: the number of parts of a batch.
         layers: the names of each rank's layers.
-        idle: the share of each rank's time in that step that no forward and backward took, in [0, 1].
+        idle: the share of each rank's time in that step without forward and backward, in [0, 1].
         spans: the work of the ranks in one step, the last whole one.
     """
 
@@ -56,7 +56,7 @@ class PipelineRecord(Record):
 
 
 def since_the_first(spans: list[PipelineSpan]) -> list[PipelineSpan]:
-    """Count the times of the spans from the first one's begin, and sort the spans by them."""
+    """Make the times of spans relative to the earliest begin, and sort the spans by them."""
     first = min((span.start for span in spans), default=0.0)
     moved = [replace(span, start=span.start - first, stop=span.stop - first) for span in spans]
     return sorted(moved, key=lambda span: (span.start, span.rank))

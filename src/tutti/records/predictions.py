@@ -20,7 +20,7 @@ class Predictions:
     """The outputs of a model for some samples, each once.
 
     Attributes:
-        rows: the samples' numbers among those of the data set, ascending, of shape (samples,), int64.
+        rows: the samples' numbers in the data set, ascending, of shape (samples,), int64.
         outputs: of the model, of shape (samples, ...).
         targets: of shape (samples, ...).
     """

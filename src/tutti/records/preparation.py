@@ -1,4 +1,4 @@
-"""Tables as they are stored, and how their columns become the inputs of a model. Needs no torch.
+"""Tables in their stored form, and the preparation of their columns as a model's inputs. Needs no torch.
 
 stored        age │ city (number of a text) │ since (days since 1970)      `Table`, of all rows
 fitted on     the training rows: means, deviations, medians, categories    `Preparation`
@@ -30,9 +30,9 @@ class TableInputs(NamedTuple):
     """The inputs of a prepared table: columns of numbers, then of flags, then of category numbers.
 
     Attributes:
-        numbers: how many have mean 0 and deviation 1.
-        flags: how many are 0 or 1.
-        categories: for each column of category numbers how many there are; 0 stands for all others.
+        numbers: the number of inputs with mean 0 and deviation 1.
+        flags: the number of inputs that are 0 or 1.
+        categories: the number of categories of each column of category numbers; 0 means all others.
     """
 
     numbers: int
@@ -47,12 +47,12 @@ class TableInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class TableColumn(Record):
-    """A column of a table as it is stored: one float for each row, NaN where there is no value.
+    """A stored column of a table: one float for each row, NaN for a missing value.
 
     Attributes:
         name: of the column.
         kind: `NUMBER`, `TEXT`, `DATE` or `EMPTY`.
-        texts: those that are stored as 0, 1, 2, ..., sorted.
+        texts: the texts stored as 0, 1, 2, ..., sorted.
         form: of dates that are written as texts, for `strptime`; empty: another type, or ISO 8601.
     """
 
@@ -67,9 +67,9 @@ class Table(Record):
     """The input columns of a table.
 
     Attributes:
-        columns: as they are stored, in order.
+        columns: the stored ones, in order.
         left_out: columns that are not stored, each with the reason.
-        chosen: the user has named the columns, so that none is left out as it looks like a key.
+        chosen: the user has named the columns, so that none is left out because it looks like a key.
     """
 
     columns: tuple[TableColumn, ...]
@@ -79,12 +79,12 @@ class Table(Record):
 
 @dataclass(frozen=True)
 class PreparedColumn(Record):
-    """How a column becomes inputs.
+    """The preparation of a column.
 
     Attributes:
         name: of the column.
         kind: as in `TableColumn`.
-        fill: what stands for a missing number or date.
+        fill: the replacement of a missing number or date.
         mean: of the numbers; of dates three: days since 1970, year, hour (two if there are no hours).
         std: their deviations; 1 where they never vary.
         gaps: training rows lack values, so that there is a flag or a category for it.
@@ -107,7 +107,7 @@ class PreparedColumn(Record):
 
     @property
     def inputs(self) -> TableInputs:
-        """The inputs that are made of it."""
+        """Its inputs."""
         if self.embedded:
             return TableInputs(0, 0, (1 + len(self.categories) + self.gaps,))
         flags = len(self.categories) + self.others + self.gaps
@@ -125,11 +125,11 @@ class TargetUnits(Record):
 
 @dataclass(frozen=True)
 class Preparation(Record):
-    """How the columns of a table become a model's inputs, fitted on training rows.
+    """The preparation of a table's columns as a model's inputs, fitted on training rows.
 
     Attributes:
-        columns: in the order of the table; those that are left out are not among them.
-        left_out: the others, each with the reason.
+        columns: in the order of the table, without `left_out`.
+        left_out: the other columns, each with the reason.
         by_mean: `fill` is the mean of the column, not its median.
         units: of targets that are amounts, if the network computes in deviations from their mean.
     """
@@ -156,7 +156,7 @@ class Preparation(Record):
 
 
 def table_of(preparations: Iterable[Preparation]) -> Table:
-    """Return the table that trained models take: of texts those that any of them knows, then `OTHER`."""
+    """Return the table that trained models take; its texts are those that any of them knows, then `OTHER`."""
     columns: dict[str, TableColumn] = {}
     for column in (column for preparation in preparations for column in preparation.columns):
         known = columns[column.name].texts[:-1] if column.name in columns else ()

@@ -1,10 +1,10 @@
-"""A request that a run go on with another number of workers: a file in its folder. Needs no torch.
+"""A request to change the number of a run's workers: a file in its folder. Needs no torch.
 
     tutti resize         writes the file ──── waits ────────────────── reads the answer, removes the file
     process of the run         reads the file ── changes the ranks ── writes the answer into the file
 
-The file is written whole or not at all. It may outlive a `tutti resize` that was killed: then the run acts on
-it all the same, and the next request replaces it once it has an answer.
+The file is written whole or not at all. It may outlive a `tutti resize` that was killed: the run still acts
+on it, and the next request replaces it once it has an answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ResizeRequest(Record):
 
 
 def request_workers(folder: Path, workers: int) -> bool:
-    """Write a request into the folder of a run; False: there is one that has no answer yet."""
+    """Write a request into the folder of a run; False: one is still unanswered."""
     path, before = folder / REQUEST, read_request(folder)
     if before is not None and before.answer:
         remove_request(folder)
@@ -53,7 +53,7 @@ def read_request(folder: Path) -> ResizeRequest | None:
 
 
 def answer_request(folder: Path, request: ResizeRequest, text: str, *, agreed: bool) -> None:
-    """Answer a request, unless it was taken back."""
+    """Answer a request, unless it was withdrawn."""
     if read_request(folder) == request:
         try:
             answered = replace(request, answer=text, agreed=agreed)

@@ -39,14 +39,14 @@ the state of the run for checkpoints, and writing the final weights.
 
 @dataclass(frozen=True)
 class Evaluation(Record):
-    """The quality of a model on a number of samples, each of which was counted once.
+    """The quality of a model on a number of samples, each counted once.
 
     Attributes:
-        samples: how many samples were seen, over all ranks.
-        loss: the mean of the loss over them, by their weights if they have some.
+        samples: their number, over all ranks.
+        loss: their mean loss, by their weights if they have some.
         metrics: the mean of each metric over them, by name, likewise.
-        confusion: samples of each class (row) that were taken for each class (column), or the sum of their
-            weights; None without classes. A further column counts predictions of no known class.
+        confusion: the samples of each class (row) by predicted class (column), or the sum of their weights;
+            None without classes. A further column counts predictions of no known class.
     """
 
     samples: int
@@ -55,21 +55,20 @@ class Evaluation(Record):
     confusion: list[list[float]] | None = field(default=None, repr=False)
 
     def class_accuracy(self) -> list[float | None]:
-        """The share of each class that was recognised, in [0, 1].
+        """Return the share of each class that was recognised, in [0, 1].
 
-        Returns:
-            One number for each class; None for a class without samples. Empty without a confusion matrix.
+        None for a class without samples; empty without a confusion matrix.
         """
         return [row[k] / sum(row) if sum(row) else None for k, row in enumerate(self.confusion or [])]
 
     def class_precision(self) -> list[float | None]:
-        """The share of right ones among the predictions of each class; None for one never predicted."""
+        """Return the share of correct predictions of each class; None for one never predicted."""
         rows = self.confusion or []
         found = [sum(row[k] for row in rows) for k in range(len(rows))]
         return [row[k] / found[k] if found[k] else None for k, row in enumerate(rows)]
 
     def class_f1(self) -> list[float | None]:
-        """The F1 score of each class; None for one that is neither there nor predicted."""
+        """Return the F1 score of each class; None for one that neither occurs nor is predicted."""
         rows = self.confusion or []
         both = [sum(row) + sum(other[k] for other in rows) for k, row in enumerate(rows)]
         return [2 * row[k] / both[k] if both[k] else None for k, row in enumerate(rows)]
@@ -80,18 +79,18 @@ class RankRecord(Record):
     """The work of one rank in an epoch.
 
     Attributes:
-        updates: steps that it made.
+        updates: its steps.
         samples: training samples that it computed.
-        stages: its seconds by stage, one of `STAGES`. Where validation is distributed, those since the record
-            before: the time of a validation is in the next record, of the last one in the last.
+        stages: its seconds by stage, one of `STAGES`. Where validation is distributed, those since the
+            previous record: the time of a validation is in the next record, of the last one in the last.
         exchanges: the number of exchanges with other ranks.
-        bytes_sent: what it sent or wrote for others to read, in bytes.
+        bytes_sent: sent, or written for others to read.
         dropped: its gradients that came too late and were not used.
-        skipped: exchanges that its strategy left out as not worth their while.
+        skipped: exchanges that its strategy left out.
         left_out: its gradients that were not finite and were not used.
-        staleness: how many updates by others came between what a gradient was computed from and what it was
-            applied to: {updates: how often}. From 64 on a power of two stands for all up to the next one.
-        age_s_mean: seconds that what a gradient was computed from was old when it was applied, on average.
+        staleness: {updates: times}: updates by others between computing a gradient and applying it. From 64
+            on a power of two includes all numbers up to the next one.
+        age_s_mean: the mean age, in seconds, of the weights that an applied gradient was computed from.
         age_s_p99: their 99th percentile.
         age_s_max: their maximum.
         compared: steps whose last rank at the exchange is known.
@@ -122,7 +121,7 @@ class RankRecord(Record):
 
     @property
     def staleness_mean(self) -> float | None:
-        """The mean of `staleness`; None where nothing was counted."""
+        """The mean of `staleness`; None if nothing was counted."""
         if not self.staleness:
             return None
         total = sum(updates * count for updates, count in self.staleness.items())
@@ -150,16 +149,16 @@ class EpochRecord(Record):
 
     Attributes:
         epoch: its number, from 1.
-        step: weight updates made since the run began; where each rank makes its own, those of one rank (the
-            mean, where ranks ask for their batches).
+        step: weight updates made since the run began; where each rank makes its own, one rank's (the mean,
+            where ranks ask for their batches).
         complete: whether the epoch was trained to its end.
-        train: loss and metrics of its training samples, each as it was when its update was made.
+        train: loss and metrics of its training samples, each at the time of its update.
         validation: on the validation part after the epoch; None without such a part.
-        seconds: of rank 0: "validation", what it held training up, and "total", both without the writing of
+        seconds: of rank 0: "validation", the delay by validation, and "total", both without the writing of
             checkpoints. `ranks` has the stages.
         samples_per_s: training samples of all ranks per second, validation not counted.
         lr: the learning rate of the first parameter group in rank 0's last update.
-        time: when the epoch ended (UTC, ISO 8601).
+        time: the end of the epoch (UTC, ISO 8601).
         ranks: the work of each rank, in rank order.
     """
 
@@ -176,7 +175,7 @@ class EpochRecord(Record):
 
 
 def by_rank(history: Sequence[EpochRecord]) -> list[tuple[RankRecord, ...]]:
-    """Return the records of each rank, of the epochs that the last one's number of ranks has trained."""
+    """Return the records of each rank, for the epochs with the last one's number of ranks."""
     last = len(history[-1].ranks) if history else 0
     return list(zip(*(epoch.ranks for epoch in history if len(epoch.ranks) == last), strict=True))
 
@@ -198,17 +197,17 @@ class World:
 
 @dataclass(frozen=True)
 class RunStart(Record):
-    """A start of a run: its first one, or one that goes on from a checkpoint.
+    """A start of a run: its first one, or one from a checkpoint.
 
     Attributes:
         time: of the start, as in an `EpochRecord`.
         world: the ranks from there on.
-        step: the weight updates that were made before.
-        anew: what started over there, in words.
-        batch_size: `TrainConfig.batch_size` from there on; None: it is not known.
-        lr: `TrainConfig.lr` from there on; None: it is not known.
-        why: the run went on with other ranks by itself, in words; empty: it did not.
-        lr_why: which rate a range test has picked, and why; empty: there was none.
+        step: the earlier weight updates.
+        anew: the parts that started over, in words.
+        batch_size: `TrainConfig.batch_size` from there on; None: unknown.
+        lr: `TrainConfig.lr` from there on; None: unknown.
+        why: the reason, if the run continued automatically with other ranks; else empty.
+        lr_why: the rate that a range test has picked, and the reason; empty: there was none.
         pace: the name of its strategy's pace, in lower case.
     """
 
@@ -223,7 +222,7 @@ class RunStart(Record):
 
 
 def counting(starts: Sequence[RunStart]) -> list[RunStart]:
-    """Return the starts of a run that steps of it were made from, which no later start has made again."""
+    """Return the starts of a run whose steps count, as no later start has repeated them all."""
     found: list[RunStart] = []
     for start in starts:
         while found and found[-1].step >= start.step:
@@ -254,11 +253,11 @@ class Summary(Record):
         samples_per_s: training samples per second, validation not counted.
         world: its ranks, hosts and threads, at the end.
         versions: of tutti, torch and Python.
-        date: when the run ended (UTC, ISO 8601).
+        date: the end of the run (UTC, ISO 8601).
         ended_early: why it ended before its last epoch, as a clause; None: it did not.
-        best_epoch: the best one; None: its figures say nothing of that.
-        best_by: the figure that says so, such as "validation loss".
-        restored: whether the final weights are those of the best epoch, and not of the last.
+        best_epoch: the best one; None: unknown.
+        best_by: the figure that decides, such as "validation loss".
+        restored: whether the final weights are the best epoch's instead of the last.
         ranks_in_turn: the numbers of ranks that it had, one after the other; empty: always as in `world`.
     """
 

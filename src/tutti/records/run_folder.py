@@ -88,7 +88,7 @@ RUNS: Final = Path("runs")
 class SeenInput(Record):
     """One of the inputs of a data set, as a model saw it; for the scale see `tutti.data.Scale`.
 
-    Without a name the model takes it by position. The first size of a sequence is the length of the longest.
+    Without a name the model takes it by position. The first size of a sequence is the longest length.
     """
 
     name: str
@@ -101,24 +101,23 @@ class SeenInput(Record):
 
 @dataclass(frozen=True)
 class TrainedOn(Record):
-    """The data that a model was trained on, as it saw them: enough to show it other data.
+    """A model's training data, as it saw them: enough to apply it to other data.
 
     Attributes:
         name: of the data set.
-        classes: the number of classes that the model tells apart; None: none.
-        labels: their names: texts, whole numbers or booleans; empty when unknown.
+        classes: the number of classes of the model; None: none.
+        labels: their names: texts, whole numbers or booleans; empty if unknown.
         shape: of one input.
         mean: of the inputs' scale, see `tutti.data.Scale`.
         std: likewise.
-        outputs: how many a model for it has.
-        fill: what stands for inputs that are missing; empty: none are.
-        dtype: of the inputs as they are stored, such as "uint8"; empty: unknown.
-        columns: the names of the inputs, where each is a column of a table.
-        inputs: each of them, where there are several, or sequences; shape and scale are empty then.
-        class_weights: the weights of classes in the loss, or of labels of 0 and of 1, that were balanced by
-            the counts of these data, a line for each; empty: there were none.
-        preparation: how the columns of a table became the inputs, whose number is `shape`; None: they are no
-            such table.
+        outputs: the number of outputs that a model needs.
+        fill: the replacement of missing inputs; empty: none are.
+        dtype: of the stored inputs, such as "uint8"; empty: unknown.
+        columns: the names of the inputs, if each is a column of a table.
+        inputs: each of them, if there are several, or sequences; shape and scale are empty then.
+        class_weights: the weights of classes in the loss, or of labels of 0 and of 1, balanced by the counts
+            of these data, a line for each; empty: there were none.
+        preparation: of the columns of a table as inputs, whose number is `shape`; None: there is no table.
     """
 
     name: str
@@ -210,7 +209,7 @@ class RunFolder:
         return folder
 
     def begin_again(self) -> None:
-        """Remove what is written again of a run that goes on from a checkpoint; its history is cut later."""
+        """Remove the files that a run resumed from a checkpoint writes again; its history is cut later."""
         with refusing(self.path):
             for name in (CSV, PREDICTIONS, RECORDS[Summary]):
                 (self.path / name).unlink(missing_ok=True)
@@ -240,7 +239,7 @@ class RunFolder:
         return self.read(kind) if self.has(RECORDS[kind]) else None
 
     def append(self, record: Record, flush: bool = True) -> None:
-        """Add a record of a kind in `LINES`; it need not survive a power cut unless it is flushed."""
+        """Append a record of a kind in `LINES`; it survives a power cut only if flushed."""
         path = self.path / LINES[type(record)]
         with refusing(path):
             append_line(path, record, flush=flush)
@@ -250,12 +249,12 @@ class RunFolder:
         return read_lines(self.path / LINES[kind], kind)
 
     def keep(self, kind: type[R], records: Sequence[R]) -> None:
-        """Replace the records of a kind in `LINES` by those of them from which the run goes on."""
+        """Replace the records of a kind in `LINES` by those from which the run continues."""
         lines = "".join(f"{to_json(one)}\n" for one in records)
         self._write(LINES[kind], lines.encode(errors="backslashreplace"))
 
     def write_heartbeat(self, beat: Heartbeat) -> None:
-        """Replace the rank's last heartbeat: readers see the one or the other, and both whole."""
+        """Replace the rank's last heartbeat: readers see either of them, whole."""
         # It need not survive a power cut, so it is not flushed to the disk: that would make the rank wait.
         replace_file(self.path / RANKS / f"{beat.rank}.json", to_json(beat).encode() + b"\n", flush=False)
 
@@ -279,7 +278,7 @@ class RunFolder:
         return read_all(self.usage_files(), UsageRecord)
 
     def last_usage(self) -> list[UsageRecord]:
-        """Read the newest sample of each host, as far as there are any that can be read."""
+        """Read the newest readable sample of each host."""
         found = []
         for path in self.usage_files():
             with suppress(OSError):
@@ -332,17 +331,17 @@ class RunFolder:
 
     @property
     def resumable(self) -> bool:
-        """True if the run has a checkpoint, be it good or not."""
+        """True if the run has a checkpoint, good or not."""
         return bool(present(self.path / CHECKPOINTS))
 
     @property
     def finished(self) -> bool:
-        """True if the run has come to its end."""
+        """True if the run has ended."""
         return self.has(RECORDS[Summary])
 
     @property
     def unfinished(self) -> str:
-        """A clause about how far a run has come that is not finished."""
+        """A clause about the progress of an unfinished run."""
         epochs = len(self.lines(EpochRecord).records)
         doing = "is being trained" if is_locked(self.path) else "was interrupted"
         kept = "a" if self.resumable else "no"
@@ -350,7 +349,7 @@ class RunFolder:
 
     @property
     def next_step(self) -> str:
-        """The advice for a run that is not finished."""
+        """The advice for an unfinished run."""
         if is_locked(self.path):
             return f"wait until it is finished ('tutti watch {self.path}' shows how it is)"
         if self.resumable:
@@ -381,7 +380,7 @@ def refuse_no_folder(path: Path) -> None:
 
 
 def refuse_used(folder: Path, before: Collection[str] = ()) -> None:
-    """Refuse to begin in a folder with anything in it, but for files that may be there before."""
+    """Refuse to begin in a folder with other files than those that may precede a run."""
     with refusing(folder):
         if folder.is_dir() and any(place.name not in before for place in folder.iterdir()):
             raise BadRunFolder(
@@ -405,7 +404,7 @@ def check_writable(path: str | Path | None) -> None:
 
 
 def folder_name(model: str, data: str) -> str:
-    """Return DATE-MODEL-DATA, in characters that every file system takes."""
+    """Return DATE-MODEL-DATA, in characters that every file system accepts."""
     date = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     return "-".join([date, *(_word(name) for name in (model, data))])
 

@@ -34,8 +34,8 @@ class Split:
     """The samples of one split, by their numbers.
 
     Attributes:
-        train: those to train on, ascending; one may be there several times, as in a bootstrap sample.
-        test: those held out, ascending, each once.
+        train: to train on, ascending; one may be there several times, as in a bootstrap sample.
+        test: held out, ascending, each once.
     """
 
     train: Indices
@@ -46,8 +46,8 @@ class Split:
         """Check a split of a number of samples; `what` names it in messages, such as "split 3 of splits.npz".
 
         Raises:
-            BadData: a part is empty or holds what is no number of a sample; a sample is held out twice, or
-                trained on though it is held out.
+            BadData: a part is empty or has an invalid number; a sample is held out twice, or trained on
+                though it is held out.
         """
         trained = _numbers(train, samples, f"train part of {what}")
         held_out = _numbers(test, samples, f"test part of {what}")
@@ -84,16 +84,10 @@ def _numbers(part: ArrayLike, samples: int, what: str) -> Indices:
 
 
 def write_splits(path: Path, splits: Sequence[Split], fingerprint: str, seed: int | None = None) -> None:
-    """Write splits, numbered from 0.
+    """Write the splits of one data set, numbered from 0.
 
-    Args:
-        path: of the file.
-        splits: of one data set.
-        fingerprint: of that data set: `tutti.data.DataSet.fingerprint`.
-        seed: of the random generators when that was made; None: it does not matter.
-
-    Raises:
-        BadRunFolder: the file cannot be written.
+    `fingerprint` is `tutti.data.DataSet.fingerprint`; `seed` is that of the random generators when the data
+    were made, if it matters.
     """
     arrays: dict[str, NDArray[Any]] = {
         f"{name}-{number}": part

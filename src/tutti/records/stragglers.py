@@ -23,7 +23,7 @@ class Straggler:
     Attributes:
         rank: its number.
         share: of the steps in which it was the last one.
-        ratio: of its own time in a step to the others'.
+        ratio: of its time in a step to the other ranks'.
     """
 
     rank: int

@@ -33,8 +33,8 @@ class RunLength:
     Attributes:
         updates: weight updates of the whole run.
         per_epoch: of one epoch.
-        counted: steps that were counted besides, since other numbers of workers have made epochs of more or
-            fewer updates; below 0: fewer.
+        counted: additional steps, as other numbers of workers have made epochs of more or fewer updates;
+            below 0: fewer.
     """
 
     updates: int
@@ -47,11 +47,11 @@ class RunLength:
         return self.updates + self.counted
 
     def place(self, step: int) -> int:
-        """Return where a step is among the updates."""
+        """Return the place of a step among the updates."""
         return step - self.counted
 
     def epoch_behind(self, step: int) -> int:
-        """Return the epoch that goes on after a step, from 1."""
+        """Return the epoch that continues after a step, from 1."""
         return self.place(step) // self.per_epoch + 1
 
     @property
@@ -60,7 +60,7 @@ class RunLength:
         return -(-self.updates // self.per_epoch)
 
     def label(self, epoch: int) -> str:
-        """Name an epoch, such as "epoch  3/30"; of a run that is shorter than one, its number of steps."""
+        """Name an epoch, such as "epoch  3/30"; of a run shorter than one, its number of steps."""
         if self.updates < self.per_epoch:
             return f"{self.updates:,} step{'' if self.updates == 1 else 's'}"
         part = " (part)" if epoch == self.epochs and self.updates % self.per_epoch else ""
@@ -73,10 +73,10 @@ def is_share(name: str) -> bool:
 
 
 def better_by_name(name: str) -> str | None:
-    """Return whether "higher" or "lower" values of a metric are better; None: its name does not say so.
+    """Return whether "higher" or "lower" values of a metric are better; None: unknown by its name.
 
-    Names of functions end as those of scikit-learn do: in _score where higher values are, in _error or _loss
-    where lower ones are (its User Guide, section 3.4).
+    Names of functions end like scikit-learn's: in _score if higher values are better, in _error or _loss if
+    lower ones are (its User Guide, section 3.4).
     """
     if name in HIGHER or is_share(name) or name.endswith("_score"):
         return "higher"

@@ -57,8 +57,8 @@ class Result:
         history: one record for each epoch.
         summary: the totals, and the evaluation on the test part (`summary.test`).
         config: the resolved configuration.
-        folder: the run folder; None when none was asked for.
-        data: what it was trained on, as the model saw it.
+        folder: the run folder; None without one.
+        data: the training data, as the model saw them.
     """
 
     model: nn.Module
@@ -72,31 +72,31 @@ class Result:
     def __repr__(self) -> str:
         judged = self.summary.test or self.summary.validation
         part = "validation" if self.summary.test is None else "test"
-        said = "" if judged is None else f", {part} {figures(judged)}"
+        shown = "" if judged is None else f", {part} {figures(judged)}"
         name, epochs = self.config.model.removeprefix(OBJECT), plural(self.summary.epochs, "epoch")
-        return f"Result({name} on {self.data.name}, {epochs}{said}, folder={self.folder})"
+        return f"Result({name} on {self.data.name}, {epochs}{shown}, folder={self.folder})"
 
     def predict(self, inputs: object) -> NDArray[Any]:
-        """Predict the class of each sample by its name, or by its number where it has none; else the amounts.
+        """Predict the class of each sample by its name, or by its number if it has none; or the amounts.
 
         Args:
-            inputs: as they were given to train on: an array of shape (samples, ...), or a table with the
-                columns of the training, which is prepared as that was.
+            inputs: in the form of the training data: an array of shape (samples, ...), or a table with the
+                columns of the training, which is prepared the same way.
 
         Returns:
-            Of shape (samples,), or (samples, ...).
+            An array of shape (samples,), or (samples, ...).
 
         Raises:
-            BadData: they are of another shape or kind.
+            BadData: they have another shape or kind.
         """
         return self.trained().predict(inputs)
 
     def probabilities(self, inputs: object) -> NDArray[Any]:
-        """Compute the probability of each class, of shape (samples, ...), or BadData; else as `predict`."""
+        """Compute the probability of each class, of shape (samples, ...), or raise BadData; see `predict`."""
         return self.trained().probabilities(inputs)
 
     def trained(self) -> TrainedModel:
-        """Return the model with the scale and the labels of its data, as `tutti.load` gives it."""
+        """Return the model with the scale and the labels of its data, like `tutti.load`."""
         return TrainedModel(self.config, self.data, self.config.device, self.model).eval()
 
     def frame(self) -> Any:
@@ -187,19 +187,20 @@ def train(
 
     The ranks are new processes, which get the arguments by value: a script needs no guard such as
     `if __name__ == "__main__"`, and functions and classes of a notebook can be used. In a program that mpirun
-    or srun started, the ranks that are there train instead.
+    or srun started, its own ranks train instead.
 
     Args:
-        model: a name ("mlp", "package.module:factory", "file.py:factory"), an `nn.Module`, whose weights
-            are where training begins, or a function or class that makes one (called with `model_options`,
-            and with `shape` and `outputs` if it takes them).
+        model: a name ("mlp", "package.module:factory", "file.py:factory"), an `nn.Module` with the initial
+            weights, or a function or class that makes one (called with `model_options`, and with `shape` and
+            `outputs` if it takes them).
         data: a name or path, arrays (inputs, targets), ((inputs, targets), (test inputs, test targets)), a
             torch `Dataset` or a pair of them, a DataLoader (its data set and batch size are taken; one with
             its own `collate_fn` or sampler is refused), a table of pandas, polars or pyarrow, or a function
             that makes a data set. Several inputs are a dict or a tuple in place of one. Floats are kept as
             float32; as float64 with `precision="fp64"`.
-        strategy: how to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one worker.
-        workers: how many ranks; "auto" is one for each core that may be used.
+        strategy: the way to train in parallel, such as `tutti.Sync()`; by default sync, or solo for one
+            worker.
+        workers: the number of ranks; "auto" is one for each core that may be used.
         optimizer: a name of `torch.optim`, an optimizer class, or a function of the list of parameters; by
             default adam.
         schedule: a name of `torch.optim.lr_scheduler`, or a function of the optimizer; stepped after each
@@ -215,27 +216,27 @@ def train(
             sum(weight * loss) / sum(weight). Of a table it is a column: `data_options={"weight": "column"}`.
         augment: names with commas, a function, or a list of both: random changes of the training samples, by
             functions (inputs, targets, random) -> (inputs, targets) of whole batches.
-        callbacks: objects that look on, and may end the run: `tutti.Callback`, or names of such. Each rank
+        callbacks: objects that observe the run, and may end it: `tutti.Callback`, or their names. Each rank
             has copies of them; afterwards the given ones have the attributes of rank 0's.
         quiet: print nothing.
-        trace: write what every rank did when into the run folder, as `tutti train --trace` does; needs `out`.
-        resume: the folder of an earlier run to go on with, or of one of its checkpoints. What is not given
-            is as it was. Model, data and other objects must be given again, and what decides what is learned
-            must not differ. "auto": the run in `out`, or a new one there. Of a run that has come to its end
-            this is the result.
-        **options: target, the column of a table that is to be predicted, or a list of such; and the other
-            fields of `TrainConfig`, such as epochs=5, batch_size=64 (samples behind one weight update, over
-            all ranks together), lr=0.1 or lr="auto", model_options={"hidden": [64]}. A run folder is written
-            when `out` names one.
+        trace: write a time line of every rank into the run folder, as `tutti train --trace` does; needs
+            `out`.
+        resume: the folder of an earlier run to resume, or of one of its checkpoints. Arguments left out are
+            as they were. Model, data and other objects must be given again, and options that affect what is
+            learned must not differ. "auto": the run in `out`, or a new one there. For a finished run, return
+            its result.
+        **options: target, the column or columns of a table to predict; and the other fields of `TrainConfig`,
+            such as epochs=5, batch_size=64 (samples behind one weight update, over all ranks together),
+            lr=0.1 or lr="auto", model_options={"hidden": [64]}. A run folder is written if `out` names one.
 
     Returns:
-        The trained model, the history and the summary. A module that was given is the trained one: its
-        weights and its buffers are rank 0's; it keeps its dtype.
-        Another model has the trained dtype: float64 with precision="fp64".
+        The trained model, the history and the summary. A given module is itself trained: it gets rank 0's
+        weights and buffers, and keeps its dtype. Another model has the trained dtype: float64 with
+        precision="fp64".
 
     Raises:
-        UserError: an argument is wrong; the message says which and what to do.
-        RankFailed: a rank raised an exception: its traceback is in the message.
+        UserError: an argument is wrong; the message names it and the remedy.
+        RankFailed: a rank raised an exception, whose traceback is in the message.
         PeerLost: a rank was killed.
         RunStopped: the run was asked to stop, or its time limit is over; it can be resumed.
 
@@ -273,8 +274,8 @@ def train(
 def _job(
     given: dict[str, object], options: TrainOptions, quiet: bool, resume: str | None
 ) -> tuple[TrainJob, RunOutcome | None]:
-    """Return the job that arguments make, and its outcome if it is a run that has come to its end."""
-    # A resumed run goes on with what it had where an argument is left at its default.
+    """Return the job for some arguments, and its outcome if it is a finished run."""
+    # A resumed run keeps its earlier value of an argument that is left at its default.
     left = [name for name, one in given.items() if one is None or (isinstance(one, str) and one == "auto")]
     chosen, objects = by_name({name: one for name, one in given.items() if name not in (*left, "workers")})
     if "workers" not in left:
@@ -305,7 +306,7 @@ def _job(
 
 
 def _refuse_wrong(given: Mapping[str, object], options: Mapping[str, object]) -> None:
-    """Refuse unknown arguments, and values of another kind."""
+    """Refuse unknown arguments, and values of the wrong kind."""
     known = [*inspect.signature(train).parameters, *TrainOptions.__annotations__]
     known.remove("options")
     refuse_unknown(options, known, "train")
@@ -334,7 +335,7 @@ def refuse_unknown(options: Iterable[str], known: Collection[str], function: str
 
 
 def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, whose cell shows what ranks print."""
+    """Return whether this process is the kernel of a notebook, whose cell shows the ranks' output."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
@@ -355,7 +356,7 @@ def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
 
 
 def spell(options: TrainOptions) -> None:
-    """Put weights of classes and the target, which Python has in other forms, as a configuration has them."""
+    """Write class weights and the target as a configuration has them."""
     weights = options.get("class_weights")
     if weights is not None and not isinstance(weights, str):
         options["class_weights"] = ",".join(map(str, np.asarray(weights).tolist()))
@@ -369,13 +370,13 @@ def _listed(names: str | int | Sequence[str | int]) -> str | int | list[str | in
 
 
 def weights_of(sampling: object) -> object:
-    """Return the weights of samples as an array; a name or a path as it is."""
+    """Return the weights of samples as an array; a name or a path unchanged."""
     given = sampling is None or isinstance(sampling, str | PathLike)
     return sampling if given else np.asarray(sampling, dtype=np.float64)
 
 
 def refuse_built(optimizer: object) -> None:
-    """Refuse an optimizer over the parameters of a module, as ranks train copies of that."""
+    """Refuse an optimizer over the parameters of a module, as ranks train copies of the module."""
     if isinstance(optimizer, Optimizer):
         raise BadOption(
             f"the optimizer is an {type(optimizer).__name__} over the parameters of a module, and each rank "

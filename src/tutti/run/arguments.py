@@ -1,6 +1,6 @@
-"""Options in messages as a caller in Python writes them.
+"""Options in messages, in the form of Python arguments.
 
-Messages spell options as the command line does, `--batch-size 24`. A caller in Python reads `batch_size=24`.
+Messages write options as the command line does, `--batch-size 24`. A caller in Python reads `batch_size=24`.
 """
 
 from __future__ import annotations

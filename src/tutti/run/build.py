@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run, for every command that has one. Runs on every rank.
+"""From a configuration to the parts of a run, for every command that needs one. Runs on every rank.
 
 configuration ▸ data ▸ model ▸ Task ▸ portion ▸ optimizer ─┬▸ replica ▸ schedule ▸ worker ▸ Assembly
 configuration ▸ resolved ▸ batches ────────────────────────┘
@@ -69,7 +69,7 @@ from tutti.training.validation import ValidationPlan
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed every global random generator, and put the caller's states back afterwards."""
+    """Seed every global random generator, and restore the caller's states afterwards."""
     states = random.getstate(), np.random.get_state()
     begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = range(torch.cuda.device_count()) if begun else ()
@@ -90,7 +90,7 @@ def reseed(seed: int, rank: int) -> None:
     if torch.cuda.is_available():
         torch.manual_seed(mixed[2])
     else:
-        # The same without what torch notes for a GPU that may turn up: a traceback, which takes milliseconds.
+        # The same without the traceback that torch records for a later GPU, which takes milliseconds.
         torch.default_generator.manual_seed(mixed[2])
 
 
@@ -135,13 +135,13 @@ def open_config_data(
 
 
 def _resumed(recipe: Recipe) -> Path | None:
-    """Return the folder of the run that is gone on with."""
+    """Return the folder of the resumed run."""
     resume = recipe.resume if isinstance(recipe, TrainJob) else None
     return None if resume is None else resume.folder
 
 
 def options_of_weights(recipe: Recipe, trained: TrainedOn | None) -> Options | None:
-    """Return the options by which data are read for weights that a run begins with; None: its own."""
+    """Return the options for reading data for the initial weights of a run; None: its own."""
     config = recipe.config
     begins = config.weights is not None and _resumed(recipe) is None
     if not begins or trained is None or trained.preparation is None:
@@ -151,15 +151,15 @@ def options_of_weights(recipe: Recipe, trained: TrainedOn | None) -> Options | N
 
 
 def weights_data(recipe: Recipe) -> TrainedOn | None:
-    """Return what the weights were trained on that a run begins with; None: their place does not say."""
+    """Return the training data of a run's initial weights; None: unknown."""
     place = _resumed(recipe) or Path(recipe.config.weights or "")
     return RunFolder(place.parent if place.name == WEIGHTS else run_of(place)[0]).find(TrainedOn)
 
 
 def data_seed(config: TrainConfig) -> int:
-    """Return the seed of the parts kept aside, and of the data that a function makes.
+    """Return the seed of the held-out parts, and of the data that a function makes.
 
-    A file of splits has its own. Workers of a `tutti centre` keep the same samples aside by any seed.
+    A file of splits has its own. Workers of a `tutti centre` hold out the same samples whatever their seeds.
     """
     found = None if config.split is None else seed_of_data(Path(split_of(config.split)[0]).expanduser())
     own = 0 if config.strategy_options.get("centre") else config.seed
@@ -167,7 +167,7 @@ def data_seed(config: TrainConfig) -> int:
 
 
 def given_data(recipe: Recipe) -> tuple[object, Options]:
-    """Return what a run's data are to be read from, and with which options."""
+    """Return the source of a run's data, and the options for reading it."""
     given, options = recipe.given("data"), recipe.config.data_options
     if callable(given) and not isinstance(given, Dataset):
         return call_with_options(given, options, "data set", recipe.config.data), {}
@@ -175,7 +175,7 @@ def given_data(recipe: Recipe) -> tuple[object, Options]:
 
 
 def free_given_data(recipe: Recipe, comm: Communicator) -> None:
-    """Free the caller's copy of data that were given as an object, once they are open."""
+    """Free the caller's copy of data given as an object, once they are open."""
     given = recipe.objects.get("data")
     if given is not None and (comm.node.rank == 0 or given.is_own):
         given.free()
@@ -187,7 +187,7 @@ def outputs_for(dataset: DataSet) -> int:
 
 
 def trained_on(dataset: DataSet, balanced: Tensor | None = None, scaled: bool = True) -> TrainedOn:
-    """Return what a model needs to see other data as it saw these.
+    """Return the facts that a model needs to treat other data like these.
 
     `balanced` has class weights by counts; amounts are `scaled` if the network computes in their units.
     """
@@ -268,7 +268,7 @@ def augmentation(recipe: Recipe, part: Part) -> Augmentation | None:
 def graph_of(
     config: TrainConfig, objective: Objective, replica: Replica, batches: Batches
 ) -> GraphedPass | None:
-    """Return what computes forward and backward by a CUDA graph; None where no graph does."""
+    """Return a pass that runs as a CUDA graph; None if no graph fits."""
     part, loss = batches.part, objective.loss
     fits = (
         part.device.type == "cuda"
@@ -295,7 +295,7 @@ def deal(
     chances: Tensor | None = None,
     group: Group | None = None,
 ) -> tuple[Batches, SpeedBalance | None]:
-    """Deal this rank its batches, with what keeps them balanced (collective)."""
+    """Deal this rank its batches, and return them with their balance (collective)."""
     own = strategy.pace is not Pace.TOGETHER
     size, passes = config.batch_size, passes_of(config, strategy)
     workers, team = (comm, (0, 1)) if group is None else (group.lane, (group.ranks.rank, group.ranks.size))
@@ -309,7 +309,7 @@ def deal(
 
 @dataclass(frozen=True)
 class Task:
-    """Data, model, loss and metrics: a run without the way of training."""
+    """Data, model, loss and metrics: a run without its way of training."""
 
     dataset: DataSet
     name: str  # of the model
@@ -318,7 +318,7 @@ class Task:
     objective: Objective
 
     def described(self) -> str:
-        """Describe model, data and what is to be learned, in a line each."""
+        """Describe model, data and task, in a line each."""
         data, of = self.dataset, self.objective
         parts = {name: len(part) for name in PARTS if (part := getattr(data, name)) is not None}
         sizes = summary_lines.counts(self.name, self.parameters, data.name, parts, data.shape)
@@ -335,7 +335,7 @@ class Task:
         return f"{sizes}\n{summary_lines.task(kind, loss, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:
-        """Describe the work to layouts of the model over ranks."""
+        """Describe the work for layouts of the model over ranks."""
         return Workload(self.dataset.train, batch_size, self.objective.loss, self.objective.arithmetic)
 
     def forward(self, module: nn.Module, batch: Batch) -> ForwardPass:
@@ -350,7 +350,7 @@ class Task:
 
 
 def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = None) -> Task:
-    """Build the model, and check that all fits; `trained` is what it was trained on, if on other data."""
+    """Build the model, and check that all parts fit; `trained` are its training data, if other ones."""
     config = recipe.config
     if config.predictions and dataset.validation is None:
         raise BadOption(
@@ -372,7 +372,7 @@ def prepare_task(recipe: Recipe, dataset: DataSet, trained: TrainedOn | None = N
 
 
 def class_weights_of(config: TrainConfig, trained: TrainedOn | None) -> str | Tensor | None:
-    """Return the weights of classes in the loss: balanced ones are those of what the model was trained on."""
+    """Return the class weights of the loss: balanced ones are those of the model's training data."""
     if config.class_weights != BALANCED or trained is None or not trained.class_weights:
         return config.class_weights
     return torch.tensor(trained.class_weights, dtype=torch.float64)
@@ -393,7 +393,7 @@ class Assembly:
     saved: Saved | None  # the state to go on from; None: the run begins
 
     def trainer(self, hooks: Hooks | None = None, agenda: Agenda | None = None) -> Trainer:
-        """The trainer of the whole run."""
+        """Return the trainer of the whole run."""
         part = self.task.dataset.validation
         validation = None if part is None else ValidationPlan(part, self.config.validate)
         of = self.task.objective
@@ -411,8 +411,8 @@ def assemble(
 ) -> Assembly:
     """Lay a rank's portion of the model out for training (collective).
 
-    The portion has the weights of `saved`, if the run goes on from that. `ends` returns after each epoch why
-    the run is to end with it (collective).
+    The portion already has the weights of `saved`. `ends` returns after each epoch why the run is to end with
+    it (collective).
     """
     module, data, objective = portion.module, task.dataset, task.objective
     given = recipe.given("callbacks")
@@ -463,7 +463,7 @@ def assemble(
 
 
 def _normalises_together(config: TrainConfig, portion: Portion, strategy: Strategy, worker: Worker) -> bool:
-    """Return whether BatchNorm has the statistics of the whole batch, though ranks have parts of it."""
+    """Return whether BatchNorm uses the statistics of the whole batch, which several ranks share."""
     together = (strategy.pace is Pace.TOGETHER and worker.waits) or portion.group is not None
     return (
         config.batch_norm == "sync"
@@ -478,9 +478,9 @@ def _normalises_together(config: TrainConfig, portion: Portion, strategy: Strate
 def resolved(
     config: TrainConfig, comm: Communicator, task: Task, strategy: Strategy, optimizer: Optimizer
 ) -> TrainConfig:
-    """Return the configuration with everything that was left open filled in."""
+    """Return the configuration with all open choices filled in."""
     names = ",".join(metric.name for metric in task.objective.metrics) or "none"
-    # Another host may have more memory, or less, and the parts and the order of the samples are to stay.
+    # Another host may have more or less memory, but the parts and the order of the samples must stay.
     streamed = decided(config.data, isinstance(task.dataset.train, StreamedPart))
     return replace(
         config,

@@ -37,11 +37,11 @@ _WORKERS: Final = {
     Pace.ABREAST: "make every step at the same time, each from its batches",
     Pace.FREE: "train on batches of their own, and do not wait",
 }
-"""What the workers of a pace do."""
+"""The behaviour of workers by their pace."""
 
 
 def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = False) -> Strategy:
-    """Look up the names of a recipe, refuse what no data could mend, and return its strategy.
+    """Check a recipe's names and options, which needs no data, and return its strategy.
 
     Servers count among the ranks. If `compared`, single steps are compared with those of one process.
     """
@@ -61,7 +61,7 @@ def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = Fa
 
 
 def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False) -> Iterator[str]:
-    """Describe what of a run does not go with its strategy."""
+    """Yield why options of a run do not fit its strategy."""
     name, pace = f"strategy '{strategy.name}'", strategy.pace
     if c.accumulate > 1 and strategy.passes > 1:
         yield f"--accumulate {c.accumulate} does not go with --strategy.every {strategy.passes}; give one"
@@ -94,12 +94,12 @@ def refused_strategy(strategy: Strategy, c: TrainConfig, compared: bool = False)
 
 
 def _check_values(config: TrainConfig, objects: Collection[str]) -> None:
-    """Refuse values of options that parts refuse when they are made."""
+    """Refuse values that parts would refuse when they are made."""
     loss, optimizer = config.loss, config.optimizer
     if "loss" not in objects and loss in LOSSES:
         with_options(LOSSES[loss], config.loss_options)
     if "optimizer" not in objects and not names_object(optimizer):
-        # Some take matrices alone.
+        # Some optimizers take only matrices.
         matrix = nn.Parameter(torch.zeros(2, 2))
         optim.build(optimizer, [matrix], config.rate, config.optimizer_options)
     if config.class_weights is not None:

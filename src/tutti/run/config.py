@@ -1,7 +1,4 @@
-"""The configuration of a training run.
-
-One dataclass: the command line, `tutti.train` and `config.json` all come from it.
-"""
+"""The configuration of a training run: the command line, `tutti.train` and `config.json` all come from it."""
 
 from __future__ import annotations
 
@@ -73,7 +70,7 @@ def option(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> Any:
-    """Make a field that is an option of the command line."""
+    """Declare a field that is an option of the command line."""
     about = {"help": help, "choices": choices, "least": least, "most": most}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)
@@ -81,7 +78,7 @@ def option(
 
 
 def help_of(option: Field[Any]) -> str:
-    """Return the text that the command line says about a field."""
+    """Return the help text of a field."""
     help = option.metadata["help"]
     return str(help() if callable(help) else help)
 
@@ -96,11 +93,11 @@ PARTS: Final[Mapping[str, Registry[Any]]] = {
     "loss": LOSSES,
     "metrics": METRICS,
 }
-"""The parts that are built in, and those of torch, by the field that may name one."""
+"""The built-in parts and torch's, by the field that may name one."""
 
 
 def _options_of(parts: Registry[Any]) -> str:
-    """Name the options of parts; those with the same ones together."""
+    """List the options of parts; parts with the same options share an entry."""
     alike: dict[str, list[str]] = {}
     for name in parts:
         alike.setdefault(", ".join(parts.options(name)), []).append(name)
@@ -341,10 +338,10 @@ class TrainConfig:
         return cls(**values)
 
     def changed(self, given: Mapping[str, Any]) -> TrainConfig:
-        """Return the same configuration but for some fields.
+        """Return the configuration with some fields replaced.
 
-        Options of a part go with it: another strategy begins with its own defaults. Epochs that are given
-        replace steps, and steps replace epochs.
+        Options of a part go with it: another strategy begins with its own defaults. Given epochs replace
+        steps, and steps replace epochs.
 
         Args:
             given: new values by field; the options of a part after the part.
@@ -371,7 +368,7 @@ class TrainConfig:
         Args:
             path: of the file, or of the folder of a run.
             trust: whether it may name code, which runs when the configuration is used.
-            replaced: fields that will be others than it says.
+            replaced: fields that will be replaced.
 
         Raises:
             BadOption: the file cannot be read, or is no JSON table.
@@ -392,9 +389,9 @@ class TrainConfig:
 
 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a user, and for the others what a built-in model has in its file as `DEFAULTS`.
+    """Return the user's options, completed by the `DEFAULTS` in the file of a built-in model.
 
-    Its learning rate is for its own optimizer, and its epochs are no default beside steps.
+    The model's learning rate belongs to its own optimizer, and its epochs do not apply if steps are given.
     """
     model = given.get("model", TrainConfig.model)
     of_model = MODELS.literal(model, "DEFAULTS") or {} if model in MODELS else {}
@@ -407,11 +404,11 @@ OF_LONG_RUNS: Final = (
     *("weights", "monitor", "patience", "goal", "restore_best", "time_limit", "checkpoint", "keep"),
     *("average", "predictions", "on_failure", "hang_timeout", "skip_nonfinite"),
 )
-"""The options of runs that are trained to an end, which measurements of some steps have not."""
+"""The options of complete runs, which measurements of some steps do not have."""
 
 
 def flag(name: str) -> str:
-    """Spell a field as the command line does: batch_size is --batch-size."""
+    """Return a field as the command line spells it: batch_size is --batch-size."""
     return "--" + name.replace("_", "-")
 
 
@@ -424,7 +421,7 @@ def split_of(text: str) -> tuple[str, int]:
 
 
 def type_name(of: Field[Any]) -> str:
-    """Return which of int, float, str, bool, Options a field holds, besides None."""
+    """Return a field's type apart from None: int, float, str, bool or Options."""
     return str(of.type).removesuffix(" | None")
 
 
@@ -463,7 +460,7 @@ _NEEDED: Final = (
 
 
 def _given(config: TrainConfig, row: str) -> str:
-    """Return an option of a table as the command line has it; empty where it is at its default."""
+    """Return an option of a table as the command line has it; empty if it has its default."""
     name, _, wanted = row.partition("=")
     value = getattr(config, name)
     if (wanted and str(value) != wanted) or (not wanted and value == getattr(TrainConfig, name, {})):
@@ -474,7 +471,7 @@ def _given(config: TrainConfig, row: str) -> str:
 
 
 def _refused(config: TrainConfig) -> Iterator[str]:
-    """Describe what a configuration cannot be under any strategy."""
+    """Yield what is wrong with a configuration under any strategy."""
     for one, other, why in _TOGETHER:
         if (first := _given(config, one)) and (second := _given(config, other)):
             yield f"{first} does not go with {second}: {why}; leave one of them out"
@@ -506,7 +503,7 @@ def _refused(config: TrainConfig) -> Iterator[str]:
 
 
 def _check_field(f: Field[Any], value: Any) -> None:
-    """Refuse a value that is not of the field's type, or not one of its values."""
+    """Refuse a value of another type than the field's, or outside its choices."""
     name, about = flag(f.name), f.metadata
     if value is None and str(f.type).endswith("| None"):
         return

@@ -58,7 +58,7 @@ def open_seen(
     if table is None and trained.preparation is not None:
         table = table_of([trained.preparation])
     as_before = config.split is not None or not (other or trained.labels)
-    # An object is no file; why it is not there is said below.
+    # An object is no file; the error for it follows below.
     if not config.data.startswith(OBJECT) and not (as_before and table is not None):
         columns = () if as_before else trained.columns
         options = like_training(config.data, config.data_options, columns, table, target)
@@ -70,7 +70,7 @@ def open_seen(
 
 
 def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataSet:
-    """Give other data the scale and the classes of the data that a model was trained on."""
+    """Give other data the scale and the classes of a model's training data."""
     columns = () if chosen else dataset.columns
     if trained.preparation is None:
         dataset = dataset.with_parts(lambda part: aligned(dataset.name, part, columns, trained))
@@ -87,7 +87,7 @@ def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataS
 
 
 def scale_seen(trained: TrainedOn, table: Table | None = None) -> Scale:
-    """Return the scale of the inputs that a model was trained on; `table` has the columns of other data."""
+    """Return the scale of a model's inputs in training; `table` has the columns of other data."""
     if trained.preparation is not None:
         if table is None:
             raise no_table(trained)
@@ -97,7 +97,7 @@ def scale_seen(trained: TrainedOn, table: Table | None = None) -> Scale:
 
 
 def no_table(trained: TrainedOn) -> BadData:
-    """Return the error for data without names, where a model needs the columns of a table."""
+    """Return the error for data without names, for a model that needs the columns of a table."""
     names = () if trained.preparation is None else trained.preparation.names
     return BadData(
         f"the model was trained on the columns {', '.join(names[:10])} of a table; give a table or a frame "
@@ -106,7 +106,7 @@ def no_table(trained: TrainedOn) -> BadData:
 
 
 def part_named(dataset: DataSet, name: str) -> Part:
-    """Return the part of a data set that is called "train", "validation" or "test"."""
+    """Return the part of a data set called "train", "validation" or "test"."""
     part: Part | None = getattr(dataset, name)
     if part is None:
         have = ", ".join(one for one in PARTS if getattr(dataset, one) is not None)
@@ -149,7 +149,7 @@ def _kind(dtype: str) -> str:
 
 
 def _in_columns(trained: TrainedOn, part: Part) -> Part:
-    """Put the inputs that a model takes in its order, and sequences as long as those it knows."""
+    """Put a model's inputs in its order, and make sequences as long as in training."""
     stored, names = part.stored_inputs, tuple(one.name for one in trained.inputs if one.name)
     columns = columns_of(stored)
     there = stored.names if isinstance(stored, Columns) else ()

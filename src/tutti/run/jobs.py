@@ -1,4 +1,4 @@
-"""Jobs: what a command has its ranks do. Needs no torch: the ranks import it.
+"""Jobs: the work of a command's ranks. Needs no torch: the ranks import it.
 
 A command derives its own job from `Job`, in a module that needs no torch either, and names in `entry` the
 function that every rank calls with it:
@@ -23,13 +23,13 @@ from tutti.run.pickled import Pickled
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration, and the Python objects that stand behind its names."""
+    """A configuration, and the Python objects behind its names."""
 
     config: TrainConfig
     objects: dict[str, Pickled] = field(default_factory=dict, kw_only=True)  # by field of `config`
 
     def given(self, field: str) -> Any:
-        """Return the object that the caller gave for a field of the configuration, or else its value."""
+        """Return the caller's object for a field of the configuration, or else its value."""
         value = getattr(self.config, field)
         if field in self.objects:
             try:
@@ -58,7 +58,7 @@ class Job(Recipe):
     quiet: bool = field(default=False, kw_only=True)  # print nothing
 
     def placement(self) -> Placement:
-        """The ranks to start."""
+        """Return the ranks to start."""
         config = self.config
         workers, free = config.workers, config.workers == "auto" and config.hosts is None
         if config.parallel is not None:
@@ -81,21 +81,21 @@ class Job(Recipe):
         return placement
 
     def check(self, placement: Placement) -> None:
-        """Refuse what only this command refuses, and what needs no torch to be seen."""
+        """Refuse what this command cannot do; must not need torch."""
 
 
 J = TypeVar("J", bound=Job)
 
 
 def load_job(payload: bytes, kind: type[J]) -> J:
-    """Return the job, of this kind, that a rank was given."""
+    """Return the job, of this kind, in a rank's payload."""
     job = pickle.loads(payload)
     assert isinstance(job, kind)
     return job
 
 
 def layout_of(config: TrainConfig, ranks: int) -> Layout | None:
-    """Return the layout of one model over the ranks that hold it together; None: each has all of it."""
+    """Return the layout of one model over the ranks that hold it together; None: each has a whole model."""
     if config.parallel is None:
         return None
     return parse_layout(config.parallel, config.parallel_options, ranks)

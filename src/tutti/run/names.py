@@ -21,14 +21,9 @@ CODE: Final = (*PARTS, "callbacks")
 
 
 def check_here(recipe: Recipe, reads: bool = True) -> None:
-    """Refuse what this machine can tell to be wrong before ranks are started.
+    """Raise UserError for what this machine can know to be wrong before ranks are started.
 
-    Args:
-        recipe: what is to be trained.
-        reads: whether the data's columns are chosen by the configuration alone.
-
-    Raises:
-        UserError: a name stands for nothing, or a file, a column or a package is missing.
+    `reads` is whether the configuration alone chooses the data's columns.
     """
     config = recipe.config
     if started_by().launcher is not Launcher.ALONE:
@@ -42,14 +37,9 @@ def check_here(recipe: Recipe, reads: bool = True) -> None:
 
 
 def check_names(recipe: Recipe) -> None:
-    """Refuse names that stand for nothing, but for data, and options that a part does not have.
+    """Refuse unknown names, except of data, and unknown options of parts.
 
-    What names an object of the user's is not loaded.
-
-    Raises:
-        UnknownName: there is no part, no option of a part, or no figure to monitor of this name.
-        BadOption: a part cannot be used.
-        UserError: a logger's packages are not installed.
+    A name of the user's own object is not loaded.
     """
     config, objects = recipe.config, recipe.objects
     for field in ("model", "strategy", "optimizer", "loss"):
@@ -85,7 +75,7 @@ def _check_part(field: str, name: str, options: Mapping[str, object]) -> None:
 def _better_of(metrics: str) -> dict[str, str | None] | None:
     """Return whether "lower" or "higher" values of the loss and each metric are better; None: unknown.
 
-    "auto" gives all metrics. None: an object of the user's is among them, whose name is not known yet.
+    "auto" gives all metrics. None: there is an object of the user's, whose name is not known yet.
     """
     names = (
         list(METRICS) if metrics.strip() == "auto" else [one for one in words_of(metrics) if one != "none"]
@@ -101,7 +91,7 @@ def words_of(text: str) -> list[str]:
 
 
 def check_files(config: TrainConfig) -> None:
-    """Refuse files that the configuration names, and that are not on this machine."""
+    """Refuse files that the configuration names but this machine does not have."""
     for field in CODE:
         for name in words_of(str(getattr(config, field))):
             where = name.rpartition(":")[0]

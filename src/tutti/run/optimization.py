@@ -1,4 +1,4 @@
-"""The optimizer and the learning-rate schedule of a run, by its configuration."""
+"""The optimizer and the learning-rate schedule of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -30,15 +30,11 @@ defer_compiler()
 
 
 OWN_RATES: Final = (torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Rprop)
-"""Optimizers that find the size of their updates themselves; their rate is a factor, a bound, or a start."""
+"""Optimizers that determine the size of their updates; their rate is a factor, a bound, or a start."""
 
 
 def own_rate(recipe: Recipe) -> float:
-    """Return the default rate of an optimizer for which a range test can pick another.
-
-    Raises:
-        BadOption: it means nothing for this one.
-    """
+    """Return the default rate of an optimizer; BadOption if a range test cannot pick another."""
     given = recipe.given("optimizer")
     kind = optimizer_class(given) if isinstance(given, str) else given
     if not isinstance(kind, type):
@@ -119,7 +115,7 @@ def load_optimizer(
     length: Schedule,
     foreign: bool = False,
 ) -> int:
-    """Give an optimizer the state of a checkpoint; return how often its schedule was stepped here."""
+    """Load the optimizer state of a checkpoint; return the number of steps of its schedule made here."""
     training = saved.part("training")
     schedule = (training.own or training.shared)["schedule"]
     options: list[Values] = schedule["options"]

@@ -20,8 +20,8 @@ from tutti.training.range_test import BELOW, RangeTest, losses_of, pick, rates_f
 def pick_rate(recipe: Recipe, comm: Communicator, task: Task) -> RangeTest:
     """Make a range test of the run before it begins (collective).
 
-    The test trains copies of model and loss with steps that all ranks make together, whatever the strategy,
-    so that any number of ranks picks the same rate. The task and the random generators stay as they are.
+    The test trains copies of model and loss with synchronous steps for every strategy, so that any number of
+    ranks picks the same rate. The task and the random generators stay as they are.
     """
     config = replace(
         recipe.config,

@@ -1,7 +1,7 @@
 """A pickled object. Its large arrays lie in an anonymous file, which the processes of the host map. No torch.
 
 caller   writes the file    │ array │ array │ ... │
-rank     maps it privately: the arrays of its copy are views of the mapping, and what it writes is its own
+rank     maps it privately: the arrays of its copy are views of the mapping, and its writes stay private
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tutti.comm.shm import memfd
 from tutti.comm.shm.memfd import FileAddress
 
 LARGE: Final = 1 << 20
-"""Bytes of an array, or of all else of an object, from which on they lie in the file."""
+"""Bytes from which an array, or the rest of an object, lies in the file."""
 
 _ALIGNMENT: Final = 64
 
 _mapped: Final = weakref.WeakKeyDictionary[mmap.mmap, FileAddress]()
-"""The mappings of this process that are in use, and what they are of."""
+"""The mappings of this process that are in use, and their files."""
 
 
 @dataclass(frozen=True)
 class Pickled:
-    """A pickled object. Its maker has the file open as long as the object is used there."""
+    """A pickled object. Its maker keeps the file open while it uses the object."""
 
     content: bytes  # the pickle; empty: it is the last of the large parts
     held: FileAddress | bytearray | None = None  # the file of the large parts, or their bytes
@@ -112,7 +112,7 @@ def _written(parts: Sequence[memoryview]) -> int:
 
 
 def _spans(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where the parts lie in the file."""
+    """Return the places of the parts in the file."""
     spans, start = [], 0
     for length in lengths:
         spans.append((start, start + length))

@@ -1,4 +1,4 @@
-"""Python objects in place of names: what the configuration calls them, and how they come to the ranks."""
+"""Python objects instead of names: their names in the configuration, and their way to the ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _of_bytes(content: bytes | bytearray | memoryview, device: torch.device) -> 
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles the memory of tensors once, though several lie in it: torch would do so once for each."""
+    """Pickles the memory of tensors once, even if several share it; torch would pickle it for each."""
 
     dispatch_table: ClassVar = ChainMap(
         {torch.UntypedStorage: _pickled_bytes, torch.TypedStorage: _pickled_memory},
@@ -48,10 +48,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, Pickled]]:
-    """Turn what the caller gave in Python into what a configuration can hold.
+    """Turn the caller's Python arguments into values for a configuration.
 
-    Returns values for a `TrainConfig`, and the objects that names alone do not bring to the ranks, pickled.
-    A strategy of ours goes by its name and hyper-parameters, a class by its name where that finds it.
+    Return values for a `TrainConfig`, and, pickled, the objects that names alone do not bring to the ranks. A
+    built-in strategy goes by its name and hyper-parameters, a class by its name if that finds it.
     """
     values: dict[str, Any] = {}
     objects: dict[str, Pickled] = {}
@@ -70,7 +70,7 @@ def by_name(given: dict[str, object]) -> tuple[dict[str, Any], dict[str, Pickled
 
 
 def name_of(value: object, field: str = "") -> str:
-    """Name an object for the configuration: package.module:name where that is enough to repeat the run."""
+    """Name an object for the configuration: package.module:name if that is enough to repeat the run."""
     if isinstance(value, str):
         return value
     if (

@@ -47,7 +47,7 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor) -> None:
-    """Write what a model predicts into the job's file (collective); rank 0 writes.
+    """Write a model's predictions into the job's file (collective); rank 0 writes.
 
     Memory holds all inputs, unless they are streamed, and some outputs at a time.
     """
@@ -135,7 +135,7 @@ class Meaning:
 
 
 class PredictionFile(AbstractContextManager["PredictionFile"]):
-    """A file of predictions that is being written; `samples` is how many there will be."""
+    """A file of predictions while it is written; `samples` is their final number."""
 
     def __init__(self, path: Path, samples: int, meaning: Meaning) -> None:
         self._path, self._samples, self._meaning = path, samples, meaning

@@ -1,9 +1,9 @@
-"""Which ranks train next, once those that trained have ended. Needs no torch.
+"""The choice of the next ranks, once the previous ones have ended. Needs no torch.
 
 end of the ranks                          the next ranks
 ────────────────────────────────────────  ─────────────────────────────────────────────
 a rank or a host was lost                 as many, or fewer (--on-failure shrink)
-a copy was taken for a resize             the number that was asked for
+a copy was taken for a resize             the requested number
 anything else                             none
 """
 
@@ -28,12 +28,12 @@ from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr, warn_on_stderr
 
 MOST_LOSSES: Final = 10
-"""The most losses in a row between which the run has come no further."""
+"""The most losses in a row without progress of the run."""
 
 
 @dataclass(frozen=True)
 class _Resize:
-    """A resize that is under way."""
+    """A pending resize."""
 
     folder: Path  # of the run
     request: ResizeRequest
@@ -43,7 +43,7 @@ class _Resize:
 
 
 class RecoveryPolicy:
-    """Decides which ranks train; `job` and `placement` are those of now."""
+    """Decides which ranks train; `job` and `placement` are the current ones."""
 
     def __init__(
         self, job: TrainJob, placement: Placement, memory: StateMemory, stopping: StopRequests
@@ -54,7 +54,7 @@ class RecoveryPolicy:
         self._resize: _Resize | None = None
 
     def go_on_after(self, end: TuttiError) -> None:
-        """Choose the ranks that go on after others have ended with an error."""
+        """Choose the ranks that continue after others have ended with an error."""
         # Without a copy mpirun has started nothing, and cannot start anything here.
         if not isinstance(end, PeerLost) or (
             isinstance(end, LauncherLost) and not self._memory.place.last.number
@@ -75,13 +75,13 @@ class RecoveryPolicy:
             say_on_stderr(f"{end}; going on with {what}")
 
     def is_due(self) -> bool:
-        """Look for a request, and return whether the copy for it was taken: the ranks are to be ended."""
+        """Look for a request, and return whether its copy was taken: then the ranks must end."""
         with suppress(BadRunFolder, OSError):  # The ranks do not need the folder.
             return self._look()
         return False
 
     def resize(self) -> None:
-        """Choose the ranks that were asked for."""
+        """Choose the requested ranks."""
         resize = self._resize
         assert resize is not None, "they were asked for"
         old = self.placement.workers
@@ -100,7 +100,7 @@ class RecoveryPolicy:
             raise lost.adding(f"it was loss {self._losses} in a row without a step further") from lost
 
     def _without(self, lost: PeerLost) -> tuple[TrainJob, Placement]:
-        """Return the job and placement of the ranks that are left."""
+        """Return the job and placement of the remaining ranks."""
         job, placement = self.job, self.placement
         shrinks = job.config.on_failure == SHRINK
         if placement.hosts:
@@ -134,7 +134,7 @@ class RecoveryPolicy:
         return job, job.placement()
 
     def _on_hosts(self, placement: Placement) -> TrainJob:
-        """Return the job of other ranks on hosts; it names the hosts that are left, for a later resume."""
+        """Return the job of other ranks on hosts; it names the remaining hosts, for a later resume."""
         hosts = ",".join(f"{host.name}:{host.ranks}" for host in placement.places)
         config = replace(self.job.config, workers=str(placement.workers), hosts=hosts)
         return replace(self.job, config=config)
@@ -164,7 +164,7 @@ class RecoveryPolicy:
         return False
 
     def _begin(self, folder: Path, request: ResizeRequest) -> None:
-        """Ask for a copy for a request, or refuse it."""
+        """Request a copy for a resize, or refuse the resize."""
         self._cancel_resize()
         ranks = plural(request.workers, "rank")
         if request.workers == self.placement.workers:
@@ -188,14 +188,14 @@ class RecoveryPolicy:
 
 
 SLOW_S: Final = 60.0
-"""Time to answer of hosts that no other host can replace: they may only be busy."""
+"""Time for hosts to answer that no other host can replace: they may only be busy."""
 
 Answering = Callable[[Sequence[str], float], Sequence[str]]
-"""Returns which of some hosts answer within some seconds."""
+"""(hosts, seconds) -> the hosts that answer within that time."""
 
 
 def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:
-    """Place the ranks that go on.
+    """Place the ranks that continue.
 
     Hosts that were lost, or do not answer at once, are waited for only if the others have too few places.
     """

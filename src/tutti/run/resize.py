@@ -1,4 +1,4 @@
-"""Asking a run for another number of workers, while it trains. Needs no torch."""
+"""Requests for another number of workers, while a run trains. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _ABSENT_S: Final = 120.0
 def resize(run: str | Path, workers: int) -> str:
     """Change the number of workers of a run while it trains.
 
-    The run copies its state at the next step, and new ranks go on from there. With strategy `sync` or
-    `paramserver` the batch stays the same, and so does what is learned. It needs the run to be on this
-    machine, the first of its `hosts`, and to survive the loss of ranks, by `on_failure`. Hosts take as many
-    workers as they have places. Do not call it in the run itself, which it would keep waiting.
+    The run copies its state at the next step, and new ranks continue from there. With strategy `sync` or
+    `paramserver` the batch stays the same, and so does the result. It needs the run to be on this machine,
+    the first of its `hosts`, and to survive the loss of ranks, by `on_failure`. Hosts take as many workers as
+    they have places. Do not call it in the run itself, which it would keep waiting.
 
     Args:
         run: its folder.
-        workers: that are to train, at least 1.
+        workers: the new number of workers, at least 1.
 
     Returns:
-        What the run has said, once the new ranks start, or as it has that number already.
+        The run's answer, once the new ranks start, or as it has that number already.
 
     Raises:
-        BadOption: there cannot be that many, or the run keeps no copies to go on from.
-        BadRunFolder: there is no such run, it has ended, or it is being asked already.
+        BadOption: there cannot be that many, or the run keeps no copies to continue from.
+        BadRunFolder: there is no such run, it has ended, or another request is pending.
     """
     if workers < 1:
         raise BadOption(f"a run cannot go on with {workers} ranks; give at least 1")

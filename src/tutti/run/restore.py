@@ -1,4 +1,4 @@
-"""Taking over a checkpoint, and the check that it fits. Runs on every rank."""
+"""Loading a checkpoint, and the check that it fits. Runs on every rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tutti.training.run_parts import Schedule
 
 
 def found_by(comm: Communicator, resume: Resume) -> Checkpoint | None:
-    """Find the checkpoint to go on from (collective); rank 0 says which ones are damaged."""
+    """Find the checkpoint to continue from (collective); rank 0 reports damaged ones."""
     found: Checkpoint | None = None
     if comm.rank == 0:
         found = _newest(resume) if resume.checkpoint is None else open_checkpoint(resume.checkpoint)
@@ -53,12 +53,12 @@ def _newest(resume: Resume) -> Checkpoint | None:
 
 
 def facts_of(config: TrainConfig, dataset: DataSet) -> Json:
-    """Return what a checkpoint must say for another run to know whether it fits."""
+    """Return the facts by which another run sees whether the checkpoint fits."""
     return {"config": config.as_json(), "data": fingerprint(dataset)}
 
 
 def fingerprint(dataset: DataSet) -> Json:
-    """Return what tells the samples of a data set from others: those of the source, and which these are."""
+    """Return what identifies the samples of a data set: the source, and the rows of each part."""
     parts = {"train": dataset.train, "validation": dataset.validation}
     found = {}
     for name, part in parts.items():
@@ -71,7 +71,7 @@ def fingerprint(dataset: DataSet) -> Json:
 def saved_for(
     checkpoint: Checkpoint, comm: Communicator, strategy: Strategy, config: TrainConfig, dataset: DataSet
 ) -> Saved:
-    """Return what this worker goes on from."""
+    """Return the state from which this worker continues."""
     before = checkpoint.facts["data"]
     others = [name for name, found in fingerprint(dataset).items() if before.get(name) != found]
     if others:
@@ -95,14 +95,14 @@ def saved_for(
     called = earlier.strategy in (strategy.name, config.strategy)
     same = called and earlier.strategy_options == strategy.options()
     if not same and not _takes_over(strategy, earlier):
-        # What another strategy's workers knew is of no use to this one's.
+        # Another strategy's worker state is of no use here.
         shared = {name: values for name, values in saved.shared.items() if name != "worker"}
         return Saved(saved.joint, None, shared, None)
     return saved
 
 
 def _takes_over(strategy: Strategy, earlier: TrainConfig) -> bool:
-    """Return whether workers knew as much under the other strategy: the optimizer's state alone."""
+    """Return whether the other strategy's workers kept the same state: only the optimizer's."""
     kept = earlier.strategy_options.get("compress", "none") != "none"
     return {strategy.name, earlier.strategy} == {Solo.name, Sync.name} and not kept
 
@@ -129,7 +129,7 @@ def laid_out(
 
 
 def load_model(module: nn.Module, saved: Saved) -> None:
-    """Give a model, or this rank's portion of it, the weights of a checkpoint."""
+    """Load the weights of a checkpoint into a model, or this rank's portion of it."""
     weights = {
         name.removeprefix("weights/"): tensor
         for name, tensor in saved.joint.tensors.items()
@@ -149,7 +149,7 @@ def load_model(module: nn.Module, saved: Saved) -> None:
 
 
 def refuse_shorter(checkpoint: Checkpoint, saved: Saved, schedule: Schedule) -> None:
-    """Refuse a run that would have come to its end before the checkpoint."""
+    """Refuse a run that would end before the checkpoint."""
     training, per_epoch = saved.shared["training"], schedule.batches.updates
     begun = training["epoch"] * per_epoch
     # Other workers have other batches left in the epoch.
@@ -168,7 +168,7 @@ def history_of(saved: Saved) -> list[EpochRecord]:
 
 
 def not_restored(saved: Saved, worker: Any) -> list[str]:
-    """Return what is not restored."""
+    """Return the parts that are not restored."""
     if "worker" not in saved.shared:
         return ["all that the workers of the other strategy knew"]
     return [] if saved.own is not None else list(worker.restarts)

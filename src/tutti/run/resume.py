@@ -1,4 +1,4 @@
-"""The run to go on with: where its checkpoints are, and what may be different now. Needs no torch."""
+"""The run to resume: its checkpoints, and the options that may differ. Needs no torch."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MAY_DIFFER: Final = frozenset(
         "skip_nonfinite",
     }
 )
-"""Options that may be others than those of the checkpoint's run. All others decide what is learned."""
+"""Options that may differ from the checkpoint's run. All others affect what is learned."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """An earlier run, and where to go on with it."""
+    """An earlier run, and the place to continue it."""
 
     folder: Path  # of the run
     checkpoint: Path | None = None  # the folder of one of its checkpoints; None: the newest good one
@@ -53,12 +53,12 @@ class Resume:
 
     @property
     def goes_on(self) -> bool:
-        """True if there is a checkpoint, or the run has come to its end."""
+        """True if there is a checkpoint, or the run has ended."""
         return bool(checkpoints.present(self.folder / checkpoints.FOLDER)) or RunFolder(self.folder).finished
 
     @classmethod
     def find(cls, where: str, out: str | None) -> Resume | None:
-        """Find the run that `--resume` names, in `--out` if that is `AUTO`; None: there is none yet."""
+        """Find the run that `--resume` names, or for `AUTO` the one in `--out`; None: there is none yet."""
         if where == AUTO:
             if out is None:
                 raise BadOption("--resume auto goes on with the run in --out; name that folder too")
@@ -80,7 +80,7 @@ class Resume:
 
 
 def way_on(folder: Path | str | None, objects: Collection[str], config: TrainConfig) -> str:
-    """Return the command by which a run goes on."""
+    """Return the command that resumes a run."""
     if objects:
         return f"the same call of tutti.train, with resume={str(folder)!r}"
     trust = " --trust" if code_named(config.as_json()) else ""
@@ -88,7 +88,7 @@ def way_on(folder: Path | str | None, objects: Collection[str], config: TrainCon
 
 
 def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """Return the configuration of a run without the places of its ranks, where they will be others now."""
+    """Return the configuration of a run without the places of its ranks, if they will be others now."""
     if before.strategy == SOLO and "strategy" not in given:
         before = replace(before, strategy=AUTO)
     if started_by().launcher is not Launcher.ALONE:  # which has chosen the ranks
@@ -103,7 +103,7 @@ def placed(before: TrainConfig, given: Collection[str]) -> TrainConfig:
 
 
 def going_on(before: TrainConfig, now: TrainConfig) -> TrainConfig:
-    """Return the configuration of a run that goes on, once it is certain that it learns the same."""
+    """Return the configuration of a resumed run, once it is certain that it learns the same."""
     stream = before.data_options.get(_STREAM)
     if now.data_options.get(_STREAM) == AUTO and stream is not None:
         now = replace(now, data_options={**now.data_options, _STREAM: stream})
@@ -127,7 +127,7 @@ def going_on(before: TrainConfig, now: TrainConfig) -> TrainConfig:
 
 
 def _options(name: str, before: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """Yield the options of the command line that a field is made of, with what they were and are."""
+    """Yield a field's options of the command line, each with its earlier and its present value."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         yield flag(name), before, now
         return

@@ -1,4 +1,4 @@
-"""What a run leaves while it trains: checkpoints, heartbeats, usage, and a trace. Runs on every rank."""
+"""The files of a run while it trains: checkpoints, heartbeats, usage, and a trace. Runs on every rank."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Saving:
 
     @cached_property
     def _facts(self) -> Json:
-        """Identity of model and data. Reading the data takes time: it is done when first needed."""
+        """Identity of model and data; computed when first needed, as reading the data takes time."""
         return facts_of(self._parts.config, self._parts.task.dataset) if self._comm.rank == 0 else {}
 
     def save(self, step: int, state: State, decision: Decision) -> None:
@@ -80,7 +80,7 @@ def saving(
     write: bool,  # the run has a folder
     resumed: bool,  # the user goes on with an earlier run, whose end is saved
 ) -> Iterator[Saving | None]:
-    """Make what saves a run (collective over the workers); None if nothing is to be saved."""
+    """Yield the object that saves a run (collective over the workers); None if nothing is to be saved."""
     if not write and memory is None:
         yield None
         return
@@ -120,7 +120,7 @@ def _remove_empty(folder: Path) -> None:
 def observed(
     comm: Communicator, folder: RunFolder | None, sampler: Sampler | None, wanted: bool
 ) -> Iterator[Progress]:
-    """Sample cores and memory into the run folder, and yield what writes heartbeats there (collective).
+    """Sample cores and memory into the run folder, and yield the writer of heartbeats there (collective).
 
     On a host that does not see the folder there are neither samples nor heartbeats.
     """
@@ -134,7 +134,7 @@ def observed(
 
 
 def _seen(comm: Communicator, folder: RunFolder | None) -> RunFolder | None:
-    """The run folder as this rank sees it, if it does (collective)."""
+    """Return the run folder as this rank sees it, or None (collective)."""
     given = comm.broadcast_object(None if folder is None else str(folder.path.absolute()))
     seen = RunFolder(Path(cast("str", given)))
     return seen if seen.has(CONFIG) else None
@@ -144,8 +144,8 @@ class Recording:
     """One rank's recordings (collective over all ranks of the job, servers included).
 
     Attributes:
-        comm: the same ranks; what passes through this communicator is recorded.
-        trace: where each stage is noted; None: nowhere.
+        comm: the same ranks, with recorded operations.
+        trace: gets each stage; None: nothing is recorded.
     """
 
     def __init__(self, comm: Communicator, traces: bool) -> None:
@@ -158,7 +158,7 @@ class Recording:
             self.comm = TracedCommunicator(comm, self.trace)
 
     def save(self, folder: str | None) -> list[str]:
-        """Write what all ranks have recorded (collective); returns lines about it on the rank that wrote."""
+        """Write the recordings of all ranks (collective); return lines about it on the rank that wrote."""
         if self.trace is None:
             return []
         self._read_clock()

@@ -30,8 +30,7 @@ def run_program(
 ) -> int:
     """Run a Python file on every rank of this machine, or of several hosts.
 
-    Returns:
-        The exit code: 0, or the program's own if it has saved its state and stopped as it was asked to.
+    Return the exit code: 0, or the program's own if it has saved its state and stopped on request.
     """
     path = Path(program)
     if not path.is_file():
@@ -49,7 +48,7 @@ def _announce(line: str) -> None:
 
 
 def work(comm: Communicator, payload: bytes) -> int:
-    """Run the program in this process (entry point of the ranks); returns 0 or `EXIT_INTERRUPTED`."""
+    """Run the program in this process (entry point of the ranks); return 0 or `EXIT_INTERRUPTED`."""
     from tutti.launch.world import adopt
 
     path, arguments = json.loads(payload)
@@ -75,7 +74,7 @@ def work(comm: Communicator, payload: bytes) -> int:
 
 @contextmanager
 def _torch_variables(comm: Communicator) -> Iterator[dict[str, str]]:
-    """Yield what torch.distributed reads; the port is reserved while the context lasts (collective)."""
+    """Yield the variables for torch.distributed; the port is reserved inside the context (collective)."""
     own, interface = (LOOPBACK, LOOPBACK) if comm.hosts == 1 else (socket.gethostname(), "")
     with reserved_port(interface) if comm.rank == 0 else nullcontext() as free:
         address, port = cast("tuple[str, int]", comm.broadcast_object((own, free)))

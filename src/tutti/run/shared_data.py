@@ -1,13 +1,13 @@
-"""Data sets in memory that outlives ranks: who needs one first reads it; other blocks and later ranks see it.
+"""Data sets in memory that outlives ranks: the first to need one reads it for later ranks and other blocks.
 
     root      where the last index begins
-    index     its length │ data set ▸ where it lies, and what it is
+    index     its length │ data set ▸ its place and its outline
     arena     │ root │ samples of one data set │ index │ samples of another │ index of both │ ...
 
-The process that starts the ranks has made the arena: that of a farm for its blocks, that of a run for the
-ranks that come after a loss. The rank that reads has the lock on the root, for which others wait asleep; the
-kernel frees it if the rank dies, and the next reader frees the memory that it has left. Runs see their parts
-as rows of the same memory: nothing is copied.
+The process that starts the ranks has made the arena: a farm's for its blocks, a run's for the ranks after a
+loss. The rank that reads has the lock on the root, for which others wait asleep; the kernel frees it if the
+rank dies, and the next reader frees the memory that it has left. Runs see their parts as rows of the same
+memory: nothing is copied.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tutti.run.jobs import Recipe
 
 
 class _Lying(NamedTuple):
-    """A data set in the arena: where it begins, what it is, and how one run divides it; empty: not kept."""
+    """A data set in the arena: its place and outline, and its division in one run; empty: not kept."""
 
     offset: int
     outline: SamplePool
@@ -47,9 +47,7 @@ class _Lying(NamedTuple):
 class SharedData:
     """The data sets of this host, as one of its ranks sees them.
 
-    Args:
-        address: of the arena, which has nothing else.
-        one_run: all ranks are of one run, so that those that come later find its data divided and scaled.
+    With `one_run` all ranks are of one run, so that later ones find its data divided and scaled.
     """
 
     def __init__(self, address: FileAddress, *, one_run: bool = False) -> None:
@@ -58,7 +56,7 @@ class SharedData:
         self._seen: dict[int, SamplePool] = {}
 
     def open(self, recipe: Recipe, comm: Communicator) -> DataSet:
-        """Open the data set of a run (collective), as `open_config_data` does; it is read if it never was."""
+        """Open the data set of a run (collective), as `open_config_data` does, reading it at most once."""
         found: _Lying | UserError | None = None
         if comm.node.rank == 0:
             try:
@@ -108,7 +106,7 @@ class SharedData:
         return self._seen[lying.offset]
 
     def _read_index(self) -> tuple[dict[str, _Lying], int]:
-        """Return what is there, and where it ends."""
+        """Return the data sets, and the end of the last."""
         begin = self._arena.words(ROOT, 1)[0]
         if not begin:
             return {}, FIRST
@@ -159,7 +157,7 @@ def _tensors(pool: SamplePool) -> list[Tensor]:
 
 
 def _key(recipe: Recipe) -> str:
-    """Return what decides which samples a run has, before they are divided."""
+    """Return a key of the options that determine a run's samples before they are divided."""
     config = recipe.config
     # A factory may draw random numbers, which depend on the seed.
     seed = data_seed(config) if names_object(config.data) else None

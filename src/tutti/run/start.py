@@ -25,10 +25,9 @@ from tutti.terminal import say_on_stderr, warn_on_stderr
 
 
 def run(job: Job) -> object:
-    """Refuse what cannot be done, announce the placement, and run the job's entry on every rank.
+    """Check the job, announce the placement, and run the job's entry on every rank.
 
-    Returns:
-        What the entry returned on rank 0; None when rank 0 ran on another host.
+    Return the entry's result on rank 0; None if rank 0 ran on another host.
     """
     placement = job.placement()
     job.check(placement)
@@ -61,7 +60,7 @@ def announce(line: str) -> None:
 
 
 def survive(job: TrainJob, placement: Placement, announce: Callable[[str], None] | None) -> object:
-    """Run a training job, and go on when ranks are lost: new ranks start from the last copy of the state."""
+    """Run a training job that survives lost ranks: new ranks start from the last copy of the state."""
     result: object = None
     with (
         SignalWatch() as signals,

@@ -1,4 +1,4 @@
-"""A run in lines of text. Needs no torch."""
+"""A run described in lines of text. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOST_NAMED = 10
 
 
 def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape: Shape) -> str:
-    """Model and data with their sizes, in a line each."""
+    """Describe model and data with their sizes, in a line each."""
     samples = ", ".join(f"{count:,} {part}" for part, count in parts.items())
     return f"model {model}: {parameters:,} parameters\ndata {data}: {samples} samples of {described(shape)}"
 
 
 def kind_of_task(noun: str, count: int, names: Sequence[object]) -> str:
-    """Say what is predicted: so many classes, labels of 0 or 1, or numbers, by their names."""
+    """Describe what is predicted: a number of classes, of labels of 0 or 1, or of numbers, by their names."""
     plurals = {"class": "classes", "label of 0 or 1": "labels of 0 or 1"}
     words = f"{count:,} {plurals.get(noun, noun + 's') if count > 1 else noun}"
     if [*map(str, names)] == [*map(str, range(count))]:
@@ -72,13 +72,13 @@ def training(config: TrainConfig, together: bool) -> str:
 
 
 def own_statistics(config: TrainConfig) -> str:
-    """Say that BatchNorm has each rank's own statistics, and why."""
+    """Describe why BatchNorm has each rank's own statistics."""
     way = f"--parallel {config.parallel}" if config.parallel else f"strategy {config.strategy}"
     return f"BatchNorm: each rank has its own statistics, as with {way} ranks do not share whole batches"
 
 
 def stopped(why: str, step: int | None, way_on: str) -> str:
-    """Say why the run has stopped before its end, where, and what goes on with it."""
+    """Describe why and where the run has stopped before its end, and how to resume it."""
     after = "" if step is None else f" after step {step:,}"
     return f"stopped{after}, as {why}; go on with it by: {way_on}"
 
@@ -96,13 +96,13 @@ def evaluation(what: str, result: Evaluation, labels: Sequence[object] = ()) -> 
 
 
 def result(summary: Summary, labels: Sequence[object] = ()) -> list[str]:
-    """Describe what a run has come to: its figures on the test part, its end and its speed."""
+    """Describe the result of a run: its figures on the test part, its end and its speed."""
     test = [] if summary.test is None else [f"\n{evaluation('test', summary.test, labels)}\n"]
     return [*test, *ending(summary), speed(summary)]
 
 
 def ending(summary: Summary) -> list[str]:
-    """Say why a run ended early, and which epoch's weights it has; nothing of a run as long as planned."""
+    """Describe why a run ended early, and which epoch's weights it has; empty for a full-length run."""
     lines = [] if summary.ended_early is None else [f"ended early: {summary.ended_early}"]
     if summary.restored:
         found = "" if summary.validation is None else f": validation {figures(summary.validation)}"
@@ -134,7 +134,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def exchanges(history: Sequence[EpochRecord]) -> list[str]:
-    """Describe the staleness of what workers exchanged, and what was dropped."""
+    """Describe the staleness of the workers' exchanges, and dropped gradients."""
     lines, ranks = [], [rank for record in history for rank in record.ranks]
     stale = sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
     if max(stale, default=0) > 0:
@@ -151,14 +151,14 @@ def bubble(record: PipelineRecord) -> str:
 
 
 def _staleness(counts: dict[int, int]) -> str:
-    """The mean, the 99th percentile and the maximum over all exchanges."""
+    """Return the mean, the 99th percentile and the maximum over all exchanges."""
     all_ = RankRecord(staleness=counts)
     mean, p99, most = all_.staleness_mean, all_.staleness_p99, all_.staleness_max
     return f"mean {mean:.3g}, 99th percentile {p99}, at most {most}"
 
 
 def _matrix(result: Evaluation, names: list[str]) -> list[str]:
-    """Rows are the classes, columns what the model took them for; empty cells are dots."""
+    """Return the confusion matrix: a row for each class, a column for each prediction, dots for zeros."""
     assert result.confusion is not None
     cells = [[f"{round(count, 1):.10g}" if count else "." for count in row] for row in result.confusion]
     width = max(len(text) for text in [*names, *(cell for row in cells for cell in row)]) + 1
@@ -174,7 +174,7 @@ _OF_EACH_CLASS = "accuracy  precision      f1"
 
 
 def _of_each_class(result: Evaluation) -> list[str]:
-    """The accuracy (recall), precision and F1 score of each class."""
+    """Return the accuracy (recall), precision and F1 score of each class."""
     figures = zip(result.class_accuracy(), result.class_precision(), result.class_f1(), strict=True)
     return [
         f"{_percent(share)}  {_percent(precision):>9}  {'-' if f1 is None else f'{f1:.4f}':>6}"

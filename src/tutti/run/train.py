@@ -79,7 +79,7 @@ GONE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run shares with others, where it is one of many."""
+    """What a run shares with others, if it is one of many."""
 
     follower: Progress = field(default_factory=Progress)  # is told how the run goes, on each rank
     open_data: Callable[[Recipe, Communicator], DataSet] = open_config_data  # collective
@@ -91,7 +91,7 @@ class RunContext:
 
 
 class Pulse(Progress):
-    """The sign of what a rank does that does not train, which may take any time."""
+    """The sign of life of a rank outside training, which may take any time."""
 
     def __init__(self, comm: BlockingCommunicator) -> None:
         self._peers = comm.peers
@@ -110,7 +110,7 @@ class Pulse(Progress):
 
 
 def work(comm: Communicator, payload: bytes) -> RunOutcome:
-    """Train, or serve those who train; every rank calls this (entry point of the ranks)."""
+    """Train, or serve the workers; every rank calls this (entry point of the ranks)."""
     job = load_job(payload, TrainJob)
     context = RunContext()
     data = job.data if job.data is not None or job.memory is None else job.memory.data
@@ -128,7 +128,7 @@ def work(comm: Communicator, payload: bytes) -> RunOutcome:
 
 
 def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
-    """Train, or serve those who train (collective over all ranks of the job, servers included)."""
+    """Train, or serve the workers (collective over all ranks of the job, servers included)."""
     config = job.config
     if job.write and job.resume is None and comm.rank == 0 and context.alone:
         check_writable(config.out)
@@ -173,13 +173,13 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
 
 
 def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
-    """Return the state to go on from: of the memory, else of a folder; None: the run begins."""
+    """Return the state to continue from, in memory or in a folder; None: the run begins."""
     found = None if job.memory is None else kept_in(comm, job.memory)
     return found_by(comm, job.resume) if found is None and job.resume is not None else found
 
 
 def _start_of(job: TrainJob, comm: Communicator, parts: Assembly, checkpoint: Checkpoint | None) -> RunStart:
-    """Describe how the run begins, or goes on (collective)."""
+    """Describe how the run begins, or continues (collective)."""
     start = RunStart(
         now(),
         World(comm.size, comm.hosts, torch.get_num_threads()),
@@ -214,7 +214,7 @@ def work_or_serve(
 def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> R:
     """Return the result of this rank: a worker's own, on a server rank 0's (collective over all ranks).
 
-    To a program that mpirun started, all ranks are alike. And a server does not leave before the workers.
+    So all ranks of a program that mpirun started are alike, and a server does not leave before the workers.
     """
     first = result if team is comm else comm.broadcast_object(result)
     return cast("R", first if result is None else result)
@@ -222,7 +222,7 @@ def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> 
 
 @dataclass(frozen=True)
 class FittedRun:
-    """A run whose parts are there, on a rank that trains."""
+    """A run with all its parts, on a rank that trains."""
 
     job: TrainJob
     comm: Communicator
@@ -288,7 +288,7 @@ class FittedRun:
 
     @property
     def trained_on(self) -> TrainedOn:
-        """What other data need to be seen as those of this run."""
+        """The facts that other data need to be treated like the training data."""
         loss = self.parts.task.objective.loss
         of_classes = weights_in(loss) if self._config.class_weights == BALANCED else None
         return trained_on(self.parts.task.dataset, of_classes, loss.units is not None)
@@ -299,7 +299,7 @@ class FittedRun:
 
     @property
     def _config(self) -> TrainConfig:
-        # A run that repeats this one writes another folder.
+        # A run that repeats this one writes its own folder.
         return replace(self.parts.config, out=None)
 
     def _trainer(
@@ -310,7 +310,7 @@ class FittedRun:
         heartbeat: Progress,
         weights: dict[str, Any],
     ) -> Trainer:
-        """Return the trainer with its observers; `weights` gets the trained ones."""
+        """Return the trainer with its observers; `weights` gets the trained weights."""
 
         def keep() -> None:
             weights.update(self.parts.portion.state())
@@ -337,10 +337,10 @@ class FittedRun:
         return self.parts.trainer(hooks, None if saver is None else saver.agenda)
 
     def _stopped(self, outcome: RunOutcome, why: str, saver: Saving, book: Logbook) -> RunOutcome:
-        """Return the outcome of a run that goes on later."""
+        """Return the outcome of a run that will be resumed."""
         if saver.lost:
             raise StateLost(
-                "the run has stopped, but its state could not be saved, as the warning above says; mend "
+                "the run has stopped, but its state could not be saved, as the warning above says; fix "
                 "that, and resume the run: it goes on from the checkpoint before"
             )
         book.stop()
@@ -350,7 +350,7 @@ class FittedRun:
         return replace(outcome, stopped=why)
 
     def _judge(self, trainer: Trainer, history: list[EpochRecord]) -> Summary:
-        """Evaluate the model that the run has ended with (collective)."""
+        """Evaluate the final model (collective)."""
         task, monitor = self.parts.task, self.parts.ending.monitor
         best = trainer.course.restored or monitor.best(history)
         test = task.evaluate(task.dataset.test, self.parts.workers.comm)
@@ -364,7 +364,7 @@ class FittedRun:
         )
 
     def _predict(self, folder: RunFolder | None) -> None:
-        """Write predictions of the validation part, if they are asked for (collective)."""
+        """Write predictions of the validation part, if requested (collective)."""
         task, part = self.parts.task, self.parts.task.dataset.validation
         if not self._config.predictions or part is None:
             return
@@ -383,7 +383,7 @@ class FittedRun:
 
 @contextmanager
 def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
-    """The run folder, with what is known before training in it; None on the ranks that write none."""
+    """Yield the run folder, with the facts known before training; None on the ranks that do not write."""
     job, context, task, config = run.job, run.context, run.parts.task, run._config
     if run.comm.rank or not job.write:
         yield None
@@ -395,7 +395,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
     else:
         folder = RunFolder.take(cast("str", job.config.out))
     if job.memory is not None:
-        # At once: ranks that come after these must know it as theirs, whenever these are lost.
+        # At once: later ranks must know the folder, whenever these are lost.
         job.memory.note_folder(folder.path.absolute())
     # Lost ranks may not be gone yet, though they no longer write.
     with FolderLock(folder.path, GONE_S if job.takeover else 0.0) as lock:

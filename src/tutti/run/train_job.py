@@ -41,18 +41,18 @@ class TrainJob(Job):
 
     @property
     def hang_timeout_s(self) -> float | None:
-        """The seconds after which a rank that makes no step is lost; None: it may take any time."""
+        """The seconds after which a rank without a step is lost; None: never."""
         text = self.config.hang_timeout
         return None if text == OFF else seconds_of(text, "--hang-timeout")
 
     @property
     def deadline(self) -> float | None:
-        """When the run is to stop, in seconds since the epoch."""
+        """The time at which the run must stop, in seconds since the epoch."""
         text = self.config.time_limit
         return None if text is None else self.began + seconds_of(text, "--time-limit")
 
     def again(self, why: str) -> TrainJob:
-        """Return the job of ranks that come after others of the same run: they go on in its folder."""
+        """Return the job of ranks that follow others of the same run: they continue in its folder."""
         folder, resume = None if self.memory is None else self.memory.folder, self.resume
         if resume is None and folder is not None:
             resume = Resume(folder, auto=True, again=True)
@@ -85,7 +85,7 @@ class TrainJob(Job):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of a training run, as it comes back to the process that started it."""
+    """The result of a training run, for the process that started it."""
 
     config: TrainConfig  # resolved
     history: list[EpochRecord]
@@ -99,7 +99,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class EvaluateJob(Job):
-    """An evaluation of a trained model; `config` is its run's, with what is different now."""
+    """An evaluation of a trained model; `config` is its run's, with today's changes."""
 
     entry: ClassVar[str] = "tutti.run.evaluate:work"
 
@@ -111,7 +111,7 @@ class EvaluateJob(Job):
 
 @dataclass(frozen=True)
 class PredictJob(Job):
-    """The predictions of a trained model; `config` is its run's, with what is different now."""
+    """The predictions of a trained model; `config` is its run's, with today's changes."""
 
     entry: ClassVar[str] = "tutti.run.predict:work"
 
@@ -140,7 +140,7 @@ SUFFIXES: Final = (".csv", ".parquet", ".npy")
 
 
 def outcome_again(resume: Resume, config: TrainConfig, quiet: bool = False) -> RunOutcome | None:
-    """Print and return the outcome of a run that has come to its end; None: there is something to train."""
+    """Print and return the outcome of a finished run; None: there is something to train."""
     folder = RunFolder(resume.folder)
     if resume.checkpoint is not None or not folder.finished:
         return None

@@ -1,4 +1,4 @@
-"""Trained models as modules of torch: stored inputs in, outputs or predictions out."""
+"""Trained models as torch modules, from stored inputs to outputs or predictions."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ Array = NDArray[Any]
 
 
 class Predictor(nn.Module, ABC):
-    """A module that takes inputs as they are stored, and knows what its outputs mean.
+    """A module that takes inputs as they are stored, and knows the meaning of its outputs.
 
     Attributes:
-        data: what it was trained on.
+        data: its training data.
         kind: of its outputs.
-        table: the columns of its inputs, where these are a table; texts are given by their numbers there.
+        table: the columns of its inputs, if these are a table; texts are numbers there.
     """
 
     def __init__(self, data: TrainedOn, kind: Kind, table: Table | None) -> None:
@@ -60,12 +60,12 @@ class Predictor(nn.Module, ABC):
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """The names of the classes; empty when they have none."""
+        """The names of the classes; empty if they have none."""
         return self.data.labels
 
     @property
     def is_double(self) -> bool:
-        """True if it has weights of 64 bits, so that its inputs are not to be rounded either."""
+        """True if it has 64-bit weights, so that its inputs must not be rounded either."""
         return any(parameter.dtype == torch.float64 for parameter in self.parameters())
 
     @abstractmethod
@@ -73,11 +73,11 @@ class Predictor(nn.Module, ABC):
         """Return it as plain operations, in the precision of its weights."""
 
     def given(self, part: Part) -> Part:
-        """Return a part as its samples are given to the module."""
+        """Return a part in the form that the module takes."""
         return part
 
     def seen(self, name: str, part: Part, columns: Sequence[str], table: Table | None) -> Part:
-        """Return a part of other data as its samples are given to the module; see `aligned`.
+        """Return a part of other data in the form that the module takes; see `aligned`.
 
         From then on it takes the rows of such a `table`.
         """
@@ -90,7 +90,7 @@ class Predictor(nn.Module, ABC):
         return replace(part, scale=Scale())
 
     def take_rows_of(self, table: Table) -> None:
-        """Take the rows of a table whose columns have another order, or texts other numbers."""
+        """Take the rows of a table whose columns have another order, or whose texts have other numbers."""
         self.table = table
 
     def outputs(self, inputs: object) -> Array:
@@ -99,11 +99,11 @@ class Predictor(nn.Module, ABC):
         Args:
             inputs: an array, a tensor or nested lists, of shape (samples, ...), as they were stored in
                 training: pixels from 0 to 255, other numbers as they are. Several are a dict or a tuple. Of a
-                frame those columns are taken, by their names, that the model was trained on; if all are
-                numbers, an array may have them in the order of `table`.
+                frame, the columns of the training are taken by their names; if all are numbers, an array may
+                have them in the order of `table`.
 
         Raises:
-            BadData: they are of another shape or type than those of the training.
+            BadData: their shape or type differs from the training's.
         """
         with keeping_doubles(self.is_double):
             part = self._part(inputs)
@@ -114,7 +114,7 @@ class Predictor(nn.Module, ABC):
         return np.asarray(torch.cat(found))
 
     def _part(self, inputs: object) -> Part:
-        """Return inputs as a part whose targets mean nothing."""
+        """Return inputs as a part with meaningless targets."""
         table, missing = self.table, "mean" if self.data.fill else "error"
         if is_frame(inputs) and table is not None:
             found = read_frame(inputs, {LIKE: table.columns}, labelled=False)
@@ -145,21 +145,21 @@ class Predictor(nn.Module, ABC):
             inputs: as for `outputs`.
 
         Raises:
-            BadData: likewise; or the model gives amounts.
+            BadData: as for `outputs`; or the model gives amounts.
         """
         if self.kind is Kind.AMOUNTS:
             raise BadData("the model gives amounts, which have no probabilities; ask for its predict(...)")
         return self.kind.values(self.outputs(inputs))
 
     def predict(self, inputs: object) -> Array:
-        """Predict the class of each sample by its name, or by its number where it has none; else the amounts.
+        """Predict the class of each sample by its name, or by its number if it has none; or the amounts.
 
         Args:
             inputs: as for `outputs`.
 
         Returns:
-            Of shape (samples,), or (samples, ...) where each position has a class or a sample several amounts
-            or labels.
+            An array of shape (samples,), or (samples, ...) if each position has a class or a sample several
+            amounts or labels.
 
         Raises:
             BadData: as for `outputs`.
@@ -182,7 +182,7 @@ class PlainModel(nn.Module):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input, as it is stored."""
+        """The shape of one stored input."""
         return self.data.shape if self.table is None else (len(self.table.columns),)
 
     def example(self, samples: int) -> Tensor:
@@ -202,7 +202,7 @@ class PlainModel(nn.Module):
 
 
 class PlainNetwork(PlainModel):
-    """A trained network in plain operations. Attribute `network`: takes scaled inputs."""
+    """A trained network in plain operations; `network` takes scaled inputs."""
 
     def __init__(self, model: nn.Module, data: TrainedOn, double: bool, table: Table | None = None) -> None:
         super().__init__(data, table, double)
@@ -241,12 +241,12 @@ class TrainedModel(Predictor):
     Args:
         config: of the training.
         data: of the training, as the network saw them.
-        device: where it computes.
-        model: the network, or what makes it, if the configuration does not say.
-        table: the columns of its inputs; None: those that it was trained on, if these are a table.
+        device: the one on which it computes.
+        model: the network, or a function that makes it, if the configuration cannot.
+        table: the columns of its inputs; None: those of its training, if these are a table.
 
     Attributes:
-        model: the network itself, which takes scaled inputs.
+        model: the network, which takes scaled inputs.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class TrainedModel(Predictor):
             table = table_of([data.preparation])
         super().__init__(data, kind_of(config.loss, data.classes), table)
         self._scale, self._units = scale_seen(data, table), Units.of(data.preparation)
-        # Where a trained model is used there need be no C compiler.
+        # A machine that uses a trained model may have no C compiler.
         layout = "contiguous" if config.layout == BATCH_LAST else config.layout
         self._arithmetic = Arithmetic(config.precision, layout, device)
         with seeded(config.seed):
@@ -276,7 +276,7 @@ class TrainedModel(Predictor):
 
     @property
     def precision(self) -> str:
-        """The precision in which it computes."""
+        """The precision of its computations."""
         return self._arithmetic.precision
 
     @override
@@ -290,7 +290,7 @@ class TrainedModel(Predictor):
 
     @override
     def forward(self, *stored: Tensor, **named: Tensor) -> Tensor:
-        """Return the outputs of the network; several inputs are given as it takes them."""
+        """Return the outputs of the network; pass several inputs as it takes them."""
         given: Inputs = named or (stored if len(stored) > 1 else stored[0])
         inputs = self._scale.on(str(each_of(given)[0].device)).apply_to_all(given)
         outputs = self._arithmetic.forward(self.model, self._arithmetic.inputs(inputs))
@@ -316,19 +316,19 @@ def load(
         model.predict(images)        # array of classes by name
         model(images)                # logits, as a tensor
 
-    No file is unpickled. A model of the user's is built by the code that the run's configuration names.
+    No file is unpickled. A user's own model is built by the code that the run's configuration names.
 
     Args:
-        run: the folder of a run, of a job of a farm, or one of a run's checkpoints. Of a run that is not
-            finished the newest good checkpoint is taken, with a warning.
+        run: the folder of a run, of a job of a farm, or one of a run's checkpoints. For an unfinished run the
+            newest good checkpoint is taken, with a warning.
         trust: whether it may name code, which runs then.
-        model: the network, or a function that makes it, where a Python object was trained that no name brings
+        model: the network, or a function that makes it, if a Python object was trained that no name brings
             back.
 
     Raises:
         BadRunFolder: there is no such run, it is damaged, or it has no weights yet.
         BadOption: the file or the package of its model is gone.
-        BadModel: its weights are those of another model.
+        BadModel: its weights belong to another model.
         Untrusted: it names code, and no run of this user has written it.
     """
     given = set() if model is None else {"model", "model_options"}

@@ -27,15 +27,15 @@ ELSEWHERE: Final[dict[str, Any]] = {
     "levels": 1,
     "server_period": None,
 }
-"""The fields of a run's configuration that are others where its model is put to use."""
+"""The fields of a run's configuration that differ when its model is used."""
 
 UNUSED: Final = frozenset(vars(TrainConfig())) - {"model", "model_options"}
-"""The fields of a run's configuration by which its model is not built."""
+"""The fields of a run's configuration that do not affect its model."""
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run whose model is put to use."""
+    """A run whose model is in use."""
 
     folder: Path
     config: TrainConfig  # of the training
@@ -46,7 +46,7 @@ class TrainedRun:
 def find_run(
     place: str | Path, trust: bool = False, weights: str | None = None, replaced: Collection[str] = ()
 ) -> TrainedRun:
-    """Find a trained run; of one that is not finished the newest good checkpoint is taken."""
+    """Find a trained run; for an unfinished one take the newest good checkpoint."""
     path = Path(place)
     if (path / FARM).is_file() and not (path / CONFIG).is_file():
         raise BadRunFolder(f"{path} is a farm, of many runs; give the folder of one of them, in {path}/jobs")

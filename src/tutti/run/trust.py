@@ -1,7 +1,7 @@
-"""Code that a configuration names runs only if the user says so. Needs no torch.
+"""Consent to code that a configuration names. Needs no torch.
 
 A configuration may name a module or a file of Python, which runs when it is loaded, and the file of a whole
-model, which may run code. What is named on the command line runs; what a file names needs `--trust`.
+model, which may run code. What the command line names runs; what a file names needs `--trust`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The estimators.
 
-They follow scikit-learn's conventions: `__init__` keeps its arguments as they are, `fit` checks the data, and
+They follow scikit-learn's conventions: `__init__` keeps its arguments unchanged, `fit` checks the data, and
 attributes that end with an underscore exist after it. Arrays, and tables of numbers alone, become floats and
 are not scaled; other tables are prepared as in `tutti.train`.
 """
@@ -48,10 +48,10 @@ from tutti.training.prediction import predict
 Array = NDArray[Any]
 
 OWN: Final = ("model", "random_state", "verbose")
-"""The parameters that are no arguments of `tutti.train`, or need more than being passed on."""
+"""The parameters that are not simply passed on to `tutti.train`."""
 
 _LARGE: Final = 20.0
-"""The largest deviation of a column of numbers that is not warned of."""
+"""The largest deviation of a column of numbers without a warning."""
 
 OF_OPTIONS: Final = "_options__"
 """Joins a part and one of its options in the name of a parameter: model_options__hidden."""
@@ -60,13 +60,13 @@ OF_OPTIONS: Final = "_options__"
 class Estimator(BaseEstimator):  # type: ignore[misc]
     """The base of the estimators.
 
-    A parameter means what the argument of `tutti.train` of the same name does; None leaves that at its
-    default. One option of a part is a parameter, too: `set_params(model_options__hidden=[64])`, or
+    A parameter means the same as the argument of `tutti.train` of that name; None is the default there.
+    Options of a part are parameters, too: `set_params(model_options__hidden=[64])`, or
     `model_options__hidden` in the grid of a search.
 
     Args:
-        model: a name, an `nn.Module` (each fit begins with its weights, and leaves it as it is), or a
-            function or class that makes one, and is told `shape` (of one sample) and `outputs`.
+        model: a name, an `nn.Module` (each fit begins with its weights and leaves them unchanged), or a
+            function or class that makes one and takes `shape` (of one sample) and `outputs`.
         model_options: of the model, such as {"hidden": [64, 32]}.
         loss: a name or a function; "auto" is cross entropy for classes, the squared error for numbers.
         optimizer: a name of `torch.optim`, a class, or a function; by default adam.
@@ -78,12 +78,12 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         steps: weight updates, instead of epochs.
         batch_size: samples behind one weight update; 32, unless the model has its own default.
         clip_norm: largest 2-norm of the gradient.
-        validation: share of the samples that is kept aside, to validate on after each epoch.
+        validation: share of the samples set aside, to validate on after each epoch.
         monitor: the figure that decides which epoch is the best, such as "val_loss" or "val_accuracy".
         patience: end after this number of epochs without a better one.
         goal: end when the monitored figure is at least as good.
         restore_best: end with the weights of the best epoch.
-        strategy: the way in which several workers train together.
+        strategy: how several workers train together.
         strategy_options: of the strategy.
         workers: how many ranks train. One trains in this process; several are further processes.
         threads: of each rank. By default one worker uses the threads of torch in this process, which
@@ -98,7 +98,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         module_: the trained model.
         history_: one record for each epoch.
         summary_: the totals.
-        n_features_in_: how many features a sample has; of images, how many channels.
+        n_features_in_: the number of features of a sample; for images, of channels.
         feature_names_in_: their names, if the inputs were a data frame.
     """
 
@@ -162,7 +162,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Return the parameters by name.
 
         Args:
-            deep: each option of a part, too.
+            deep: include each option of a part.
         """
         params: dict[str, Any] = super().get_params(deep)
         if deep:
@@ -181,7 +181,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _checked(self, X: Any, y: Any, **of_targets: bool) -> tuple[Any, Array]:
-        """Return the samples, a table as it is, and the targets."""
+        """Return the samples (a table unchanged) and the targets."""
         if not _is_mixed(X):
             return cast(
                 "tuple[Any, Array]", validate_data(self, X, y, **of_targets, **_inputs(self.precision))
@@ -192,7 +192,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return X, targets
 
     def _train(self, inputs: Any, targets: Array, loss: str, options: Options, weights: Array | None) -> None:
-        """Train a new model, by this loss unless there is another among the parameters."""
+        """Train a new model by this loss, unless a parameter names another."""
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in OWN}
         if params["loss"] == "auto":
             params["loss"] = loss
@@ -200,13 +200,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             params["threads"] = torch.get_num_threads()
         params = {name: _plain(value) for name, value in params.items() if value is not None}
         if loss == "cross_entropy":
-            params["metrics"] = "accuracy"  # An AUC of each epoch would sort all outputs.
+            params["metrics"] = "accuracy"  # An AUC in each epoch would sort all outputs.
         data: object
         if _is_mixed(inputs):
             data, options = _as_table(inputs, targets, weights, options)
         else:
             _warn_of_sizes(inputs)
-            # Of tensors the dimensions keep their order.
+            # Tensors keep the order of their dimensions.
             data = torch.from_numpy(inputs), torch.from_numpy(targets)
             params |= {} if weights is None else {"sample_weight": weights}
         model = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
@@ -238,7 +238,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     @override
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        if "module_" in state:  # Its class may be one of a notebook.
+        if "module_" in state:  # Its class may be defined in a notebook.
             state = {**state, "module_": cloudpickle.dumps(self.module_)}
         return state
 
@@ -268,8 +268,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
         Raises:
-            ValueError: data that cannot be used.
-            UserError: a parameter that cannot be used; the message says what to do.
+            ValueError: the data cannot be used.
+            UserError: a parameter cannot be used; the message says what to do.
         """
         inputs, labels = self._checked(X, y)
         check_classification_targets(labels)
@@ -290,11 +290,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return labels
 
     def _logits(self, X: Any) -> Tensor:
-        """Compute the outputs of the model, one for each class.
-
-        Raises:
-            BadModel: it has others.
-        """
+        """Compute the outputs of the model, one for each class."""
         outputs, classes = self._outputs(X), len(self.classes_)
         if outputs.shape[1:] != (classes,):
             raise BadModel(
@@ -321,8 +317,8 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
             sample_weight: a weight for each sample in the loss, of shape (samples,); None: all count alike.
 
         Raises:
-            ValueError: data that cannot be used.
-            UserError: a parameter that cannot be used; the message says what to do.
+            ValueError: the data cannot be used.
+            UserError: a parameter cannot be used; the message says what to do.
         """
         inputs, targets = self._checked(X, y, multi_output=True, y_numeric=True)
         weights = _checked_weights(sample_weight, inputs)
@@ -338,19 +334,19 @@ class Regressor(MultiOutputMixin, RegressorMixin, Estimator):  # type: ignore[mi
         return self
 
     def predict(self, X: Any) -> Array:
-        """Compute the numbers of each sample, of the shape that they had in `fit`."""
+        """Compute the numbers for each sample, of the same shape as in `fit`."""
         outputs: Array = self._outputs(X).reshape(-1, *self._shape).numpy()
         return outputs * self._std + self._mean
 
 
 def _inputs(precision: str) -> dict[str, Any]:
-    """Options of `validate_data` for inputs."""
+    """Return options of `validate_data` for inputs."""
     with keeping_doubles(precision == "fp64"):
         return {"dtype": float_dtype(), "order": "C", "allow_nd": True, "force_writeable": True}
 
 
 def _is_mixed(X: object) -> bool:
-    """Return whether samples are a table with something else than numbers in it, such as texts or gaps."""
+    """Return whether samples are a table with more than numbers in it, such as texts or gaps."""
     if not is_frame(X):
         return False
     table = arrow_table(X)
@@ -368,7 +364,7 @@ def _checked_weights(weights: Any, X: Any) -> Array | None:
 
 
 def _warn_of_sizes(inputs: Array) -> None:
-    """Warn of columns that are far from the size that networks are made for."""
+    """Warn of columns whose values are far from the range that networks are made for."""
     if inputs.ndim == 2 and len(inputs) > 1 and (largest := float(inputs.std(0).max())) > _LARGE:
         warnings.warn(
             f"a column of X has a deviation of {largest:.3g}, and columns of numbers are taken as they are; "
@@ -391,7 +387,7 @@ def _as_table(frame: Any, targets: Array, weights: Array | None, options: Option
 
 
 def _plain(value: Any) -> Any:
-    """Return what NumPy has drawn for a search in the numbers and lists of Python."""
+    """Return NumPy values, as drawn by a search, as Python numbers and lists."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, list | tuple):

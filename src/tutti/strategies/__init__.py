@@ -1,4 +1,4 @@
-"""The ways to train in parallel, by name."""
+"""Strategies for training in parallel, by name."""
 
 from __future__ import annotations
 
@@ -59,12 +59,9 @@ __all__ = [
 def named(name: str) -> type[Strategy]:
     """Return the strategy called `name`, or the class that `package.module:Class` or `file.py:Class` names.
 
-    Args:
-        name: one of `STRATEGIES`, or where a subclass of `Strategy` is to be found.
-
     Raises:
-        UnknownName: there is none.
-        BadOption: what is named cannot be imported, or is no strategy.
+        UnknownName: there is no such strategy.
+        BadOption: the class cannot be imported, or is not a strategy.
     """
     if not names_object(name):
         return STRATEGIES.named(name)
@@ -79,6 +76,6 @@ def named(name: str) -> type[Strategy]:
     missing = [needed for needed in ("name", "home") if not hasattr(found, needed)] + abstract
     if missing:
         raise BadOption(
-            f"the strategy '{name}' says nothing about: {', '.join(missing)}; every strategy must have these"
+            f"the strategy '{name}' does not define: {', '.join(missing)}; every strategy must have these"
         )
     return found

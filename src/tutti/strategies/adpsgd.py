@@ -1,4 +1,4 @@
-"""Asynchronous decentralized SGD: each worker averages with one other at a time, and never waits."""
+"""Asynchronous decentralized SGD: a worker averages with one other worker at a time, and never waits."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _ADPSGDWorker(AveragedWorker["ADPSGD"]):
         assert apart is not None, "all ranks gave one color"
         super().__init__(strategy, replica, apart, optimizer, clip)
         self.restarts += ("the order in which each worker chooses others",)
-        beside = {(comm.rank + hop) % comm.size for hop in (1, -1)}
-        near = beside if strategy.graph == "ring" else range(comm.size)
+        adjacent = {(comm.rank + hop) % comm.size for hop in (1, -1)}
+        near = adjacent if strategy.graph == "ring" else range(comm.size)
         self._active = comm.rank % 2 == 0
         self._neighbours = sorted(rank for rank in near if rank % 2) if self._active else []
         self._random = Random(f"{strategy.seed}/{comm.rank}")
@@ -75,7 +75,7 @@ class _ADPSGDWorker(AveragedWorker["ADPSGD"]):
 
     @override
     def skip(self) -> None:
-        """Do nothing: nobody waits for this worker."""
+        """Do nothing: no other worker waits for this one."""
 
     def _ask(self, partner: int) -> None:
         self.comm.send(torch.ones(1, dtype=torch.int64), partner, CALL)
@@ -90,7 +90,7 @@ class _ADPSGDWorker(AveragedWorker["ADPSGD"]):
         self._asked = None
 
     def _answer(self) -> int:
-        """Take the next call, waiting for it if need be; returns how many averages that made, 0 or 1."""
+        """Answer the next call, waiting for one if need be; return the number of averages made, 0 or 1."""
         call = torch.zeros(1, dtype=torch.int64)
         source = self.comm.recv(call, tag=CALL)
         if not int(call):
@@ -149,23 +149,22 @@ GRAPHS: Final = ("all", "ring")
 @part("adpsgd")
 @dataclass(frozen=True)
 class ADPSGD(Strategy):
-    """Asynchronous decentralized parallel SGD (AD-PSGD): averages of random pairs, without waiting.
+    """Asynchronous decentralized parallel SGD (AD-PSGD): random pairs of workers average, without waiting.
 
         g_i = grad l(x_i)
         x_i, x_j = (x_i + x_j) / 2            with a random neighbour j, as one operation
         x_i = optimizer(x_i, g_i)             g_i is from before the average, and x_i may have changed since
 
-    The even ranks are active and the odd ones passive. An active worker sends its weights, computes on, and
-    adds what comes back when it has come; it has one exchange under way at a time. A passive one answers
-    between two batches, and moves the other way by the same amount, so that no weight is lost or made. Active
-    workers ask, passive ones answer: no circle of waiting can arise.
+    The even ranks are active and the odd ones passive. An active worker sends its weights, goes on computing,
+    and adds the answer when it arrives; it has one exchange under way at a time. A passive worker answers
+    between two batches, and moves by the same amount in the other direction, so that the sum of the weights
+    stays the same. Only active workers ask and only passive ones answer, so there is no deadlock.
 
         active 0    │ step │ x0 ──┐ step │ x0 += d │ step │
         passive 1   │ step         └ x1 -= d, d ───┘  step │          d = (x1 - x0) / 2
 
-    `graph`: "all" (an active worker asks any passive one) or "ring" (those of the two beside it). A batch is
-    one worker's own, and so is the optimizer's state. What is evaluated and kept is the average of all
-    workers.
+    `graph`: "all" (an active worker asks any passive one) or "ring" (only its two neighbours). Each worker
+    has its own batches and its own optimizer state. The average of all workers is evaluated and kept.
 
     Source: Lian, Zhang, Zhang, Liu 2018, "Asynchronous Decentralized Parallel Stochastic Gradient Descent",
     arXiv:1710.06952, algorithm 1; active and passive workers: section 3.

@@ -1,4 +1,4 @@
-"""Asynchronous DiLoCo: outer gradients go to a centre one by one, and its momentum follows with delay."""
+"""Asynchronous DiLoCo: workers send outer gradients to a centre, which applies its momentum with a delay."""
 
 from __future__ import annotations
 
@@ -55,19 +55,20 @@ class AsyncDiLoCo(Centred):
 
         H_i = floor(every s_i / max over j of s_j)           s_i: batches per second of worker i
 
-    The paper finds H_i anew in each round; here in each evaluation, checkpoint and end of an epoch, when the
-    workers meet anyway, from the time between exchanges since the last one. What is evaluated and kept is the
-    centre. After its last step a worker brings what it has of a round, so that no step is lost.
+    The paper recomputes H_i in each round; here it is recomputed at each evaluation, checkpoint and end of an
+    epoch, when the workers meet anyway, from the time between exchanges since the last one. The centre is
+    evaluated and kept. After its last step a worker sends its unfinished round, so that no step is lost.
 
-    With `centre` the workers are runs of their own, on any machines, and the centre is a process, `tutti
-    centre`. A worker that is lost, stopped or cut off delays no other. While it cannot reach the centre, its
-    round goes on; started again, it takes the centre's weights and begins a round. Each run finds `dynamic`
-    by its own ranks alone. Frozen parameters and buffers stay each run's own.
+    With `centre` the workers are separate runs, on any machines, and the centre is a process, `tutti centre`.
+    A worker that is lost, stopped or cut off delays no other. While it cannot reach the centre, its round
+    goes on; after a restart it takes the centre's weights and begins a round. Each run computes `dynamic`
+    from its own ranks only. Frozen parameters and buffers are each run's own.
 
-    Nothing is brought later to join others (the paper's grace period), and a worker's optimizer goes on from
-    round to round. The authors' notebook (google-deepmind/asyncdiloco) begins a new inner optimizer in each
-    round, has the grace period, and shows two other centres: Nesterov's momentum in each message, and one
-    that stands still until N messages have come. The paper's momentum activation c is its default, 0.
+    No message is held back to be applied with others (the paper's grace period), and a worker's optimizer
+    keeps its state from round to round. The authors' notebook (google-deepmind/asyncdiloco) begins a new
+    inner optimizer in each round, has the grace period, and shows two other centres: one with Nesterov's
+    momentum in each message, and one that waits for N messages. The paper's momentum activation c is its
+    default, 0.
 
     Source: Liu et al. 2024, "Asynchronous Local-SGD Training for Language Modeling", arXiv:2401.09135,
     algorithm 3 (delayed Nesterov) and equation 6 (dynamic local updates); there `every` is H.
@@ -143,7 +144,7 @@ class _AsyncDiLoCoWorker(CentredWorker):
         self._made, self._busy_s = 0, 0.0
 
     def _choose_round(self) -> None:
-        """Choose the batches of a round by all workers' speeds since the last time (collective)."""
+        """Choose the batches of a round from all workers' speeds since the last time (collective)."""
         seconds = torch.zeros(self._comm.size, dtype=torch.float64)
         own = self._busy_s / self._made if self._made else math.inf
         seconds[self._comm.rank] = own
@@ -159,7 +160,7 @@ class _AsyncDiLoCoWorker(CentredWorker):
     @override
     @torch.no_grad()
     def flush(self) -> None:
-        """Bring the outer gradient of the round that has begun, and what the centre may lack of the last."""
+        """Bring the outer gradient of the unfinished round, and what the centre may lack of the last."""
         if self._batches or not self.centre.ready:
             self.count(self.centre.push(self._outer_gradient()))
 
@@ -179,16 +180,11 @@ class _AsyncDiLoCoWorker(CentredWorker):
 
 
 def local_steps(every: int, own_s: float, fastest_s: float) -> int:
-    """Return how many batches a worker makes in a round, so that it takes as long as the fastest one's.
+    """Return the batches of a worker's round, so that it takes as long as the fastest worker's.
 
         H_i = floor(H s_i / max over j of s_j)               at least 1
 
-    Source: equation 6 of the paper that `AsyncDiLoCo` names.
-
-    Args:
-        every: H, the batches of the fastest worker.
-        own_s: seconds that this worker needs for a batch, 1 / s_i.
-        fastest_s: the same of the fastest one.
+    `own_s` and `fastest_s` are seconds per batch, 1 / s. Source: equation 6 of the paper of `AsyncDiLoCo`.
     """
     if own_s <= fastest_s:
         return every

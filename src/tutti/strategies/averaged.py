@@ -26,10 +26,10 @@ MOST_ROWS: Final = 8
 
 
 class WeightRows:
-    """All workers' weights, as last published, in memory that all see.
+    """The weights that all workers published last, in memory that all of them see.
 
-    There are two sets, used in turn: a worker that writes to one has passed a barrier which all others came
-    to after they had read it. So one barrier for each publication is enough.
+    There are two sets, used in turn: a worker that writes to one has passed a barrier which the others
+    reached only after reading it. So one barrier per publication is enough.
 
         rank 0   write row 0 of A ┐         ┌ read A │ write row 0 of B ┐         ┌ read B
         rank 1   write row 1 of A ┴ barrier ┴ read A │ write row 1 of B ┴ barrier ┴ read B     A is next
@@ -42,14 +42,7 @@ class WeightRows:
         ]
 
     def publish(self, vectors: Sequence[Tensor], places: Sequence[slice] | None = None) -> list[Tensor]:
-        """Publish own vectors (collective); returns everyone's: for each vector, one of (ranks, length).
-
-        They may be read until the next call.
-
-        Args:
-            vectors: what is published.
-            places: where they lie in the vectors that this was made of; by default they are as long.
-        """
+        """Publish vectors, or their stretches at `places`; return all ranks' rows until the next call."""
         self._turn ^= 1
         rows = [both[self._turn] for both in self._sets]
         if places is not None:
@@ -73,12 +66,7 @@ class Average:
 
     @torch.no_grad()
     def take(self, vectors: Sequence[Tensor], places: Sequence[slice] | None = None) -> int:
-        """Overwrite the vectors with the mean (collective); returns the bytes sent.
-
-        Args:
-            vectors: as long as those that this was made of, or stretches of them.
-            places: the places of stretches.
-        """
+        """Overwrite vectors, or stretches at `places`, with the mean; return the bytes sent (collective)."""
         if self._comm.size == 1:
             return 0
         if self.rows is not None:
@@ -107,10 +95,10 @@ class PeerStrategy(GroupedStrategy):
 
 
 class PeerWorker(OwnWeightsWorker, Generic[S]):
-    """A worker that exchanges something with others in each `period`-th step of its own.
+    """A worker that exchanges something with others in each `period`-th step.
 
     Attributes:
-        rounds: how many steps it has made or skipped.
+        rounds: the steps that it has made or skipped.
     """
 
     def __init__(
@@ -138,7 +126,7 @@ class PeerWorker(OwnWeightsWorker, Generic[S]):
         """Exchange the weights `vectors`, and overwrite them; returns the bytes sent (collective)."""
 
     def meet(self, exchange: Callable[[list[Tensor]], int]) -> None:
-        """Count an exchange of the weights; `exchange` makes it and returns the bytes sent."""
+        """Make and count an exchange of the weights; `exchange` returns the bytes sent."""
         began = self.comm.clock()
         sent = exchange(self.weights)
         now = self.comm.clock()
@@ -158,10 +146,7 @@ class PeerWorker(OwnWeightsWorker, Generic[S]):
 
 
 class AveragedWorker(PeerWorker[S]):
-    """A worker that steps on its own weights; the average of all is evaluated, and left in the end.
-
-    The state of the user's optimizer is this worker's own.
-    """
+    """A worker that steps on its own weights; the average of all workers is evaluated and kept."""
 
     def __init__(
         self, strategy: S, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
@@ -184,13 +169,11 @@ def mean(out: Tensor, vectors: Sequence[Tensor]) -> None:
         x = 1/n (x_1 + x_2 + ... + x_n)
 
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767, algorithm 1.
+
     With a worker and its neighbours, in a regular graph, this is the mixing of Lian et al.
     2017, arXiv:1705.09056, algorithm 1: x_i = sum over j of W_ij x_j, with W_ij = 1/n.
 
-    Args:
-        out: may be the first of `vectors`, and none of the others.
-        vectors: at least one, of the shape and dtype of `out`. Those of 16-bit numbers are added up in
-            float32 and rounded once.
+    `out` may be the first of the vectors. 16-bit numbers are added up in float32 and rounded once.
     """
     narrow = out.is_floating_point() and out.itemsize < 4
     first, *others = vectors

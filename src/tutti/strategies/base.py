@@ -1,4 +1,4 @@
-"""The contract of a strategy: the use that a worker makes of its vector of gradients after `backward()`."""
+"""The contract of a strategy: what a worker does with its gradients after `backward()`."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class Worker(ABC):
     Attributes:
         traffic: counts of its exchanges; the loop takes them once an epoch.
         updating: runs while the weights are moved: `with self.updating: optimizer.step()`.
-        share: which part of the update's samples is this rank's, 0 to 1; its gradient has been weighted by
-            it. The loop sets it before each step under the pace TOGETHER; it is 1 under the others. Where
-            the loss has its own denominator, it is the part of that.
+        share: this rank's share of the update's samples, 0 to 1, by which its gradient has been weighted. The
+            loop sets it before each step under the pace TOGETHER; it is 1 under the others. Where the loss
+            has its own denominator, it is the share of that.
         waits: whether a step under the pace TOGETHER waits for the gradients of all workers.
-        restarts: the parts, in words, that start over when another number of ranks resumes from its state.
+        restarts: the parts, in words, that start over when a different number of ranks resumes.
     """
 
     def __init__(self) -> None:
@@ -78,8 +78,7 @@ class Worker(ABC):
     def step(self) -> None:
         """Move the weights, given this rank's gradient in `replica.flats[...].grads`.
 
-        Called after the `backward()` of the last of the update's passes. The gradients are zero when it
-        returns.
+        Called after the `backward()` of the update's last pass. The gradients are zero when it returns.
         """
 
     def skip(self) -> None:
@@ -93,39 +92,39 @@ class Worker(ABC):
 
     @property
     def late(self) -> bool:
-        """True if the others have made this update already, so that a gradient for it would be useless.
+        """True if the others have already made this update, so that a gradient for it would be useless.
 
-        Asked before a round's forward pass. A loop that cannot leave out a round may `step` all the same.
+        Read before a round's forward pass. A loop that cannot leave out a round may `step` all the same.
         """
         return False
 
     def settle(self) -> None:
         """Put the weights to be evaluated into every replica, after an epoch or before an evaluation.
 
-        Collective, and called before anything else that is: until then others may still wait for this worker.
-        The weights are the centre's, or the workers' average, where each worker has its own weights; those
-        are kept until `resume`.
+        Collective, and called before any other collective: until then others may still wait for this worker.
+        Where each worker has its own weights, these are kept until `resume`, and the centre's weights or the
+        workers' average take their place.
         """
         return
 
     def resume(self) -> None:
-        """Go on with training after `settle`, from the weights that it put aside (collective)."""
+        """Continue training after `settle`, from the weights that it put aside (collective)."""
         return
 
     @abstractmethod
     def state(self) -> State:
         """Return what this worker must know to go on, besides what the replica holds after `settle`.
 
-        Called by all workers between `settle` and `resume`. Another worker, made later of a replica with
-        those weights and of an optimizer with the state in `joint` or `alone`, goes on by `load_state` just
-        as this one does.
+        Called by all workers between `settle` and `resume`. A worker made later, of a replica with those
+        weights and an optimizer with the state in `joint` or `alone`, continues exactly as this one does
+        after `load_state`.
         """
 
     @abstractmethod
     def load_state(self, saved: Saved) -> None:
-        """Go on from the state of an earlier worker (collective); called once, before the first step.
+        """Continue from the state of an earlier worker (collective); called once, before the first step.
 
-        What `saved.own` would have starts over where that is None.
+        Where `saved.own` is None, what it would hold starts over.
         """
 
     @abstractmethod
@@ -137,16 +136,15 @@ class Worker(ABC):
 class Strategy(ABC):
     """A way to train in parallel. Its fields are its hyper-parameters: options and config come from them.
 
-    Under the pace TOGETHER a rank's gradient is that of its own samples' share of the update: the loop
+    Under the pace TOGETHER a rank's gradient is its samples' share of the update's gradient: the loop
     multiplies each loss by (samples of this pass) / (samples of the update), so that the plain sum over the
-    ranks and passes is the mean over the samples; where the loss has its own denominator, the loop has
-    divided by that instead. Under the other paces it is the mean over the worker's own
-    batch.
+    ranks and passes is the mean over the samples. A loss with its own denominator is divided by that instead.
+    Under the other paces a rank's gradient is the mean over its own batch.
 
     Attributes:
         home: the place of the workers' weights.
         pace: the relation of their steps to each other.
-        needs: what there must be besides the workers, such as a parameter centre.
+        needs: requirements besides the workers, such as a parameter centre.
         joint_norm: whether clipping by norm works when several ranks hold one model together: by
             `clip_gradients`, or by `Gradients.share`.
         most_workers: the largest world size that it can use; None: any.
@@ -164,22 +162,18 @@ class Strategy(ABC):
     most_levels: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Refuse values that the fields do not allow.
-
-        Raises:
-            BadOption: there is one.
-        """
+        """Raise BadOption for a value that its field does not allow."""
         for field in fields(self):
             if "allows" in field.metadata and not field.metadata["allows"](getattr(self, field.name)):
                 raise BadOption(f"{self.as_given(field.name)}; expected {field.metadata['expected']}")
 
     def as_given(self, field: str) -> str:
-        """Return the words with which an error message names a hyper-parameter and its value."""
+        """Return a hyper-parameter and its value as an error message names them."""
         return f"option '{field}' of strategy '{self.name}' is {getattr(self, field)!r}"
 
     @property
     def passes(self) -> int:
-        """The number of times that each worker runs forward and backward for one update."""
+        """The number of forward and backward passes of each worker for one update."""
         return 1
 
     @property
@@ -189,7 +183,7 @@ class Strategy(ABC):
 
     @property
     def period(self) -> int:
-        """The number of steps in which a worker exchanges something with the others at least once."""
+        """The number of steps within which a worker exchanges something with the others."""
         return 1
 
     @abstractmethod
@@ -216,22 +210,22 @@ class Strategy(ABC):
         """Refuse a world that the strategy cannot use.
 
         Args:
-            workers: how many ranks train.
-            hosts: on how many hosts they are.
-            servers: how many further ranks there are for a parameter centre.
-            levels: how many levels of centres there are.
+            workers: the number of ranks that train.
+            hosts: the number of hosts.
+            servers: the number of further ranks for a parameter centre.
+            levels: the number of levels of centres.
 
         Raises:
-            BadOption: there are too few or too many workers, or too many hosts or levels; or servers for a
-                strategy without a centre, or none for one with a centre on several hosts.
+            BadOption: there are too few or too many workers, too many hosts or levels, servers for a strategy
+                without a centre, or none for one with a centre on several hosts.
         """
-        for most, given, kind, remedy in (
+        for most, count, kind, remedy in (
             (self.most_hosts, hosts, "host", "leave --hosts out, or use"),
             (self.most_workers, workers, "worker", f"use '-n {self.most_workers}' or"),
         ):
-            if most is not None and given > most:
+            if most is not None and count > most:
                 raise BadOption(
-                    f"strategy '{self.name}' runs on {most} {kind}, not {given}; {remedy} '--strategy sync'"
+                    f"strategy '{self.name}' runs on {most} {kind}, not {count}; {remedy} '--strategy sync'"
                 )
         if workers < self.least_workers:
             raise BadOption(

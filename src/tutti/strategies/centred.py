@@ -39,30 +39,17 @@ class Centred(Strategy):
 
     @final
     def serve(self, servers: Servers, replica: Replica, optimizer: Optimizer, clip: Clip) -> None:
-        """Be a server for this strategy's workers, until they have all finished.
-
-        Args:
-            servers: the `servers` of this rank's communicator.
-            replica: a model like the workers'; its weights are overwritten.
-            optimizer: made like the workers'.
-            clip: as the workers have it.
-
-        Raises:
-            PeerLost: a worker or another server is gone.
-        """
+        """Serve this strategy's workers until all have finished; raise PeerLost if one of them is gone."""
         workers = servers.comm.size - len(servers.ranks)
         Server(servers, replica, self.rule(replica, optimizer, workers, clip)).run()
 
 
 class CentredWorker(OwnWeightsWorker):
-    """A worker with its own weights, and a centre.
-
-    What is evaluated, and what is left in every replica in the end, are the centre's weights.
+    """A worker with its own weights and a centre, whose weights are evaluated and kept.
 
     Args:
-        rule: what the centre does with its messages.
-        steps: its own steps; None if the centre makes them.
-        centre: None: one that the workers of this run keep.
+        steps: the worker's own optimizer; None if the centre makes the steps.
+        centre: by default one that the workers of this run keep.
     """
 
     def __init__(
@@ -86,7 +73,7 @@ class CentredWorker(OwnWeightsWorker):
         super().prepare()
 
     def count(self, receipt: Receipt) -> None:
-        """Note an exchange."""
+        """Count an exchange."""
         self.traffic.add(receipt.bytes_sent, receipt.wait_s, receipt.staleness, receipt.age_s)
         self.traffic.dropped += receipt.dropped
         self.updating.seconds += receipt.update_s
@@ -129,5 +116,5 @@ class CentredWorker(OwnWeightsWorker):
         self.centre.close()
 
     def flush(self) -> None:
-        """Bring what has not been brought yet, as no further step follows."""
+        """Bring what has not been brought yet; no step follows."""
         return

@@ -1,4 +1,4 @@
-"""DiLoCo: many steps of each worker's own, then one step of an outer optimizer for all."""
+"""DiLoCo: many local steps of each worker, then one step of an outer optimizer for all."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class DiLoCo(PeerStrategy):
             v = outer_momentum v + d
             x = x - outer_lr (d + outer_momentum v)
 
-    The state of the inner optimizer is each worker's own and goes on from one round to the next; the outer
-    momentum is the same on all workers, so no rank is spent on keeping it. With outer_lr 1 and without outer
-    momentum this is local SGD. BatchNorm's statistics are averaged for evaluations and in the end.
+    Each worker keeps the state of its inner optimizer from one round to the next; the outer momentum is the
+    same on all workers, so no separate rank keeps it. With outer_lr 1 and without outer momentum this is
+    local SGD. BatchNorm's statistics are averaged for evaluations and at the end.
 
         worker 0   │ step │ step │ ... │ average, outer step │ step │ step │ ...
         worker 1   │ step │ step │ ... │ average, outer step │ step │ step │ ...
 
     With one worker this is SNOO; with `--optimizer muon`, MuLoCo.
 
-    Streaming DiLoCo does this for one of `fragments` stretches of the weights after the other, so that less
-    is exchanged at a time: each has its own rounds of `every` steps, every / fragments steps after those of
-    the fragment before. An outer gradient of step t arrives `delay` steps later. The worker has gone on, and
-    keeps a share `mixing` of its own weights:
+    Streaming DiLoCo cuts the weights into `fragments`, so that less is exchanged at a time: each fragment has
+    its own rounds of `every` steps, every / fragments steps after those of the previous one. An outer
+    gradient of step t arrives `delay` steps later. The worker has gone on, and keeps a share `mixing` of its
+    own weights:
 
         d = 1/n sum over i of (x - x_i)                      of one fragment, x_i as in step t
         v = outer_momentum v + d
@@ -64,25 +64,25 @@ class DiLoCo(PeerStrategy):
         fragment 0   │      │ d    │      │ x    │      │ d    │      │ x    │
         fragment 1   │      │      │      │ d    │      │ x    │      │ d    │
 
-    With `eager`, others' outer gradients arrive one round late, and a worker does not wait for them: its own
-    part is the new one. The anchor a_i and the momentum v_i are then its own too.
+    With `eager`, a worker uses its own new outer gradient with the others' from the previous round, and waits
+    for none. Each worker then has its own anchor a_i and momentum v_i.
 
         m = 1/n sum over j of d_j                            of the round before
         e_i = a_i - x_i                                      of this round
         u_i = m + 1/n (e_i - d_i)                            its outer gradient, for a_i and v_i
         d_i = e_i
 
-    That is stable where a round goes only a part of the way to a minimum, with the default outer optimizer
-    about half; else lower outer_momentum, or `every`.
+    That is stable where a round goes only part of the way to a minimum (about half, with the default outer
+    optimizer); otherwise lower outer_momentum, or `every`.
 
     Fragments are consecutive parameters of about equal length, as in MuLoCo's program; the paper prefers
     strided layers of a transformer. An outer gradient is measured from x, as in torchft's program. It is
-    exchanged when it is due, not beside the steps of `delay`: the numbers are those of the paper, and the
-    time of an exchange is not hidden. `compress` sends it as 4-bit floats to all workers, which add up in 32
-    bits; as in the paper, no error feedback makes up for what is lost.
+    exchanged when it is due, not during the `delay` steps: the numbers are those of the paper, but the time
+    of an exchange is not hidden. `compress` sends it as 4-bit floats to all workers, which add up in 32 bits;
+    as in the paper, there is no error feedback.
 
-    What is evaluated in the middle of a round is what the run would give if it ended there: an outer step
-    from the average so far; with `eager` that average itself.
+    An evaluation in the middle of a round sees the result of an outer step from the average so far; with
+    `eager`, the average.
 
     Sources: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models",
     arXiv:2311.08105, algorithm 1; there `every` is H, 500 for its long runs. Douillard et al. 2025,
@@ -106,7 +106,7 @@ class DiLoCo(PeerStrategy):
 
     @override
     def __post_init__(self) -> None:
-        """Refuse rounds in which something does not fit."""
+        """Refuse options that do not fit into a round."""
         super().__post_init__()
         if self.fragments > self.every:
             raise BadOption(
@@ -139,10 +139,9 @@ class _Stretch:
     """A stretch of a vector of the replica, with the state of its outer optimizer.
 
     Attributes:
-        weights: this worker's.
         anchor: x, from which the outer optimizer steps.
         velocity: v.
-        delta: this worker's outer gradient that is on its way; with `eager` that of the round before.
+        delta: this worker's outer gradient under way; with `eager` the previous round's.
     """
 
     weights: Tensor
@@ -153,13 +152,12 @@ class _Stretch:
 
 @dataclass(frozen=True)
 class _Fragment:
-    """What takes part in an outer step: a stretch of each vector.
+    """A stretch of each vector; they make their outer step together.
 
     Attributes:
         offset: the step of its first outer gradient.
-        places: its places in the vectors.
-        stretches: what is there.
-        sums: the sums of compressed outer gradients; none: they are not compressed.
+        places: its slices of the vectors.
+        sums: the sums of compressed outer gradients; empty without compression.
     """
 
     offset: int
@@ -259,19 +257,11 @@ class _DiLoCoWorker(OuterWorker[DiLoCo]):
 
 
 def fragments_of(flats: Sequence[Flat], count: int) -> list[list[slice]]:
-    """Cut a model's vectors between parameters into fragments of about equal length.
+    """Cut a model's vectors between parameters into `count` fragments of about equal length.
 
-    Args:
-        flats: the vectors.
-        count: how many fragments there are; each has a parameter of the longest vector at least.
-
-    Returns:
-        For each fragment, its stretch of each vector; that of a vector with few parameters may be empty.
-
-    Raises:
-        BadOption: there are more fragments than parameters.
+    Each fragment has a slice of each vector; those of a vector with few parameters may be empty.
     """
-    if not flats:  # A rank may have no part of its worker's weights.
+    if not flats:  # A rank may hold none of its worker's weights.
         return [[] for _ in range(count)]
     most = max(len(flat.parameters) for flat in flats)
     if count > most:

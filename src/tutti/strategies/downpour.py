@@ -39,37 +39,37 @@ STRENGTHS = {"delay_compensated": 0.04, "delay_compensated_adaptive": 2.0}
 @part("downpour")
 @dataclass(frozen=True)
 class Downpour(Centred):
-    """Downpour SGD: each worker pushes its gradients to the centre, and pulls its weights, when it likes.
+    """Downpour SGD: each worker pushes gradients to the centre, and pulls its weights, at its own pace.
 
         a = a + g(w)                   after every batch; g is clipped by the worker
         w = w - eta g(w)               between two pulls
         c = optimizer(c, a), a = 0     every `push_every` batches
         w = c                          every `pull_every` batches
 
-    A batch is one worker's own; the gradients of others that the centre has applied since the pull are the
-    staleness of a push.
+    Each worker has its own batches; the staleness of a push is the number of other workers' gradients that
+    the centre has applied since the pull.
 
         worker 0   pull │ backward │ push, pull │ backward    │ push, pull
         centre                          c1 ─ c2 ─ c3 ─────────── c4
         worker 1   pull │   backward     │ push, pull │ backward ...
                                             staleness 1: c1 came in between
 
-    With `side` "worker" it is the worker's optimizer that moves the weights, and a push brings how far they
-    have gone since the last one: c = c + (w - w_before). Momentum and the like stay with each worker then.
+    With `side` "worker" the worker's optimizer moves the weights, and a push sends their move since the last
+    push: c = c + (w - w_before). Each worker then has its own momentum.
 
-    What `staleness` does to a push that is tau updates late:
+    The effect of `staleness` on a push that is tau updates late:
 
         inverse                      uses it at the learning rate eta / tau
         delay_compensated            g + lambda g g (c - w), elementwise, with the w that g was computed at
         delay_compensated_adaptive   the same, with lambda / sqrt(running mean of g g)
 
-    Delay compensation is for one gradient, so it goes with `push_every` 1. A push brings w along, as the
-    worker has moved it if it pulls less often.
+    Delay compensation corrects a single gradient, so it needs `push_every` 1. A push includes w, which the
+    worker has moved if it pulls less often.
 
     Dean et al. push after the first batch, and then at intervals; here the first push, too, comes after
     `push_every`. Their centre's optimizer is Adagrad; between two pulls a worker makes steps of plain SGD
-    with any optimizer, as in their algorithm. They fetch and push beside the computing; here a worker
-    waits for both, as in mpiT and mpi_learn, where one number says how often it does the two together.
+    with any optimizer, as in their algorithm. They fetch and push while computing; here a worker waits for
+    both, as in mpiT and mpi_learn, where one number sets the interval of both.
 
     Sources: Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1 and algorithm 1 of the
     appendix. Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep Learning",
@@ -133,7 +133,7 @@ class Downpour(Centred):
 
 
 class _DownpourWorker(CentredWorker):
-    """A worker that pushes and pulls at intervals; its subclasses say what it pushes."""
+    """A worker that pushes and pulls at intervals; its subclasses choose the message."""
 
     def __init__(
         self,
@@ -154,17 +154,13 @@ class _DownpourWorker(CentredWorker):
             self.restarts += ("what each worker has not pushed yet",)
 
     def begin(self) -> None:
-        """Count a batch, and see whether a push and a pull are due after it."""
+        """Count a batch, and note whether a push and a pull are due after it."""
         self._batches += 1
         self.pushes = self._batches % self._strategy.push_every == 0
         self.pulls = self._batches % self._strategy.pull_every == 0
 
     def exchange(self, at: Sequence[Tensor] = ()) -> None:
-        """Push and pull, if they are due.
-
-        Args:
-            at: the weights at which the message was computed, if the centre compares them with its own.
-        """
+        """Push and pull, if they are due; `at` holds the weights at which the message was computed."""
         if self.pushes and self.pulls:
             self.count(self.centre.exchange(self.message, self.weights, at))
         elif self.pushes:
@@ -276,7 +272,7 @@ class _PushesMoves(_DownpourWorker):
     @override
     @torch.no_grad()
     def flush(self) -> None:
-        """Push what the weights have been moved by since the last time."""
+        """Push the moves of the weights since the last push."""
         if self.has_unpushed:
             self._add_moves()
             super().flush()

@@ -24,27 +24,27 @@ from tutti.strategies.options import number, whole
 @part("easgd")
 @dataclass(frozen=True)
 class EASGD(Centred):
-    """Asynchronous elastic averaging: every `every` batches a worker and the centre pull at each other.
+    """Asynchronous elastic averaging: every `every` batches a worker and the centre attract each other.
 
         if every divides t:   d = alpha (x - c),   x = x - d,   c = c + d        alpha = force / workers
         x = optimizer(x, g)                                                      g from before the pull
 
-    With torch's SGD with Nesterov's momentum v it is EAMSGD, but that x + delta v is exchanged in place of x.
+    With torch's SGD with Nesterov's momentum v it is EAMSGD, except that x + delta v is exchanged instead of
+    x.
 
-    The workers explore on their own between exchanges, and a batch is one worker's own; what is evaluated and
-    kept is the centre c. After its last step a worker exchanges once more (the paper's loop has no end), so
-    that no step is lost.
+    Between exchanges the workers explore independently, each with its own batches; the centre c is evaluated
+    and kept. After its last step a worker exchanges once more (the paper's loop has no end), so that no step
+    is lost.
 
         worker 0   │ step │ step │ step │ x0 ◀─▶ c, step │ step │ ...
         centre                             c ─────────────── c
         worker 1   │ step   │ step   │ step   │ step   │ x1 ◀─▶ c, step   │ ...
 
     Here worker and centre move as one operation, before the worker's step. In the author's program
-    (sixin-zh/mpiT) the worker moves after its step, and the centre when the message has come; its moving rate
-    is alpha itself, as is the elastic force of mpi_learn, which exchanges after a step in place of before it.
+    (sixin-zh/mpiT) the worker moves after its step, and the centre when the message arrives; its moving rate
+    is alpha, as is the elastic force of mpi_learn, which exchanges after a step.
 
-    With two levels of centres, each pulls with its own alpha: force / workers of the host, and
-    force / hosts.
+    With two levels of centres, each has its own alpha: force / workers of the host, and force / hosts.
 
     Source: Zhang, Choromanska, LeCun 2015, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651,
     algorithms 1 (EASGD) and 2 (EAMSGD); there `every` is tau, `force` is beta.

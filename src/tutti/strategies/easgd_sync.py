@@ -21,15 +21,15 @@ from tutti.strategies.options import number, whole
 @part("easgd_sync")
 @dataclass(frozen=True)
 class EASGDSync(PeerStrategy):
-    """Synchronous elastic averaging: every `every` batches all workers and the centre pull at each other.
+    """Synchronous elastic averaging: every `every` batches all workers and the centre attract each other.
 
         if every divides t:   c' = (1 - force) c + force * mean of x_i
                               x_i = x_i - force / workers * (x_i - c)            with the c from before
         x_i = optimizer(x_i, g_i)                                                g_i from before the pull
 
-    Every worker has the centre and moves it alike, so no server is needed. A batch is one worker's own; what
-    is evaluated and kept is the centre. After the last step there is one more exchange (the paper's loop has
-    no end), so that no step is lost.
+    Every worker has a copy of the centre and moves it the same way, so no server is needed. Each worker has
+    its own batches; the centre is evaluated and kept. After the last step there is one more exchange (the
+    paper's loop has no end), so that no step is lost.
 
         worker 0   │ step │ step │ all_reduce x │ step │ step │ ...
         worker 1   │ step │ step │ all_reduce x │ step │ step │ ...
@@ -72,7 +72,7 @@ class _EasgdSyncWorker(PeerWorker[EASGDSync]):
         rate = self.strategy.force / self.comm.size
         for weights, centre in zip(vectors, self._centre, strict=True):
             total = weights.clone()
-            # One worker is its own sum, also where the communicator cannot reach: on a GPU.
+            # A single worker may be on a GPU, where the communicator cannot reach.
             if self.comm.size > 1:
                 self.comm.all_reduce(total)
             attract(weights, centre.clone(), rate)
@@ -93,16 +93,10 @@ class _EasgdSyncWorker(PeerWorker[EASGDSync]):
 
 
 def gather(centre: Tensor, total: Tensor, workers: int, force: float) -> None:
-    """Move the centre towards the mean of all workers, in place.
+    """Move the centre towards the mean of all workers, in place; `total` is overwritten.
 
         c = (1 - beta) c + beta * (1/p) * sum of x_i
 
-    Source: equation 4 of the paper that `EASGDSync` names; `force` is its beta = p * alpha.
-
-    Args:
-        centre: c.
-        total: the sum of the workers' weights, before they are moved themselves. It is overwritten.
-        workers: p.
-        force: beta.
+    Source: equation 4 of the paper of `EASGDSync`; `force` is its beta = p * alpha.
     """
     centre.lerp_(total.div_(workers), force)

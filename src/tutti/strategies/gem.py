@@ -1,4 +1,4 @@
-"""Gradient energy matching: asynchronous SGD whose workers together move as one with momentum would."""
+"""Gradient energy matching: asynchronous workers that together move as SGD with momentum would."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ READ: Final = "read_weights"
 @part("gem")
 @dataclass(frozen=True)
 class GEM(Centred):
-    """Gradient energy matching: each worker scales its update by the room that the others have left for it.
+    """Gradient energy matching: each worker scales its update by the energy that the others have left.
 
         m = 0,  s = c
         for every batch:
             dw = optimizer(s, g(s)) - s                          the worker's update; -eta g with plain SGD
-            w  = pull()                                          the centre by now
+            w  = pull()                                          the centre now
             m  = momentum m + dw                                 what SGD with momentum would do
             pi = (amplification |m| - |w - s|) / (|dw| + 1e-16)  limited to least .. most, elementwise
             push(pi dw),  c = c + pi dw
             s  = w
 
-    s is where the gradient was computed, w - s what all workers have moved the centre by since then (this
-    worker's own last update included), c the centre. The more the others have moved, the smaller is pi: the
-    energy (half the square) of the centre's moves stays equal to m's.
+    s is where the gradient was computed, w - s the centre's move by all workers since then (including this
+    worker's last update), c the centre. The more the others have moved, the smaller is pi: the energy (half
+    the square) of the centre's moves stays equal to that of m.
 
         worker 0   s ─ backward ─ w, push ─ backward ─ w, push
         centre     c0 ──────────── c1 ─ c2 ──────────── c3
         worker 1   s ──── backward ────── w, push ─ backward ...
 
-    The worker begins with the centre's first weights; a batch is one worker's own. The paper's optimizer is
-    plain SGD, as the momentum is the proxy's; any other makes the updates just as well. Without limits
-    (`least` -inf, `most` inf) this is the algorithm as it is printed, where an update may be turned round or
-    grow without bound; the authors' own program has the limits 0 and 5. That program also serves one worker
-    at a time, from its pull to its push, and lets a worker go on from w + pi dw; here others may come between
-    the two, and a worker goes on from w, as printed.
+    The worker begins with the centre's first weights; each worker has its own batches. The paper's optimizer
+    is plain SGD, as the proxy has the momentum; any other optimizer works too. Without limits (`least` -inf,
+    `most` inf) this is the algorithm as printed, where an update may be reversed or grow without bound; the
+    authors' program has the limits 0 and 5. That program also serves one worker at a time, from its pull to
+    its push, and lets a worker continue from w + pi dw; here others may come between the two, and a worker
+    continues from w, as printed.
 
     Source: Hermans, Louppe 2018, "Gradient Energy Matching for Distributed Asynchronous Gradient Descent",
     arXiv:1805.08469, algorithm 1; `amplification` is kappa of appendix B, equation 27.
@@ -116,32 +116,32 @@ def match_energy(
     most: float = 5.0,
     epsilon: float = 1e-16,
 ) -> None:
-    """Scale an update so that it, and what others did meanwhile, move the centre as SGD with momentum would.
+    """Scale an update so that it moves the centre, with the others' moves, as SGD with momentum would.
 
         m  = mu m + dw
         pi = (kappa |m| - |w - s|) / (|dw| + epsilon),  limited to least .. most
         dw = pi * dw                                                     (all elementwise)
 
-    Source: algorithm 1 of the paper that `GEM` names.
+    Source: algorithm 1 of the paper of `GEM`; `amplification` is kappa of appendix B, equation 27. The limits
+    are those of the authors' program, 0 and 5, "for numerical stability".
 
     The kinetic energy of a move is half its square. |m| is what the proxy, SGD with momentum, would have
-    moved; |w - s| is what the centre has moved since the worker read it, by all workers; what is left of the
-    proxy's energy is the update's own. For `amplification` see appendix B, equation 27. The limits are not
-    in the algorithm's text; the authors' own program has them, 0 and 5, "for numerical stability".
+    moved; |w - s| is what all workers have moved the centre since this one read it; the rest of the proxy's
+    energy is left for the update.
 
     Args:
-        update: dw = -eta * gradient; overwritten with what to commit.
+        update: dw = -eta * gradient; overwritten.
         moment: m, updated in place; zeros at first.
         centre: w, the centre's weights now.
-        then: s, the centre's weights from which the gradient was computed.
+        then: s, the centre's weights at which the gradient was computed.
         momentum: mu.
         amplification: kappa.
-        least: the smallest scale; below 0, an update may be turned round.
+        least: the smallest scale; below 0, an update may be reversed.
         most: the largest scale.
         epsilon: keeps the division from 0.
     """
     moment.mul_(momentum).add_(update)
     room = moment.abs().mul_(amplification).sub_((centre - then).abs_())
-    # An epsilon of 1e-16 is lost beside any larger number in fp32; it counts beside zero alone.
+    # In fp32 an epsilon of 1e-16 matters only where the update is zero.
     scale = room.div_(update.abs().add_(epsilon)).clamp_(least, most)
     update.mul_(scale)

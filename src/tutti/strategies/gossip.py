@@ -28,26 +28,26 @@ GRAPHS: Final = ("ring", "exponential", "all", "shift_one")
 @part("gossip")
 @dataclass(frozen=True)
 class Gossip(PeerStrategy):
-    """Decentralized parallel SGD (D-PSGD): no worker talks to more than its neighbours.
+    """Decentralized parallel SGD (D-PSGD): each worker averages with its neighbours only.
 
         x_i = sum over j of W_ij x_j                       in every `every`-th step
         x_i = optimizer(x_i, g_i)                          g_i from x_i before the averaging
 
     W is doubly stochastic: 1 / (1 + neighbours) for a worker and each of its neighbours, else 0. `graph`:
 
-        ring          0 - 1 - 2 - 3 - 0           the two beside it
-        exponential   0 -> 1, 2, 4, ...           those 1, 2, 4, ... places on
-        all           0 - 1, 2, 3                 everyone
-        shift_one     0 - 2, then 0 - 3, ...      one other, another one each time
+        ring          0 - 1 - 2 - 3 - 0           the two adjacent ranks
+        exponential   0 -> 1, 2, 4, ...           the ranks 1, 2, 4, ... places on
+        all           0 - 1, 2, 3                 all ranks
+        shift_one     0 - 2, then 0 - 3, ...      one rank, a different one each time
 
-    A batch is one worker's own; the optimizer's state is its own and never averaged. What is evaluated and
-    kept is the average of all workers.
+    Each worker has its own batches and its own optimizer state, which is never averaged. The average of all
+    workers is evaluated and kept.
 
         worker 0   backward │ x0 ─┐     ┌─ x0 = (x0 + x1 + x3) / 3 │ step
         worker 1   backward │ x1 ─┼──>──┼─ x1 = (x1 + x0 + x2) / 3 │ step
         worker 2   backward │ x2 ─┘     └─ x2 = (x2 + x1 + x3) / 3 │ step
 
-    The paper averages in every step (`every` 1), beside the computation of the gradient; here after it.
+    The paper averages in every step (`every` 1), while the gradient is computed; here it follows.
 
     On one host the neighbours' rows in shared memory are read; between hosts weights are sent.
 
@@ -105,21 +105,12 @@ class _GossipWorker(AveragedWorker[Gossip]):
 
 
 def links(graph: str, rank: int, size: int, step: int) -> list[tuple[int, int]]:
-    """Return the ranks that a rank sends its weights to and gets weights from, in turn, when it mixes.
+    """Return pairs (to, source): the ranks that a rank exchanges weights with, in turn, when it mixes.
 
     Each averages with weight 1 / (1 + number of its links). The mixing matrix is doubly stochastic in every
-    step: each graph is a circle on which all look alike, or consists of pairs.
-
-    Args:
-        graph: "ring": both neighbours. "exponential": those 1, 2, 4, ... places on (Assran et al. 2019,
-            arXiv:1811.10792, section 3). "all": everyone. "shift_one": one other, another one in each step;
-            the two of a pair exchange. With an odd number of ranks one of them rests.
-        rank: 0 to size - 1.
-        size: how many ranks there are.
-        step: how many times they have mixed before.
-
-    Returns:
-        Pairs of ranks (to, source). In each turn all ranks that are in it have one.
+    step: each graph is a symmetric circle, or consists of pairs. "exponential" is the graph of Assran et al.
+    2019, arXiv:1811.10792, section 3. In "shift_one" one rank of an odd number rests; `step` counts earlier
+    mixings.
     """
     if graph == "shift_one":
         partner = _partner(rank, size, step)

@@ -12,17 +12,13 @@ from tutti.replica import NONE_MISSING, Missing, Replica
 
 
 def add_up(total: Tensor, others: Iterable[Tensor]) -> None:
-    """Add the others to `total`, in place and in their order; they are zero afterwards.
+    """Add the other workers' gradients to `total`, in their order, and zero them.
 
         g = g_0 + g_1 + g_2 + ...
 
     With g_i = (n_i / n) * mean gradient of worker i's n_i samples, the sum is the mean over all n samples.
 
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", arXiv 1604.00981.
-
-    Args:
-        total: one worker's gradient; becomes the sum.
-        others: the other workers' gradients, of the same shape.
     """
     for other in others:
         total.add_(other)
@@ -39,12 +35,7 @@ class JointlyMissing:
     counters.
 
     Across hosts, the owners of a slice ask each other when a parameter's sum there is zero: they all have the
-    same sums, so all of them ask or none does.
-
-    Args:
-        replica: the model; its gradients are zero now.
-        totals: the sum of all ranks' gradients, for each of the replica's vectors.
-        slices: which elements of them are this rank's own.
+    same sums, so either all ask or none does.
     """
 
     def __init__(
@@ -68,7 +59,7 @@ class JointlyMissing:
                 self._firsts.append((total, torch.tensor([*starts.values()]), [*starts]))
 
     def note(self) -> None:
-        """Publish what this rank lacks; before the barrier."""
+        """Publish the parameters without a gradient on this rank; called before the barrier."""
         missing = self._here.missing()
         if missing != self._noted:
             row = self._words[self._rank].zero_()
@@ -76,7 +67,7 @@ class JointlyMissing:
             self._noted = missing
 
     def find(self) -> Missing:
-        """Return what all ranks lack; after the totals are known, and before the next barrier."""
+        """Return the parameters without a gradient on any rank; called after the sum, before a barrier."""
         if self._cross is not None:
             return self._find_across(self._cross)
         if not self._noted:

@@ -29,17 +29,17 @@ class Hogwild(Strategy):
         for every batch:   g = grad l(w)            w as it is, while others write to it
                            w = optimizer(w, g)      at once, without a lock
 
-    Two writes to one weight at the same moment may lose one of them; with sparse gradients that is rare, with
-    dense ones it is a little noise. The optimizer's state (momentum, Adam's moments) is each worker's own, of
-    its own gradients; only the weights are shared. A batch is one worker's own.
+    Of two simultaneous writes to one weight, one may be lost; with sparse gradients that is rare, with dense
+    ones it is a little noise. Only the weights are shared: each worker has its own batches and its own
+    optimizer state (momentum, Adam's moments).
 
-    An `nn.Embedding(sparse=True)` has only those rows moved that the batch looked up: with SGD without
+    Of an `nn.Embedding(sparse=True)`, only the rows that the batch looked up are moved: with SGD without
     momentum, Adagrad, or Adam (as torch's SparseAdam).
 
         worker 0   │ backward │ w -= │ backward │ w -= │ ...
         worker 1   │ backward    │ w -= │ backward    │ w -= │ ...
 
-    It needs one memory for all workers, so it runs on one host.
+    All workers need the same memory, so it runs on one host.
 
     Source: Niu, Recht, Re, Wright 2011, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient
     Descent", arXiv:1106.5730, algorithm 1.
@@ -105,7 +105,7 @@ class _HogwildWorker(Worker):
 
     @override
     def settle(self) -> None:
-        """Wait until all have written what they had to."""
+        """Wait until all have written their updates."""
         self._comm.barrier()
 
     @override
@@ -119,7 +119,7 @@ class _HogwildWorker(Worker):
 
 
 def _check_parted(optimizer: Optimizer, parts: int) -> None:
-    """Refuse an optimizer that cannot step each dtype, and the sparse tables, by themselves."""
+    """Refuse an optimizer that cannot step each dtype, and the sparse tables, separately."""
     if parts > 1 and not is_parameterwise(optimizer):
         raise BadOption(
             f"the optimizer {type(optimizer).__name__}, which is not one of torch's, would be stepped for "

@@ -1,4 +1,4 @@
-"""Workers of several ranks: inside a worker ranks make each step together, and workers meet by a strategy.
+"""Workers of several ranks: a worker's ranks make each step together, and workers meet by a strategy.
 
     host a   rank 0   backward │ sum 0  step 0 ─────┐           │ next forward
              rank 1   backward │ sum 1  step 1 ──┐  │ exchange  │ next forward
@@ -6,11 +6,11 @@
     host b   rank 2   backward │ sum 0  step 0 ──│──┘           │ next forward
              rank 3   backward │ sum 1  step 1 ──┘              │ next forward
 
-The weights of a worker exist once, in memory that its ranks see, and are cut between parameters into a part
-for each of them. Barrier A: the gradients of the worker's ranks are complete. Each rank then sums its part
-of them, and is a worker of the strategy for this part alone: with the optimizer's state for it, and in
-exchange with the ranks that have the same part in other workers. So the link between hosts carries each
-weight once, however many ranks a host has. Barrier B: every part of the weights is new.
+The weights of a worker exist once, in memory that its ranks share, and are cut between parameters into one
+part per rank. Barrier A: the gradients of the worker's ranks are complete. Each rank then sums its part of
+them, and is a worker of the strategy for this part only: it has the optimizer's state for it, and exchanges
+with the ranks that have the same part in other workers. So the link between hosts carries each weight once,
+however many ranks a host has. Barrier B: every part of the weights is updated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tutti.strategies.options import choice, whole
 
 @dataclass(frozen=True)
 class GroupedStrategy(Strategy):
-    """A strategy whose workers may be groups of ranks, and make their steps at the same time."""
+    """A strategy whose workers may be groups of ranks, and step at the same time."""
 
     _: KW_ONLY
     inside: str = choice("none", "how the ranks of a host are one worker", ("none", "sync"))
@@ -45,7 +45,7 @@ class GroupedStrategy(Strategy):
 
     @override
     def __post_init__(self) -> None:
-        """Refuse a group without a way to be one worker."""
+        """Refuse a group size without `inside`."""
         super().__post_init__()
         if self.group and self.inside == "none":
             raise BadOption(f"{self.as_given('group')}, which has an effect with inside=sync alone")
@@ -56,7 +56,7 @@ class GroupedStrategy(Strategy):
             return None
         sizes = sorted({*cast("list[int]", comm.all_gather_objects(comm.node.size))})
         size = self.group or sizes[0]
-        if any(found % size if self.group else found != size for found in sizes):
+        if any(ranks % size if self.group else ranks != size for ranks in sizes):
             words = " and ".join(map(str, sizes))
             raise BadOption(
                 f"{self.as_given('inside')}, but a host has {words} ranks, which are no workers of "
@@ -66,15 +66,7 @@ class GroupedStrategy(Strategy):
 
 
 class GroupWorker(Worker):
-    """One rank of a worker: it has the strategy's worker for its part of the weights.
-
-    Args:
-        strategy: how workers meet.
-        replica: the model, in `shared_memory` of the group.
-        group: the ranks of this worker.
-        optimizer: of the user.
-        clip: of the gradient of the whole worker.
-    """
+    """One rank of a group that is one worker; it runs the strategy's worker for its part of the weights."""
 
     def __init__(
         self, strategy: Strategy, replica: Replica, group: Group, optimizer: Optimizer, clip: Clip

@@ -1,4 +1,4 @@
-"""A lazy parameter server: workers stay close together, and send only gradients that have changed."""
+"""A lazy parameter server: staleness is bounded, and workers send only gradients that have changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STRETCH = 1 << 16
 @part("lazy")
 @dataclass(frozen=True)
 class Lazy(Centred):
-    """A parameter server with a bound on staleness, to which gradients are sent when they have changed.
+    """A parameter server with bounded staleness, to which workers send only gradients that have changed.
 
         for every batch:
             g = gradient at w
@@ -42,23 +42,23 @@ class Lazy(Centred):
             wait until no worker is more than `slack` batches behind
             w = c                                   with all updates of `slack` + 1 batches ago and before
 
-    The first condition is due to lazily aggregated gradients: a gradient that has changed less than the
-    weights' own moves suggest does no harm when it is used once more. The second makes the training stale
-    synchronous: with `slack` 0 the workers go from batch to batch together, with more a slow one is forgiven.
+    The first condition is that of lazily aggregated gradients: a gradient that has changed less than the
+    moves of the weights suggest may be used once more. The second makes the training stale synchronous: with
+    `slack` 0 the workers go from batch to batch together, with more a worker may lag behind.
 
         slack 1   worker 0  │ g, send │ g, keep │ waits │ g, send │
                   centre         c1        c2      c3      c4
                   worker 1  │       g, send        │     g, send     │
 
-    A batch is one worker's own. eta is the learning rate of the first param group, divided by 1 - momentum
-    (there is no momentum in the paper); the comparison holds for SGD alone, whose moves are eta times the
-    gradient. So the default `threshold` is 0, which sends every gradient that has changed. The paper's is
-    0.1, for gradients of all samples; those of small batches differ by their noise as well, so that a larger
-    one (10, 100) is needed before any is kept. In the paper all workers step together, and the moves are
-    those of the centre from step to step; here they are those between two readings of a worker's.
+    Each worker has its own batches. eta is the learning rate of the first param group, divided by 1 -
+    momentum (there is no momentum in the paper); the comparison holds only for SGD, whose moves are eta times
+    the gradient. So the default `threshold` is 0, which sends every gradient that has changed. The paper's is
+    0.1, for gradients of all samples; those of small batches also differ by noise, so that a larger one (10,
+    100) is needed before any is kept. In the paper all workers step together, and the moves are the centre's
+    from step to step; here they are between two reads of one worker.
 
-    Ho et al. let a worker see more recent updates than it must, and read its own cache where the bound
-    allows that; here it reads the newest weights in every step.
+    Ho et al. let a worker read its own cache where the bound allows it; here it reads the newest weights in
+    every step.
 
     Sources: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
     Server", section 2 (`slack` is s). Chen, Giannakis, Sun, Yin 2018, "LAG: Lazily Aggregated Gradient for
@@ -66,7 +66,7 @@ class Lazy(Centred):
     (`threshold` is xi, `memory` is D).
     """
 
-    # A host's centre does not have what workers of other hosts have done since its last exchange.
+    # A host's centre lacks the other hosts' updates since its last exchange.
     most_levels: ClassVar[int] = 1
 
     slack: int = whole(3, "batches that a worker may be ahead of the slowest one", least=0)
@@ -107,8 +107,7 @@ class _LazyWorker(CentredWorker):
         self._strategy, self._workers, self._optimizer = strategy, comm.size, optimizer
         self._moves: deque[float] = deque(maxlen=strategy.memory)
         self._new = [torch.zeros_like(weights) for weights in self.weights]
-        # Whether there is a gradient to keep, and whether the centre has it.
-        self._first, self._is_there = True, False
+        self._first, self._centre_has_sent = True, False
         self.restarts += ("the gradient that each worker has sent last",)
 
     @override
@@ -124,8 +123,8 @@ class _LazyWorker(CentredWorker):
         else:
             self.traffic.skipped += 1
         self.replica.zero_grad()
-        pushed = self.centre.push(self._sent, again=self._is_there and not sends)
-        self._is_there = True
+        pushed = self.centre.push(self._sent, again=self._centre_has_sent and not sends)
+        self._centre_has_sent = True
         read = self._read()
         wait_s, sent_bytes = pushed.wait_s + read.wait_s, pushed.bytes_sent + read.bytes_sent
         self.count(replace(pushed, staleness=read.staleness, wait_s=wait_s, bytes_sent=sent_bytes))

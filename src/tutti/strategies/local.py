@@ -1,4 +1,4 @@
-"""Local SGD: workers step on their own, and average their weights every so often."""
+"""Local SGD: workers step independently, and average their weights at intervals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOMENTS: Final = {
     "first_moment_every": frozenset({"exp_avg", "momentum_buffer"}),
     "second_moment_every": frozenset({"exp_avg_sq"}),
 }
-"""What is averaged at the period that an option gives."""
+"""The moments averaged at the period of each option."""
 
 
 @part("local")
@@ -42,24 +42,23 @@ class Local(PeerStrategy):
         x_i = optimizer(x_i, g_i(x_i))                         each worker i with its own batch
         x_i = 1/n sum over j of x_j       in step t = 1, 2, ...   if t <= after, or every divides t - after
 
-    Post-local SGD is the same with the first `after` steps averaged one by one: plain SGD's then make just
-    the step of the mean gradient of all batches, as synchronous training does. Momentum and other state of
-    the optimizer is each worker's own and by default never averaged; with SGD's momentum, which is linear,
-    the steps up to `after` are the synchronous ones too. BatchNorm's statistics are each worker's own in
-    training, and averaged for evaluations and in the end.
+    Post-local SGD averages after each of the first `after` steps: with plain SGD these are the steps of
+    synchronous training. Each worker has its own momentum and other optimizer state, by default never
+    averaged; with SGD's momentum, which is linear, the steps up to `after` are still the synchronous ones.
+    BatchNorm's statistics are each worker's own in training, and averaged for evaluations and at the end.
 
-    DES-LOC averages the optimizer's moments as well, with periods of their own, as they change more slowly
-    than the weights: its authors use 3 `every` for the first and 6 `every` for the second. With all three
-    equal it is Local Adam.
+    DES-LOC also averages the optimizer's moments, at longer intervals, as they change more slowly than the
+    weights: its authors use 3 `every` for the first and 6 `every` for the second. With all three equal it is
+    Local Adam.
 
         u_i = 1/n sum over j of u_j       after each `first_moment_every` batches
         v_i = 1/n sum over j of v_j       after each `second_moment_every` batches
 
     u is exp_avg or momentum_buffer of the optimizer's state, v is exp_avg_sq. Where a worker has seen no
     gradient of a weight yet, as with inputs that are often 0, its v is 0, and a u from others would make a
-    huge step. So u_i is limited afterwards to C sqrt(v_i), which no mean of own gradients exceeds (see
-    `steepest`); the paper does not say so. As printed, a step uses a gradient from before the averaging; here
-    the averages come before the next gradient, as in local SGD.
+    huge step. So u_i is then limited to C sqrt(v_i), which no mean of a worker's own gradients exceeds (see
+    `steepest`); the paper has no such limit. As printed, a step uses a gradient from before the averaging;
+    here the averaging comes before the next gradient, as in local SGD.
 
         worker 0   │ step │ step │ average │ step │ step │ average │        every = 2
         worker 1   │ step │ step │ average │ step │ step │ average │
@@ -122,14 +121,14 @@ class _LocalWorker(AveragedWorker[Local]):
         return every > 0 and (late <= 0 or late % every == 0)
 
     def _moments(self) -> Iterator[tuple[str, str, slice, Tensor]]:
-        """Yield what this worker's optimizer keeps: parameter, name, place in the parameter, and values."""
+        """Yield this worker's optimizer state: parameter, name, place in the parameter, and values."""
         assert self.steps is not None
         for piece in self.steps.state().pieces:
             parameter, _, key = piece.name.partition("/")[2].rpartition("/")
             yield parameter, key, slice(piece.start, piece.stop), piece.values
 
     def _average_moment(self, keys: frozenset[str]) -> None:
-        """Average a moment; zeros stand for what this worker's optimizer does not have (yet)."""
+        """Average a moment; where this worker's optimizer does not have it (yet), it counts as zeros."""
         vectors = [torch.zeros_like(weights) for weights in self.weights]
         places = {
             name: vector[span]
@@ -146,7 +145,7 @@ class _LocalWorker(AveragedWorker[Local]):
             values.copy_(place)
 
     def _limit_first_moments(self) -> None:
-        """Limit what others have brought to |u| <= C sqrt(v)."""
+        """Limit the averaged first moments to |u| <= C sqrt(v)."""
         kept = {(name, key, place.start): values for name, key, place, values in self._moments()}
         for (name, key, start), first in kept.items():
             second = kept.get((name, "exp_avg_sq", start))
@@ -156,11 +155,11 @@ class _LocalWorker(AveragedWorker[Local]):
 
 
 def steepest(beta1: float, beta2: float) -> float:
-    """Return C, the most that Adam's mean of gradients u can be in units of the root of their squares v.
+    """Return C, the largest ratio of Adam's mean of gradients u to the root of their mean square v.
 
         |u| <= C sqrt(v)          C^2 = (1 - beta1)^2 / ((1 - beta2) (1 - beta1^2 / beta2))
 
-    This is the inequality of Cauchy and Schwarz for u = (1 - beta1) sum over s of beta1^(t-s) g_s and
+    This is the Cauchy-Schwarz inequality for u = (1 - beta1) sum over s of beta1^(t-s) g_s and
     v = (1 - beta2) sum over s of beta2^(t-s) g_s^2. With betas of 0.9 and 0.999, C is 7.3.
 
     Args:

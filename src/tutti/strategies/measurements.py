@@ -11,7 +11,7 @@ from typing import Any, Final
 from tutti.records.trace import Trace
 
 LATEST: Final = 10_000
-"""The number of ages that are kept: enough for a 99th percentile, little memory in a long run."""
+"""The number of ages kept: enough for a 99th percentile, little memory in a long run."""
 
 EXACT: Final = 64
 """From here on a record counts staleness by powers of two."""
@@ -22,14 +22,13 @@ class Traffic:
     """Counts of one worker since they were last taken.
 
     Attributes:
-        exchanges: how many times it exchanged something with others.
-        bytes_sent: what it sent or wrote for others to read, in bytes.
-        wait_s: how long it waited for others, in seconds.
-        staleness: how many updates by others came between what a gradient was computed from and what it was
-            applied to: {updates: how often}.
-        ages_s: how old, in seconds, what it was computed from was by then; the latest ones.
-        dropped: gradients of this worker that came too late and were not used.
-        skipped: exchanges that the strategy left out as not worth their while.
+        exchanges: its exchanges with others.
+        bytes_sent: sent, or written for others to read.
+        wait_s: seconds in which it waited for others.
+        staleness: {updates: times}: updates by others between computing a gradient and applying it.
+        ages_s: the latest ages, in seconds, of the weights that a gradient was computed from.
+        dropped: gradients that came too late and were not used.
+        skipped: exchanges that the strategy left out.
     """
 
     exchanges: int = 0
@@ -91,9 +90,9 @@ class Stopwatch:
     """The sum of the seconds spent inside `with`; it cannot be nested.
 
     Attributes:
-        clock: what it looks at, in seconds.
+        clock: returns seconds.
         seconds: since they were last taken.
-        trace: where each time is noted as an update; None: nowhere.
+        trace: records each update; None: nothing does.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:

@@ -1,4 +1,4 @@
-"""NoLoCo: many steps of each worker's own, then an outer step together with one other at random."""
+"""NoLoCo: many local steps of each worker, then an outer step in random pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tutti.strategies.options import number, whole
 from tutti.strategies.outer import OuterWorker
 
 TAG: Final = 7350
-"""Of the messages between the two of a pair."""
+"""The tag of the messages within a pair."""
 
 ANCHOR: Final = "own_anchor"
 """The first word of the names of the weights at which a worker's round began, in a checkpoint."""
@@ -32,7 +32,7 @@ VELOCITY: Final = "own_velocity"
 @part("noloco")
 @dataclass(frozen=True)
 class NoLoCo(PeerStrategy):
-    """DiLoCo without an all-reduce: an outer step joins two workers at a time, other ones in each round.
+    """DiLoCo without an all-reduce: outer steps join pairs of workers, different ones in each round.
 
         for t = 1, 2, ...:
             x_i = y_i                                        each worker begins at its own y_i
@@ -47,12 +47,12 @@ class NoLoCo(PeerStrategy):
         worker 0   │ step │ step │ ... │ outer step with 2 │ step │ step │ ... │ outer step with 1 │
         worker 1   │ step │ step │ ... │ outer step with 3 │ step │ step │ ... │ outer step with 0 │
 
-    With an odd number of workers one of them stands out and makes its outer step alone, with j = i. What is
-    evaluated and kept is the average of all workers; each keeps the states of both its optimizers.
+    With an odd number of workers the odd one out makes its outer step alone, with j = i. The average of all
+    workers is evaluated and kept; each worker keeps the states of both its optimizers.
 
     The paper has groups of n workers and means over a group; here n is 2, as in its experiments. In the
     authors' program (jkolehm/noloco) `pull` is `outer_lr`, the number of workers must be even, and each
-    replica is evaluated by itself. The paper also sends activations of pipelines along random ways, which is
+    replica is evaluated separately. The paper also routes the activations of pipelines at random, which is
     not done here.
 
     Source: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large
@@ -107,14 +107,7 @@ class _NoLoCoWorker(OuterWorker[NoLoCo]):
 
 
 def partner_of(rank: int, size: int, turn: int, seed: int) -> int | None:
-    """Return the other of a rank's pair; None for the rank that stands out when `size` is odd.
-
-    Args:
-        rank: 0 to size - 1.
-        size: how many ranks there are.
-        turn: which round it is: each has other pairs, drawn uniformly.
-        seed: the same on all ranks.
-    """
+    """Return the other of a rank's randomly drawn pair in round `turn`; None for the odd one out."""
     order = order_of_pairs(size, turn, seed)
     place = order.index(rank) ^ 1
     return order[place] if place < size else None
@@ -130,22 +123,15 @@ def order_of_pairs(size: int, turn: int, seed: int) -> list[int]:
 def move_in_pair(
     anchor: Tensor, velocity: Tensor, mine: Tensor, theirs: Tensor, lr: float, momentum: float, pull: float
 ) -> None:
-    """One outer step of one worker of a pair.
+    """Make one outer step of one worker of a pair, in place.
 
         v = momentum v + lr (d_i + d_j) / 2 + pull (y_i - y_j) / 2
         y_i = y_i - v
 
-    Source: section 3 of the paper that `NoLoCo` names, with groups of two; there the outer gradient and the
-    velocity have the other sign.
+    `mine` is d_i and y_i, concatenated; `theirs` is d_j and y_j, or `mine` for the odd one out.
 
-    Args:
-        anchor: y_i, of shape (length,); overwritten.
-        velocity: v, zeros at first; overwritten.
-        mine: d_i and y_i, one behind the other, of shape (2 * length,).
-        theirs: d_j and y_j; `mine` for a worker that stands out.
-        lr: beta.
-        momentum: alpha.
-        pull: gamma.
+    Source: section 3 of the paper of `NoLoCo`, with groups of two; there the outer gradient and the velocity
+    have the other sign, and the rates are beta, alpha and gamma.
     """
     (own, here), (other, there) = mine.chunk(2), theirs.chunk(2)
     velocity.mul_(momentum).add_(own + other, alpha=lr / 2).add_(here - there, alpha=pull / 2)

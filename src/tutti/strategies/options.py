@@ -16,8 +16,8 @@ def option(default: T, help: str, expected: str, allows: Callable[[Any], bool]) 
     Args:
         default: its default.
         help: its meaning, for `--help`.
-        expected: the words for its values in an error message.
-        allows: whether it may have a value; `Strategy` refuses any other.
+        expected: the allowed values, in words, for an error message.
+        allows: returns whether a value is allowed; `Strategy` refuses others.
     """
     return field(default=default, metadata={"help": help, "expected": expected, "allows": allows})
 
@@ -41,7 +41,7 @@ def number(
     most: float | None = None,
     below: float = math.inf,
 ) -> T:
-    """Declare a number between two bounds, each of which belongs to them (least, most) or not (above, below).
+    """Declare a number between bounds, inclusive (least, most) or exclusive (above, below).
 
     None is allowed as well if it is the default.
     """

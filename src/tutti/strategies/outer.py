@@ -1,4 +1,4 @@
-"""Workers whose rounds of own steps begin at common weights, from which an outer step is made."""
+"""Workers whose rounds of local steps begin at an anchor, from which an outer step is made."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tutti.strategies.averaged import AveragedWorker, S
 from tutti.strategies.base import Clip
 
 ANCHOR: Final = "anchor"
-"""The first word of the names of the weights at which a round began, in a checkpoint."""
+"""The first word of the names of the anchors in a checkpoint."""
 
 VELOCITY: Final = "velocity"
 """The first word of the names of the outer momentum."""
 
 
 class OuterWorker(AveragedWorker[S]):
-    """A worker that goes on from an anchor in rounds.
+    """A worker whose rounds begin at an anchor.
 
     Attributes:
-        anchors: the weights at which the rounds began.
+        anchors: the weights at which the round began.
         common: vectors that are the same on all workers, by the first word of their names in a checkpoint.
     """
 
@@ -39,7 +39,7 @@ class OuterWorker(AveragedWorker[S]):
 
     @override
     def state(self) -> State:
-        """Add the common vectors, of which each rank gives a slice."""
+        """Add this rank's slice of the common vectors."""
         state = super().state()
         for name, vectors in self.common.items():
             for flat, vector in zip(self.replica.flats, vectors, strict=True):
@@ -49,7 +49,7 @@ class OuterWorker(AveragedWorker[S]):
 
     @override
     def load_state(self, saved: Saved) -> None:
-        """Go on in the middle of a round, or begin one at the weights that others have agreed on."""
+        """Continue in the middle of a round, or begin one at the agreed weights."""
         super().load_state(saved)
         if saved.alone is None:
             self.rounds = 0
@@ -59,7 +59,7 @@ class OuterWorker(AveragedWorker[S]):
 
 
 def move_outer(anchor: Tensor, delta: Tensor, velocity: Tensor, lr: float, momentum: float) -> None:
-    """One step of the outer optimizer, SGD with Nesterov's momentum.
+    """Make one step of the outer optimizer, SGD with Nesterov's momentum, in place.
 
         v = momentum v + d
         anchor = anchor - lr (d + momentum v)
@@ -68,10 +68,10 @@ def move_outer(anchor: Tensor, delta: Tensor, velocity: Tensor, lr: float, momen
     arXiv:2311.08105, algorithm 1, line 14, with the optimizer of section 2.
 
     Args:
-        anchor: where the workers began; overwritten.
-        delta: d, what the workers have done since then, as a gradient: the anchor minus their mean.
-        velocity: v, zeros at first; overwritten.
-        lr: of the outer optimizer.
+        anchor: the weights at which the round began.
+        delta: d, the outer gradient: the anchor minus the workers' mean.
+        velocity: v, zeros at first.
+        lr: learning rate of the outer optimizer.
         momentum: of the outer optimizer; 0: plain SGD, which with lr 1 ends at the mean.
     """
     velocity.mul_(momentum).add_(delta)

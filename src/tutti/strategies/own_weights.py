@@ -22,11 +22,10 @@ class OwnWeightsWorker(Worker):
     """A worker with its own weights, which are put aside while the agreed ones are evaluated.
 
     Args:
-        steps: its own steps; None if it makes none.
+        steps: the worker's own optimizer; None if it makes no steps.
 
     Attributes:
-        private: vectors like the weights that are this worker's own, by the first word of their names in a
-            checkpoint.
+        private: this worker's vectors besides its weights, by the first word of their names in a checkpoint.
     """
 
     def __init__(self, replica: Replica, steps: ShardedOptimizer | None, clip: Clip) -> None:
@@ -73,7 +72,7 @@ class OwnWeightsWorker(Worker):
 
     @override
     def state(self) -> State:
-        """Return the weights put aside, the private vectors, and what the own steps remember."""
+        """Return the weights put aside, the private vectors, and the optimizer's state."""
         alone = LocalState()
         for name, vectors in {OWN: self._aside, **self.private}.items():
             alone.pieces += pieces_of_all(name, self.replica.flats, vectors)

@@ -27,22 +27,21 @@ class ParamServer(Centred):
         c = optimizer(c, clip(G)),  w_i = c for all whose gradient was used
 
     With `quorum` 1 every step waits for all, and the training equals one worker on the whole batch (as
-    with `sync`); the centre keeps each worker's gradient until then, and adds them up in the order of the
-    workers, so that it is the same each time, bit by bit. Below that the slowest ones are the backup workers:
-    a gradient that comes when its step has closed is dropped (and counted), and its worker goes on with the
-    step that is open then.
+    with `sync`); the centre keeps the gradients until then, and adds them up in the order of the workers, so
+    that runs are bit-equal. With less, the slowest workers are backups: a gradient that comes after its step
+    has closed is dropped (and counted), and its worker continues with the step that is open then.
 
         quorum 0.6   worker 0  │ g(c0) ─┐          │ g(c1) ─┐
                      worker 1  │ g(c0) ────┐       │ g(c1) ───┐
                      centre    c0         c1                  c2
                      worker 2  │     g(c0) ────────── dropped │ g(c2) ...
 
-    A batch is split over the workers, and the gradients' mean is that over the samples that they stand for:
-    workers without samples close no step, and are waited for with `quorum` 1 alone.
+    A batch is split over the workers, and the gradients' mean is over their samples: workers without samples
+    close no step, and only `quorum` 1 waits for them.
 
     Source: Chen, Pan, Monga, Bengio, Jozefowicz 2016, "Revisiting Distributed Synchronous SGD",
-    arXiv:1604.00981, algorithms 3 and 4 (there the first N of N + b workers close a step, and each has
-    its own minibatches of one size; so the mean is over N of them).
+    arXiv:1604.00981, algorithms 3 and 4 (there the first N of N + b workers close a step, each with its own
+    minibatch of the same size; so the mean is over N of them).
     """
 
     pace: ClassVar[Pace] = Pace.TOGETHER
@@ -77,7 +76,7 @@ class _ParamServerWorker(CentredWorker):
 
     @override
     def skip(self) -> None:
-        """Bring nothing to a round, and leave one out that was closed without this worker."""
+        """Bring nothing to a round, or leave out one that was closed without this worker."""
         self.replica.zero_grad()
         if not self.late:
             self._bring(0.0)
@@ -94,7 +93,7 @@ class _ParamServerWorker(CentredWorker):
         receipt = self.centre.exchange(self.grads, self.weights)
         self._rounds.round += 1
         self.replica.zero_grad()
-        # Nothing is lost of a worker that had no sample.
+        # A worker without samples loses nothing.
         self.count(replace(receipt, dropped=receipt.dropped and share > 0))
 
     @property
@@ -104,7 +103,7 @@ class _ParamServerWorker(CentredWorker):
 
     @override
     def settle(self) -> None:
-        """Agree; all go on from there, as the centre's weights are what each of them has read."""
+        """Agree, and train on from the centre's weights, which every worker has read."""
         super().settle()
         if self.settled:
             copy_all(self._aside, self.weights)

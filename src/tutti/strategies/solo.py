@@ -20,7 +20,7 @@ from tutti.strategies.base import Clip, Strategy, WeightPlacement, Worker
 @part("solo")
 @dataclass(frozen=True)
 class Solo(Strategy):
-    """Sequential training by one worker, with which every other strategy is compared.
+    """Sequential training by one worker, the yardstick of every other strategy.
 
         g = 1/B sum over the batch of grad l(w, sample)
         w = optimizer(w, clip(g))

@@ -1,4 +1,4 @@
-"""SparseLoCo: many steps of each worker's own, then the largest of their moves, in 2 bits each."""
+"""SparseLoCo: many local steps of each worker, then an exchange of their largest moves, in 2 bits each."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class SparseLoCo(PeerStrategy):
             x = x - outer_lr 1/n sum over i of s_i
 
     A worker sends a share `keep` of the numbers: with 0.03, 1.75 bytes for each of them, one 75th of the
-    weights. What it leaves out is sent later, when it has grown; that does the work of DiLoCo's outer
-    momentum. With keep 1, without `quantize` and `decay`, this is DiLoCo without momentum.
+    weights. It sends the rest later, when it has grown; that replaces DiLoCo's outer momentum. With keep 1,
+    without `quantize` and `decay`, this is DiLoCo without momentum.
 
         worker 0   │ step │ step │ ... │ top k, outer step │ step │ step │ ...
         worker 1   │ step │ step │ ... │ top k, outer step │ step │ step │ ...
 
-    What is evaluated in the middle of a round is an outer step from the average so far, without top k.
+    An evaluation in the middle of a round sees an outer step from the average so far, without top k.
 
     The paper's sum is divided by the number of workers, as here; the authors' program divides each number by
-    how many workers have sent it. Both send every worker's message to all others. How chunks and 2 bits
-    differ from the authors' program is said in `tutti.allreduce.compression.ChunkedTopK`.
+    the number of workers that have sent it. Both send every worker's message to all others. See
+    `tutti.allreduce.compression.ChunkedTopK` for the chunks and 2 bits of the authors' program.
 
     Source: Sarfi, Therien, Lidin, Belilovsky 2025, "Communication Efficient LLM Pre-training with
     SparseLoCo", arXiv:2508.15706, algorithm 1; there `every` is H, `decay` beta, `outer_lr` alpha.
@@ -71,7 +71,7 @@ class _SparseLoCoWorker(OuterWorker[SparseLoCo]):
         layouts = [GradientLayout.of(flat, slice(0, len(flat.weights))) for flat in replica.flats]
         self._sums = [Compressed(comm, layout, codec, strategy.decay) for layout in layouts]
         if strategy.decay:
-            self.restarts += ("what each worker has left out of what it sent",)
+            self.restarts += ("what each worker has not sent yet",)
 
     @override
     def exchange(self, vectors: list[Tensor]) -> int:

@@ -1,7 +1,4 @@
-"""Synchronous data parallelism: all workers make each step together.
-
-Gradients are summed in shared memory, or reduced as a whole.
-"""
+"""Synchronous data parallelism: all workers make each step together."""
 
 from __future__ import annotations
 
@@ -56,9 +53,9 @@ class SyncWorker(Worker):
     """A worker that moves its slice of the host's weights.
 
     Args:
-        between: makes the reduction of a slice's sums between the hosts.
+        between: makes the reduction of a slice's sums between hosts.
         of_all: makes the reduction of all ranks' whole gradients; None: slices are summed instead.
-        whole: no parameter is cut by the slices.
+        whole: keep each parameter in one slice.
     """
 
     def __init__(
@@ -190,13 +187,13 @@ class SyncWorker(Worker):
     def state(self) -> State:
         """Return the optimizer's state for this rank's slice, and what its reductions remember."""
         kept = [reduction.state() for reduction in self._reductions]
-        # Of a parameter without a gradient, compression may have left something in some slices alone.
+        # For a parameter without a gradient, compression may have left something in only some slices.
         alone = self._optimizer.counters() if any(kept) else LocalState()
         return State(self._optimizer.state(), alone, own={"reductions": kept, "node_sizes": self._sizes})
 
     @override
     def load_state(self, saved: Saved) -> None:
-        """Give the reductions their state, if the slices are the same ones; the optimizer has its own."""
+        """Load the reductions' state, if the slices are the same; the optimizer already has its own."""
         if saved.own is not None and saved.own.get("node_sizes") == self._sizes:
             for reduction, values in zip(self._reductions, saved.own["reductions"], strict=True):
                 reduction.load_state(values)
@@ -243,25 +240,25 @@ class Sync(Strategy):
         g = sum over the workers and passes of g_worker        (each weighted by its share of the samples)
         w = optimizer(w, clip(g))
 
-    Inside a host no gradient is copied: each rank sums its own slice over the gradients of all, and runs the
-    optimizer on that slice of the one vector of weights. Across hosts, the owners of a slice add up what
-    their hosts have. No rank holds more than its slice of the optimizer's state. An optimizer of your own may
-    use what all parameters have together, such as a norm: rank 0 of each host runs it, on the whole model.
+    Inside a host no gradient is copied: each rank sums its slice over the gradients of all ranks, and runs
+    the optimizer on that slice of the shared weights. Across hosts, the owners of a slice add up their hosts'
+    sums. No rank holds more than its slice of the optimizer's state. A custom optimizer may combine all
+    parameters, as in a norm: rank 0 of each host runs it, on the whole model.
 
         rank 0  backward │ sum 0  (across)  optimizer 0  zero 0 │ next forward
         rank 1  backward │ sum 1  (across)  optimizer 1  zero 1 │ next forward
         rank 2  backward │ sum 2  (across)  optimizer 2  zero 2 │ next forward
                          A                                      B
 
-    Barrier A: every gradient of the host is complete. Barrier B: every slice of the weights is new, and every
-    slice of the gradients zero. Clipping by norm needs one more barrier before the optimizer, which waits for
-    all slices' sums of squares. `sum`, `optimizer` and `zero` run over one piece of the slice after the other
-    where nothing comes between, so that a gradient is fetched from memory once.
+    Barrier A: every gradient of the host is complete. Barrier B: every slice of the weights is updated, and
+    every slice of the gradients zero. Clipping by norm needs one more barrier before the optimizer, which
+    waits for all slices' sums of squares. Otherwise `sum`, `optimizer` and `zero` run piece by piece, so that
+    a gradient is fetched from memory once.
 
     With `every` passes for one update (gradient accumulation) the batch is split over them as well.
 
-    The other options replace the sum. `compress` acts on what goes across, between the owners of a slice;
-    what it loses is added to the next gradient. Any other `collective` ("mpi": the communicator's own
+    The other options replace the sum. `compress` acts on the sums that the owners of a slice exchange across
+    hosts; what it loses is added to the next gradient. Any other `collective` ("mpi": the communicator's own
     all-reduce, which is MPI's between hosts; the rest by messages between two ranks, see `tutti.allreduce`),
     `reduce="adasum"` and `compress_inside` act on whole gradients of all workers instead:
 
@@ -292,7 +289,7 @@ class Sync(Strategy):
 
     @override
     def __post_init__(self) -> None:
-        """Refuse options that would contradict each other, or have no effect."""
+        """Refuse options that contradict each other, or have no effect."""
         super().__post_init__()
         compressed = self.compress != "none"
         if self.collective != "native" and compressed:
@@ -322,7 +319,7 @@ class Sync(Strategy):
     @override
     def worker(self, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip) -> Worker:
         of_all = self._of_whole_gradients()
-        # The factors of a matrix are those of the whole matrix: no parameter may be cut then.
+        # PowerSGD factors whole matrices: no parameter may be cut.
         whole = of_all is None and self.compress == "power_sgd"
         return SyncWorker(replica, comm, optimizer, clip, self._between(), of_all, whole)
 

@@ -1,4 +1,4 @@
-"""The arguments of `tutti.cross_validate` and `tutti.tune` that are the same."""
+"""The arguments that `tutti.cross_validate` and `tutti.tune` share."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class StudyOptions(TrainOptions, total=False):
 class Arguments:
     """The arguments of a study in Python."""
 
-    config: TrainConfig  # what all runs have in common, with data that have a name
-    # data that were given as an object, or by a function: read once, and kept in the farm; None: a name or a
+    config: TrainConfig  # shared by all runs, with data that have a name
+    # data given as an object or function: read once, and kept in the farm; None: a name or a
     # path was given
     contents: Contents[Stored[Rows], Array] | None
-    objects: dict[str, Pickled]  # what was given as Python objects, as in a `Job`
+    objects: dict[str, Pickled]  # Python objects, as in a `Job`
     blocks: Blocks  # the ranks
     out: str | None  # the folder of the farm; None: the usual one
-    resume: bool  # whether the farm is to go on
+    resume: bool  # whether to go on with the farm
     quiet: bool  # print nothing
 
     @classmethod
     def of(cls, function: str, data: object, options: StudyOptions, **given: object) -> Arguments:
-        """Check the arguments, and read data that are given as an object."""
+        """Check the arguments, and read data given as an object."""
         left: dict[str, Any] = dict(options)
         refuse_unknown(left, StudyOptions.__annotations__, function)
         out, limit, threads = (left.pop(name, None) for name in ("out", "time_limit", "threads"))
@@ -93,7 +93,7 @@ class Arguments:
 
     @property
     def arrays(self) -> dict[str, Array] | None:
-        """The data as the arrays of an NPZ file; None: their name is enough."""
+        """Return the data as the arrays of an NPZ file; None if their name is enough."""
         if self.contents is None:
             return None
         found = to_keys(replace(self.contents, columns=()))
@@ -104,13 +104,13 @@ class Arguments:
 
     @contextmanager
     def stream(self) -> Iterator[IO[str]]:
-        """Yield where the study prints."""
+        """Yield the stream that the study prints to."""
         with lasting_output(), open(os.devnull, "w") as nothing:
             yield nothing if self.quiet else sys.stdout
 
 
 def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[Stored[Rows], Array] | None]:
-    """Read data, unless the ranks can do so by their name."""
+    """Read the data, unless the ranks can read them by name."""
     if isinstance(data, str | os.PathLike):
         return replace(config, data=os.fspath(data)), None
     with seeded(config.seed), keeping_doubles(config.precision == "fp64"):

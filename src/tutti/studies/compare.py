@@ -1,4 +1,4 @@
-"""The same training by several ways in turn: who needs how long for what.
+"""The same training by several ways in turn: which needs how long for what.
 
     repeat 0   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers
     repeat 1   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers    with the next seed
@@ -39,10 +39,10 @@ CROSSED: Final = {
     "threads": "--workers",
     "device": "--devices",
 }
-"""Fields of a run's configuration that are not swept: options of the comparison decide them."""
+"""Fields of a run's configuration that the comparison's own options decide."""
 
 Options = Mapping[str, Any]
-"""Fields of `TrainConfig` with their values; an option of a part is given as "strategy.every"."""
+"""Fields of `TrainConfig` with values; an option of a part is given as "strategy.every"."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Question:
     """The question of a comparison.
 
     Attributes:
-        config: what every combination has in common.
+        config: the settings that all combinations share.
         strategies: ways to train.
-        workers: how many ranks, each with each strategy but solo.
+        workers: numbers of ranks, each tried with each strategy but solo.
         scalings: of `tutti.records.comparison.SCALINGS`.
         repeats: of each combination.
         goal: accuracy on the validation part to be timed to, in [0, 1]; None: to none.
-        sweep: further options, each with the values that are crossed in.
+        sweep: further options, each with its values to cross.
         own: options of one strategy alone, by its name.
-        devices: what is computed on, each with all the rest.
-        layouts: ways to hold one model on several ranks, each on its own or else each number of ranks. The
-            teams of one that has several make updates together. Swept options of a way are its own.
+        devices: the devices to compute on, each with all the rest.
+        layouts: ways to hold one model on several ranks, each with its own or else each number of ranks. A
+            layout with several teams makes their updates together. Swept options of a way are its own.
     """
 
     config: TrainConfig
@@ -109,21 +109,21 @@ class Question:
 
     @property
     def layout_options(self) -> dict[str, Sequence[Any]]:
-        """The swept options of layouts, such as schedule. Each is crossed in where a layout has it."""
+        """Return the swept options of layouts, such as schedule. Each is crossed in where a layout has it."""
         parts = {key.partition("."): values for key, values in (self.sweep or {}).items()}
         return {key: values for (part, _, key), values in parts.items() if part == LAYOUT}
 
 
 def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
-    """The combinations that answer the question.
+    """Return the combinations that answer the question.
 
     Args:
-        question: what is to be found out.
-        cores: how many may be used; by default what the kernel allows this process.
+        question: the question.
+        cores: the number of cores to use; by default what the kernel allows this process.
 
     Raises:
-        UserError: a strategy or an option is unknown, or has a value that cannot be used; or a built-in data
-            set cannot be had.
+        UserError: a strategy or an option is unknown or has an unusable value, or a built-in data set cannot
+            be downloaded.
     """
     around = started_by()
     if around.launcher is not Launcher.ALONE:
@@ -134,13 +134,13 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
     cores = cores or allowed_cores().usable
     found: dict[str, Combination] = {}
     for one in _combinations(question, cores):
-        # A way that a device cannot run fails alone, in its turn: the others are compared all the same.
+        # A way that a device cannot run fails alone: the others are still compared.
         job = TrainJob(replace(config_of(question, one, 0), device=CPU, cuda_graph="auto"))
         check_recipe(job, one.workers)
         found[one.folder] = one
     config, ways = question.config, tuple(found.values())
     if config.data in BUILT_IN:
-        BUILT_IN[config.data]()  # What cannot be downloaded is refused once, not by every run.
+        BUILT_IN[config.data]()  # A failing download is refused once, not by every run.
     return Comparison(config.model, config.data, question.repeats, question.goal, ways, config.as_json())
 
 
@@ -161,11 +161,11 @@ def _combinations(question: Question, cores: int) -> Iterator[Combination]:
 
 
 def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]:
-    """Each layout as it was given, on each number of ranks that it leaves open, with its swept options."""
+    """Yield each layout as given, on each number of ranks that it leaves open, with its swept options."""
     for text in question.layouts:
         known, asked = options_of(text), ranks_of(text)
         own = {key: values for key, values in question.layout_options.items() if key in known}
-        # One rank has nothing to share: that is what solo is for.
+        # One rank has nothing to share: use solo instead.
         several = [count for count in question.workers if count > 1] or question.workers
         for ranks in several if asked is None else [asked]:
             for options in crossed(own):
@@ -174,11 +174,7 @@ def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]
 
 
 def config_of(question: Question, one: Combination, repeat: int) -> TrainConfig:
-    """The configuration of one run.
-
-    Raises:
-        UserError: an option is unknown, or its value cannot be used.
-    """
+    """Return the configuration of one run."""
     values = question.config.as_json()
     values |= {"strategy": one.strategy, "workers": str(one.workers), "threads": one.threads}
     values |= {"device": one.device, "parallel": one.parallel}
@@ -195,10 +191,10 @@ def compare(
     """Run what has not been run yet.
 
     Args:
-        question: what is to be found out.
+        question: the question.
         comparison: its combinations.
-        folder: where the runs go; runs that have ended there are kept.
-        said: is told about every run, before it begins and when it has ended.
+        folder: the folder of the runs; finished runs there are kept.
+        said: called with a line about every run, before it begins and when it has ended.
         train: makes one run and returns its summary; by default on new ranks.
 
     Raises:
@@ -237,9 +233,9 @@ def _train(config: TrainConfig) -> Summary:
 def _shapes(
     strategy: str, workers: Sequence[int], cores: int, most: int, device: str
 ) -> Iterator[tuple[int, int]]:
-    """Numbers of workers and threads: alone with one thread and with all; all other workers equally many.
+    """Yield workers and threads: one with one thread, one with all; all other workers equally many.
 
-    So that a worker is the same in all of them, and twice the workers are twice the cores.
+    So a worker is the same in all of them, and twice the workers are twice the cores.
     """
     if strategy != "solo":
         for count in workers:
@@ -251,12 +247,9 @@ def _shapes(
 
 
 def _named(question: Question, one: Combination, given: str) -> Combination:
-    """The combination with its names, and with the batch size that its kind of scaling asks for.
+    """Return the combination with its names, and the batch size that its kind of scaling calls for.
 
-    Args:
-        question: what is to be found out.
-        one: the combination.
-        given: its strategy or layout, as options for it alone name it.
+    `given` is its strategy or layout, as options for it alone name it.
     """
     words = [one.parallel or one.strategy]
     words += [f"{key}={value}" for key, value in one.layout_options.items()]
@@ -276,6 +269,6 @@ def _named(question: Question, one: Combination, given: str) -> Combination:
     if one.scaling == WEAK and together:
         options["batch_size"] = batch * one.workers
     elif one.scaling == STRONG and not together:
-        # A batch is one worker's own; those of all workers together are to be as large as the others'.
+        # Each worker has its own batch: together they should be as large as the others'.
         options["batch_size"] = max(1, batch // one.workers)
     return one

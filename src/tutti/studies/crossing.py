@@ -1,4 +1,4 @@
-"""The options of a study's runs: which are crossed, and which only a single run has. Needs no torch."""
+"""The options of a study's runs: which can be crossed, and which need a single run. Needs no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHARED: Final = {
     "seed": "give --seed once, for all",
     "threads": "give --threads once, for all",
 }
-"""Options that differ between no two runs of a study, and what to do instead."""
+"""Options that all runs of a study must share, and what to do instead."""
 
 
 def refuse_single_run(config: TrainConfig, *further: str) -> None:
@@ -44,9 +44,9 @@ def refuse_single_run(config: TrainConfig, *further: str) -> None:
 
 
 def refuse_shared(name: str, option: str, further: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Refuse an option, such as "lr" or "model.hidden", that differs between no two runs of a study.
+    """Refuse an option, such as "lr" or "model.hidden", that all runs of a study must share.
 
-    `option` is what gave it, and `further` are others than `SHARED`, with what to do instead.
+    `option` is what gave it, and `further` are options besides `SHARED`, with what to do instead.
     """
     part, dot, _ = name.partition(".")
     why = {**SHARED, **further}.get(f"{part}_options" if dot else part)
@@ -61,11 +61,9 @@ def crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> TrainConfig:
-    """Return a configuration with some other options.
+    """Return a configuration with some options changed.
 
-    Args:
-        values: of the configuration, as `TrainConfig.as_json` gives them.
-        options: by field; an option of a part is given as "strategy.every".
+    `values` are as `TrainConfig.as_json` gives them. An option of a part is given as "strategy.every".
     """
     found = dict(values)
     for name, value in options.items():

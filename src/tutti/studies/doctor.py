@@ -1,4 +1,4 @@
-"""The inventory of this machine for training, and what to run on it. Needs no torch: a rank tells of it."""
+"""The inventory of this machine for training, and what to run on it. Needs no torch: a rank reports on it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LENGTHS = (1_000, 250_000, 4_000_000)
 ROUNDS = 5
 
 UNITS = ("amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx2", "sve", "bf16", "asimd")
-"""The units of processors for matrices and vectors, as the kernel calls them."""
+"""Features of processors for matrices and vectors, as the kernel calls them."""
 
 PATIENCE_S = 60
-"""Patience with another program's answer (MPI's, the GPU driver's)."""
+"""Seconds to wait for another program's answer (MPI's, the GPU driver's)."""
 
 MPI_QUESTION = """\
 from tutti.comm.mpi.library import library
@@ -62,7 +62,7 @@ class Measured:
 
 
 def examine() -> list[Finding]:
-    """Everything that matters for training on this machine. Takes some seconds: it starts two ranks."""
+    """Return everything that matters for training on this machine. It starts two ranks and takes seconds."""
     import psutil
 
     cores, memory = allowed_cores(), psutil.virtual_memory()
@@ -98,7 +98,7 @@ def examine() -> list[Finding]:
 
 
 def measure_ranks(placement: Placement) -> Measured | str:
-    """Start two ranks on this host and let them measure; or the reason why that does not work."""
+    """Start two ranks on this host and have them measure; return the reason if that fails."""
     try:
         result = start("tutti.studies.doctor:measure", b"", placement)
     except TuttiError as error:
@@ -108,7 +108,7 @@ def measure_ranks(placement: Placement) -> Measured | str:
 
 
 def measure(comm: Communicator, payload: bytes) -> Measured:
-    """The ranks' part: torch's version, the GPU, and the time of an all-reduce (entry point of the ranks)."""
+    """Return torch's version, the GPU, and the time of an all-reduce (entry point of the ranks)."""
     import statistics
 
     import torch
@@ -132,7 +132,7 @@ def measure(comm: Communicator, payload: bytes) -> Measured:
 
 
 def recommend(cores: Cores, gpu: str) -> list[str]:
-    """Commands to paste on such a machine, each with its reason."""
+    """Return commands to paste on such a machine, each with its reason."""
     count = cores.usable
     lines = []
     if gpu:
@@ -145,11 +145,9 @@ def recommend(cores: Cores, gpu: str) -> list[str]:
 
 
 def mpirun_options(library: str, cores: Cores) -> list[str]:
-    """Return the options that Open MPI's own mpirun refuses to start without, in a command to change.
+    """Return the options that Open MPI's own mpirun refuses to start without, for a user to adapt.
 
-    Args:
-        library: as `mpi_library` names it.
-        cores: of this machine.
+    `library` is as `mpi_library` names it.
     """
     if not library.startswith("Open MPI") or shutil.which("mpirun") is None:
         return []
@@ -161,7 +159,7 @@ def mpirun_options(library: str, cores: Cores) -> list[str]:
 
 
 def mpi_library() -> str:
-    """Name the MPI that mpi4py would use, asked in another process: importing MPI initialises it."""
+    """Name the MPI that mpi4py would use; asked in another process, as importing MPI initialises it."""
     if _version("mpi4py") == "not installed":
         return "mpi4py is not installed (needed for several machines only): pip install 'tutti[mpi]'"
     environment = dict(os.environ)
@@ -199,7 +197,7 @@ def _threads() -> str:
 
 
 def unused_gpu(measured: Measured) -> str:
-    """Return what the driver says where torch can use no GPU, and why it cannot."""
+    """Return what the driver says if torch can use no GPU, and why it cannot."""
     found = _driver_gpu()
     if not found:
         return "none"
@@ -211,7 +209,7 @@ def unused_gpu(measured: Measured) -> str:
 
 
 def _driver_gpu() -> str:
-    """The first GPU that the driver knows, or nothing."""
+    """Return the first GPU known to the driver, or nothing."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""

@@ -24,15 +24,7 @@ from tutti.studies.dry_run_job import DryRunJob
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Print what the run would be (entry point).
-
-    Args:
-        comm: one rank.
-        payload: a pickled `DryRunJob`.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Print what the run would be (entry point)."""
     job = load_job(payload, DryRunJob)
     planned, config, placement = job.planned, job.planned.config, job.ranks
     strategy = check_recipe(planned, placement.ranks, max(1, len(placement.hosts)))
@@ -47,14 +39,10 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def _assemble(job: DryRunJob, comm: Communicator, task: Task) -> None:
-    """Make all parts of the run for one rank: they know which of their options go together.
-
-    Raises:
-        UserError: a part cannot be made, or the checkpoint to go on from does not fit.
-    """
+    """Make all parts of the run for one rank: they check which of their options go together."""
     alone, saved = Solo(), None
     resume = job.planned.resume
-    # One rank cannot take over a part of a model.
+    # One rank cannot load a part of a model.
     divided = job.planned.config.parallel is not None
     checkpoint = None if resume is None or divided else found_by(comm, resume)
     if checkpoint is not None:

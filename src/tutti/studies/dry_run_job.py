@@ -18,7 +18,7 @@ from tutti.run.train_job import TrainJob
 
 @dataclass(frozen=True)
 class DryRunJob(Job):
-    """A run that is looked at and not made, by one rank: this process.
+    """A run that is checked but not made, by one rank: this process.
 
     Attributes:
         planned: the run.
@@ -33,11 +33,7 @@ class DryRunJob(Job):
 
 
 def dry_run(job: TrainJob) -> None:
-    """Refuse what the run would be refused for, and print its plan, memory and configuration.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Refuse what the run would be refused for, and print its plan, memory and configuration."""
     launcher = started_by().launcher
     if launcher is not Launcher.ALONE:
         raise BadOption(f"--dry-run looks at a run in one process; leave {launcher.value} out")

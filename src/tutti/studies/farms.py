@@ -47,14 +47,14 @@ class Blocks:
         job_timeout: str | None,
         time_limit: str | None,
     ) -> Blocks:
-        """Check the options of blocks, whose lengths of time are texts such as "10m"."""
+        """Check the options of blocks, whose durations are texts such as "10m"."""
         place_blocks(block, blocks, threads, None)
         limits = {"--job-timeout": job_timeout, "--time-limit": time_limit}
         seconds = (None if text is None else seconds_of(text, name) for name, text in limits.items())
         return cls(block, blocks, threads, *seconds)
 
     def prepare(self) -> None:
-        """Start the fork server of the ranks, which imports torch while this process does other things."""
+        """Start the fork server of the ranks, which imports torch in the meantime."""
         prepare_ranks(ENTRY)
 
     def work(
@@ -75,7 +75,7 @@ class Blocks:
 def farm_shown(
     folder: FarmFolder, epochs: Mapping[str, int | None], stream: IO[str]
 ) -> Iterator[Callable[[Happening], None]]:
-    """Show a farm while it goes on; yield its listener."""
+    """Show the progress of a farm; yield its listener."""
     before = {job: JobState.FINISHED for job in epochs if folder.state(job) is JobState.FINISHED}
     progress = FarmProgress(epochs, dict(before))
     display = FarmDisplay(before, stream)
@@ -108,14 +108,14 @@ def print_times(outcome: FarmOutcome | None, stream: IO[str]) -> None:
 
 
 def keep_data(folder: FarmFolder, arrays: Mapping[str, Any] | None) -> None:
-    """Write arrays that were given in Python into the folder of a farm, unless they are there."""
+    """Write arrays given in Python into the folder of a farm, unless they are there already."""
     if arrays is not None and not (folder.path / DATA).is_file():
         with refusing(folder.path):
             make_file(folder.path / DATA, npz_bytes(arrays))
 
 
 def write_table(path: Path, lines: Sequence[Sequence[object]]) -> None:
-    """Write a CSV file: whole, or not at all."""
+    """Write a CSV file, whole or not at all."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     with refusing(path):

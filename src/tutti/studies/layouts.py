@@ -20,18 +20,7 @@ HEADS = ("weights", "gradients", "optimizer", "activations", "in all")
 
 
 def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
-    """Print the needs of each layout (entry point).
-
-    Args:
-        comm: one rank.
-        payload: a pickled `LayoutsJob`.
-
-    Returns:
-        By layout: what a rank needs, or why the model cannot be laid out so.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Print the memory need of each layout (entry point), and return it, or why the layout is impossible."""
     job = load_job(payload, LayoutsJob)
     config = job.config
     with seeded(config.seed):
@@ -66,7 +55,7 @@ def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
 def need_of(
     layout: Layout | None, ranks: int, module: nn.Module, workload: Workload, state: float
 ) -> MemoryNeed:
-    """The need of the rank that needs the most; without a layout each has the whole model."""
+    """Return the largest need of any rank; without a layout each has the whole model."""
     if layout is None:
         # Data parallelism on one host: weights once for all, gradients for each, state in slices.
         model = on_meta(module)

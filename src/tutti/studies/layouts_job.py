@@ -14,9 +14,9 @@ class LayoutsJob(Job):
     """The memory that layouts of a model would need.
 
     Attributes:
-        ranks: how many there would be.
+        ranks: the number of ranks.
         parallel: the layout; None: every one.
-        options: of its way.
+        options: the options of the layout.
     """
 
     entry: ClassVar[str] = "tutti.studies.layouts:work"

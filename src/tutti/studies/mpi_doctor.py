@@ -3,7 +3,7 @@
     launcher ──► rank 0: tutti doctor --mpi ──► child 0 ─┐
              ──► rank 1: tutti doctor --mpi ──► child 1 ─┴ MPI: child 0 gathers and prints what each sees
 
-MPI may hang, or end the process that begins it: so a child of each rank does that, and the rank waits for it.
+MPI may hang, or end the process that initialises it: so each rank has a child do that, and waits for it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tutti.launch.world import leave_world_of_one
 from tutti.studies.doctor import PATIENCE_S, Finding, listed, mpi_library
 
 WRONG: Final = "wrong"
-"""The name of a finding that says what is wrong."""
+"""The name of a finding about a problem."""
 
 JOINING: Final = (
     "mpirun --mca btl_tcp_if_include 10.0.0.0/24, or under srun OMPI_MCA_btl_tcp_if_include=10.0.0.0/24"
 )
-"""The network that MPI is to take, as Open MPI is told it."""
+"""The option of Open MPI for the network to use."""
 
 _PACKAGES: Final = ("tutti", "torch", "mpi4py")
 
@@ -48,8 +48,8 @@ class Seen:
         launcher: what started it.
         host: the name of its host.
         library: the MPI library's name and version.
-        file: that the library is in.
-        cpus: the logical CPUs that the rank may use.
+        file: the file of the library.
+        cpus: the logical CPUs available to the rank.
         host_cpus: the number of CPUs of the host, or of its Slurm allocation.
         networks: the host's addresses with their networks' lengths, such as "10.0.0.7/24", without loopback.
         versions: of Python and of the packages that all ranks should have alike.
@@ -69,12 +69,12 @@ class Seen:
 
 
 def examine_ranks() -> list[Finding]:
-    """Describe the ranks of this job; on the first rank alone."""
+    """Describe the ranks of this job; only the first rank does."""
     place = mpi_place(os.environ)
     if place is None:
         return _without_launcher()
     asked = [sys.executable, "-P", "-m", "tutti.studies.mpi_doctor"]
-    # The connection of MPICH's ranks to their launcher, which they inherit.
+    # The inherited connection of MPICH's ranks to their launcher.
     kept = [int(number) for number in (os.environ.get("PMI_FD", ""),) if number.isdecimal()]
     try:
         done = subprocess.run(
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
-    """Return what this process sees."""
+    """Return this process's view of the job."""
     versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
     for package in _PACKAGES:
         try:
@@ -134,7 +134,7 @@ def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
 
 
 def networks_here() -> tuple[str, ...]:
-    """The IPv4 addresses of this host with the lengths of their networks, without the loopback's."""
+    """Return the IPv4 addresses of this host with the lengths of their networks, without loopback."""
     import psutil
 
     found = [
@@ -147,7 +147,7 @@ def networks_here() -> tuple[str, ...]:
 
 
 def report(seen: Sequence[Seen]) -> list[Finding]:
-    """Describe the ranks, and say what is wrong with them."""
+    """Describe the ranks and what is wrong with them."""
     first = seen[0]
     findings = [
         ("ranks", f"{first.size}, started by {first.launcher}; MPI sees {first.mpi_size}"),
@@ -198,7 +198,7 @@ def _network(interface: str) -> str:
 
 
 def by_host(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
-    """The ranks of each host, hosts in the order of their lowest ranks."""
+    """Return the ranks of each host, hosts in the order of their lowest ranks."""
     hosts: dict[str, list[Seen]] = {}
     for one in sorted(seen, key=lambda one: one.rank):
         hosts.setdefault(one.host, []).append(one)

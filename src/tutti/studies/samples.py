@@ -1,4 +1,4 @@
-"""A look at the samples of a study, and at what is to be trained on them."""
+"""A look at the samples of a study, and at the models to train on them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Samples:
 
     name: str  # of the data set
     targets: NDArray[Any]  # of the training samples
-    metrics: tuple[str, ...]  # that the first run computes
+    metrics: tuple[str, ...]  # computed by the first run
     labels: tuple[str, ...]  # the classes' names; empty when unknown
-    fingerprint: str  # tells the samples from those of other data
-    groups: NDArray[Any] | None = None  # of the training samples; None: no column of the data has them
-    rest: NDArray[np.int64] | None = None  # those that are not in the test part; None: all
+    fingerprint: str  # identifies the samples
+    groups: NDArray[Any] | None = None  # of the training samples; None: the data have no such column
+    rest: NDArray[np.int64] | None = None  # the samples outside the test part; None: all
 
 
 def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = None) -> Samples:
     """Check the runs of a study, and look at the targets of their data."""
-    # Arrays that were read already are no file yet that could be looked for.
+    # Arrays already read are not in a file yet.
     known = {} if contents is None else {"data": Pickled(b"")}
     runs = []
     for one in jobs:
@@ -77,7 +77,7 @@ def _metrics_of(job: TrainJob, dataset: DataSet, targets: NDArray[Any]) -> tuple
 
 
 def _refuse_unfit(job: TrainJob, dataset: DataSet, contents: ReadData) -> None:
-    """Refuse a model with options that it does not have, or that is not for such inputs."""
+    """Refuse a model with unknown options, or unfit for such inputs."""
     with seeded(job.config.seed):
         try:
             if contents.table is not None:
@@ -89,5 +89,5 @@ def _refuse_unfit(job: TrainJob, dataset: DataSet, contents: ReadData) -> None:
         except UserError:
             raise
         except Exception:
-            # The program's own error: its jobs fail by it, with the traceback in their folders.
+            # The program's own error fails its jobs, with the traceback in their folders.
             return

@@ -22,10 +22,10 @@ SECONDS: Final = "seconds"
 PARAMETERS: Final = "parameters"
 
 COSTS: Final = (SECONDS, PARAMETERS)
-"""The figures of a run that are not of its validation part."""
+"""The figures of a run besides those of its validation part."""
 
 AUTOMATIC: Final = ("accuracy", "mae", "rmse", "r2")
-"""The metrics that "auto" may mean, each where the targets are of its kind."""
+"""The metrics that "auto" may mean, each for its kind of targets."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Score:
 
     @property
     def by_epoch(self) -> bool:
-        """True if each epoch has a value, by which runs can be compared before their end."""
+        """Whether each epoch has a value, so that runs can be compared before they end."""
         return self.name not in COSTS
 
     @property
     def is_share(self) -> bool:
-        """True if it is a share, which is shown in percent."""
+        """Whether it is a share, shown in percent."""
         return is_share(self.name)
 
     def of(self, run: Summary) -> float:
@@ -84,7 +84,7 @@ class Score:
         return values[self.name]
 
     def text(self, value: float) -> str:
-        """Return a value as text; nothing if it is missing."""
+        """Return a value as text; empty if it is missing."""
         return "" if math.isnan(value) else metric_text(self.name, value)
 
 
@@ -95,7 +95,7 @@ def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> 
         given: a name, a function, or its place, such as "mine.py:hits". A text may end in ":higher" or
             ":lower".
         metrics: the metrics of the runs.
-        option: what gave it, for messages.
+        option: the option behind it, for messages.
     """
     text, better = given, ""
     if isinstance(given, str):
@@ -131,18 +131,18 @@ def scores_of(
 
 
 def score_by_metrics(found: Sequence[Evaluation]) -> Score:
-    """Return the score of runs that were asked for none: their first metric, or else the loss."""
+    """Return the score of runs that asked for none: their first metric, or else the loss."""
     names = found[0].metrics if found else ()
     return first_score([name for name in names if all(name in one.metrics for one in found)])
 
 
 def first_score(metrics: Iterable[str]) -> Score:
-    """Return the score by the first metric whose better values are known, or else by the loss."""
+    """Return the score by the first metric with a known direction, or else by the loss."""
     return Score.read(next(filter(better_by_name, metrics), LOSS))
 
 
 def name_of(metric: Metric) -> str:
-    """Return what a metric is called in the records of a run."""
+    """Return the name of a metric in the records of a run."""
     if isinstance(metric, str):
         return metric.rpartition(":")[2]
     return str(getattr(metric, "__name__", type(metric).__name__))

@@ -1,4 +1,4 @@
-"""The collectives of a process group under all the names that torch has for them."""
+"""The collectives of a process group under all of torch's names for them."""
 
 # torch's stubs list each of these twice, as it is called from C++ and as it may be called from Python.
 # mypy: disable-error-code="override, assignment"
@@ -122,7 +122,7 @@ class GroupCollectives(ProcessGroup):
     # --- moves
 
     def broadcast(self, tensors: Tensors, options: Any = None, timeout: Any = None) -> Operation | None:
-        """Overwrite each tensor on every rank with that of the root."""
+        """Overwrite each tensor on every rank with the root's."""
         several, staging, root = listed(tensors), Staging(), root_of(options)
         steps = [
             self._transport.broadcast(
@@ -218,14 +218,9 @@ class GroupCollectives(ProcessGroup):
         input_splits: Sequence[int] = (),
         options: Any = None,
     ) -> Operation | None:
-        """Overwrite the output with each rank's part for this one.
+        """Overwrite the output with each rank's part for this one, in rank order.
 
-        Args:
-            output: receives the parts, in rank order.
-            source: the parts to send, in rank order.
-            output_splits: how many rows come from each rank; none: equally many.
-            input_splits: how many rows go to each rank; none: equally many.
-            options: torch's.
+        The splits are the number of rows from and to each rank; empty: all equal.
         """
         staging = Staging()
         steps = self._transport.all_to_all(
@@ -273,7 +268,7 @@ def chain(steps: Iterable[Steps], staging: Staging) -> Steps:
 
 
 def listed(tensors: Tensors) -> Sequence[Tensor]:
-    """The tensors as a sequence, also where only one was given."""
+    """Return the tensors as a sequence, also for a single one."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
@@ -284,11 +279,7 @@ _BY_OP: Final[dict[Any, Reduction]] = {
 
 
 def reduction_of(options: Any) -> Reduction:
-    """The reduction that torch's options name, or a `ReduceOp` given in their place; by default a sum.
-
-    Raises:
-        Unusable: there is no such reduction.
-    """
+    """Return the reduction in torch's options, or of a `ReduceOp`; by default a sum."""
     op = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
     if op == ReduceOp.SUM:
         return SUM
@@ -299,21 +290,17 @@ def reduction_of(options: Any) -> Reduction:
 
 
 def root_of(options: Any) -> int:
-    """The root of torch's options, or a rank given in their place; by default rank 0."""
+    """Return the root in torch's options, or a rank given directly; by default rank 0."""
     return int(getattr(options, "rootRank", options or 0))
 
 
 def asynchronous(options: Any) -> bool:
-    """Return whether the caller wants a work object; one who leaves the options out does."""
+    """Return whether the caller wants a work object; a caller without options does."""
     return bool(getattr(options, "asyncOp", True))
 
 
 def check_whole(what: str, part: Tensor, whole: Tensor, size: int) -> None:
-    """Check that a whole has one part for each rank.
-
-    Raises:
-        Unusable: it does not.
-    """
+    """Raise Unusable unless a whole has one part for each rank."""
     if part.numel() * size != len(whole) or part.dtype != whole.dtype:
         raise Unusable(
             f"{what} got a part of {part.numel()} x {part.dtype} and a whole of {len(whole)} x {whole.dtype} "
@@ -322,5 +309,5 @@ def check_whole(what: str, part: Tensor, whole: Tensor, size: int) -> None:
 
 
 def parts_of(parts: Sequence[Tensor], size: int) -> Sequence[Tensor]:
-    """One part for each rank, also where the whole is empty."""
+    """Return one part for each rank, also if the whole is empty."""
     return parts if len(parts) == size or any(map(len, parts)) else [parts[0]] * size

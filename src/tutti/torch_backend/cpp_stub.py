@@ -24,7 +24,7 @@ from tutti.torch_backend.work import Operation
 class BackendStub(Backend):
     """The stub of a group in C++; the group itself does all the work.
 
-    Every property is here because those of C++ look for a Python one, find themselves, and so never end.
+    Every property is defined here because C++'s look for a Python one, find themselves, and recurse for ever.
     """
 
     supports_splitting = supports_coalescing = supports_shrinking = False
@@ -36,7 +36,7 @@ class BackendStub(Backend):
         self._options = Backend.Options(NAME, timeout)
 
     def name(self) -> str:
-        """The backend's name."""
+        """Return the backend's name."""
         return NAME
 
     getBackendName = name
@@ -48,9 +48,9 @@ class BackendStub(Backend):
 
 
 def register_stub(group: ProcessGroup, timeout: timedelta) -> BackendStub | None:
-    """Register a stub of a group for all its devices; None with torch 2.13, which lets Python make none.
+    """Register a stub of a group for all its devices; None with torch 2.13, where Python cannot make one.
 
-    The caller keeps it: C++ keeps only the part of it that is C++.
+    The caller keeps it: C++ keeps only its C++ part.
     """
     try:
         made = BackendStub(group.rank(), group.size(), timeout)
@@ -66,7 +66,7 @@ _hold = Reducer._set_forward_pass_work_handle
 
 
 def _hold_whole(reducer: Reducer, work: Work, use_static_world_size: bool) -> None:
-    """Let a reducer wait for an operation (`DistributedDataParallel.join`) that nobody else holds."""
+    """Let a reducer wait for an operation that has no other owner (`DistributedDataParallel.join`)."""
     if isinstance(work, Operation):
         work = _distributed_c10d._create_work_from_future(work.get_future())  # type: ignore[attr-defined]
     _hold(reducer, work, use_static_world_size)

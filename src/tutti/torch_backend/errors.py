@@ -1,4 +1,4 @@
-"""The errors of a process group, beside `PeerLost` and `CallsDiffer` of all communicators."""
+"""The errors of a process group, besides `PeerLost` and `CallsDiffer` of all communicators."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Absent(TuttiError, RuntimeError):
     """Ranks did not come within the time that the group, or the call, allows.
 
     Args:
-        what: what was waited for.
-        ranks: those that did not come, numbered in the job.
-        timeout_s: how long they had.
+        what: the awaited event.
+        ranks: the absent ranks, numbered in the job.
+        timeout_s: the time that they had.
     """
 
     def __init__(self, what: str, ranks: Iterable[int], timeout_s: float) -> None:
@@ -29,7 +29,7 @@ class Absent(TuttiError, RuntimeError):
 
 
 class Unusable(UserError, RuntimeError):
-    """A call that no rank can make: an unknown operation, a device or an argument that does not fit."""
+    """A call that no rank can make: an unknown operation, or an unsuitable device or argument."""
 
 
 class Closed(TuttiError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The process group that torch.distributed talks to: its beginning, members, messages and end."""
+"""The process group for torch.distributed: its beginning, members, messages and end."""
 
 # torch's stubs list operations twice, as they are called from C++ and as they may be called from Python.
 # mypy: disable-error-code="override, assignment"
@@ -37,11 +37,7 @@ _open: Final[weakref.WeakSet[TuttiGroup]] = weakref.WeakSet()
 
 
 class TuttiGroup(GroupCollectives):
-    """One rank's end of a process group.
-
-    Raises:
-        TuttiError: a rank did not come, or the ranks share no memory.
-    """
+    """One rank's end of a process group; TuttiError if a rank did not come, or the ranks share no memory."""
 
     _messages: HostMessages | MpiMessages
     _membership: Membership | None = None
@@ -87,15 +83,15 @@ class TuttiGroup(GroupCollectives):
     # --- names
 
     def rank(self) -> int:
-        """The number of this process in the group."""
+        """Return the number of this process in the group."""
         return self._rank
 
     def size(self) -> int:
-        """The number of ranks in the group."""
+        """Return the number of ranks in the group."""
         return self._size
 
     def name(self) -> str:
-        """The backend's name."""
+        """Return the backend's name."""
         return "tutti"
 
     getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
@@ -107,11 +103,11 @@ class TuttiGroup(GroupCollectives):
         self._description = description
 
     def getGroupName(self) -> str:
-        """The group's name, for C++."""
+        """Return the group's name, for C++."""
         return self._name
 
     def getGroupDesc(self) -> str:
-        """The group's description, for C++."""
+        """Return the group's description, for C++."""
         return self._description
 
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc
@@ -125,7 +121,7 @@ class TuttiGroup(GroupCollectives):
         return [torch.device("cpu"), *accelerators]
 
     def get_group_store(self) -> Store:
-        """The store that the ranks met in."""
+        """Return the store that the ranks met in."""
         return self._store
 
     def _set_sequence_number_for_group(self) -> None:
@@ -139,11 +135,7 @@ class TuttiGroup(GroupCollectives):
     def barrier(
         self, options: Any = None, timeout: timedelta | None = None, *, opts: Any = None
     ) -> Operation | None:
-        """Wait until every rank has come here.
-
-        Raises:
-            Absent: ranks did not come in time; it names them.
-        """
+        """Wait until every rank has called this; Absent names the ranks that did not come in time."""
         options = opts if options is None else options
         if isinstance(options, timedelta):
             options, timeout = None, options
@@ -168,7 +160,7 @@ class TuttiGroup(GroupCollectives):
         return self._receive(tensors, Receiving(source, tag), what, [source])
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Operation:
-        """Receive a tensor from whichever rank sends first."""
+        """Receive a tensor from the first rank that sends one."""
         others = [rank for rank in range(self._size) if rank != self._rank]
         return self._receive(tensors, Receiving(ANY, tag), "recv from any rank", others)
 
@@ -190,7 +182,7 @@ class TuttiGroup(GroupCollectives):
         return self if self._stub is None else super()._get_backend(device)
 
     def shutdown(self) -> None:
-        """Leave: operations under way fail, and the group frees all that it holds."""
+        """Leave: operations under way fail, and the group frees its resources."""
         if self in _open:
             _open.discard(self)
             self._progress.close()
@@ -205,7 +197,7 @@ class TuttiGroup(GroupCollectives):
 
 
 def _check_rank_of_world(name: int) -> None:
-    """Raise PeerLost if a rank cannot come to a new group, as some rank is lost, or it has left."""
+    """Raise PeerLost if a rank is lost or has left, so that it cannot come to a new group."""
     world = distributed.GroupMember.WORLD
     if not isinstance(world, TuttiGroup) or world not in _open:
         return
@@ -215,7 +207,7 @@ def _check_rank_of_world(name: int) -> None:
 
 
 def _limit_s(timeout: timedelta | None) -> float | None:
-    """A time-out in seconds; None where the group's holds, for which torch has a negative one."""
+    """Return a time-out in seconds; None for the group's, which torch passes as a negative one."""
     return timeout.total_seconds() if timeout is not None and timeout >= timedelta(0) else None
 
 

@@ -61,9 +61,9 @@ class ProgressEngine:
     Args:
         peers: the group's processes on this host.
         global_ranks: the ranks' numbers in the job.
-        absent: returns the ranks of the group that have not come to the collective under way.
+        absent: returns the ranks of the group that have not come to the current collective.
         has_left: returns whether a rank of the group has left.
-        timeout_s: how long an operation may take.
+        timeout_s: the time limit of an operation.
         remote: whether some of the ranks are on other hosts.
 
     Attributes:
@@ -106,17 +106,9 @@ class ProgressEngine:
         asynchronous: bool,
         timeout_s: float | None = None,
     ) -> Operation | None:
-        """Run a collective after those before it.
+        """Run a collective after the earlier ones; return it only if `asynchronous` and unfinished.
 
-        Args:
-            steps: the operation.
-            outputs: the tensors that hold its result.
-            what: its name in errors.
-            asynchronous: whether the caller goes on as soon as another rank has to be waited for.
-            timeout_s: how long it may take; None: as long as the group allows.
-
-        Returns:
-            The operation under way; None without `asynchronous`.
+        `what` is its name in errors; `timeout_s` is by default the group's.
         """
         with self.lock:
             if not self._collectives and self._broken is None:
@@ -139,7 +131,7 @@ class ProgressEngine:
         asynchronous: bool,
         timeout_s: float | None = None,
     ) -> Operation:
-        """Put a collective behind those before it; with the lock."""
+        """Queue a collective; call this with the lock."""
         self._check(what)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         operation = Operation(self, steps, outputs, what, self._absent, limit_s)
@@ -161,15 +153,7 @@ class ProgressEngine:
         what: str,
         asynchronous: bool,
     ) -> Operation | None:
-        """Run a collective that as a rule is over at once.
-
-        Args:
-            begin: begins it, with `tensor` and `reduction`; returns the steps that are left, or None.
-            tensor: the tensor to reduce.
-            reduction: how the ranks' tensors are reduced.
-            what: its name in errors.
-            asynchronous: as in `collective`.
-        """
+        """Run a collective that usually ends at once; `begin` returns the remaining steps, or None."""
         with self.lock:
             if self._broken is None and not self._collectives:
                 try:
@@ -206,7 +190,7 @@ class ProgressEngine:
         return operation
 
     def _spin(self, steps: Steps) -> bool:
-        """Run an operation while others are at it too; return whether it is done."""
+        """Run an operation while others work on it too; return whether it is done."""
         started = 0.0
         for tries, moves in enumerate(steps):
             if moves:
@@ -243,7 +227,7 @@ class ProgressEngine:
                     self._wake_thread()
 
     def _run(self) -> bool:
-        """Run the operations that can go on; return whether any did."""
+        """Run the operations that can proceed; return whether any did."""
         moved, ended = False, list[Operation]()
         with self.lock:
             while self._collectives and self._advance(self._collectives[0], ended):
@@ -259,9 +243,9 @@ class ProgressEngine:
         return moved
 
     def _publish(self, ended: Sequence[Operation]) -> None:
-        """Resolve the futures of operations that have ended.
+        """Resolve the futures of ended operations.
 
-        Their callbacks may wait for other operations in ways that run none: another thread must then do so.
+        Their callbacks may wait for other operations without running them: then another thread must.
         """
         observed = [operation for operation in ended if operation.has_future]
         if not observed:
@@ -342,7 +326,7 @@ class ProgressEngine:
     # --- the thread
 
     def _wake_thread(self) -> None:
-        """Have a thread run the operations under way; with the lock."""
+        """Wake a thread to run the operations under way; call this with the lock."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="tutti progress", daemon=True)
             self._threads = [*(thread for thread in self._threads if thread.is_alive()), self._thread]

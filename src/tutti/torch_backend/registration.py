@@ -1,8 +1,8 @@
-"""Makes the name "tutti" known to torch.distributed, without importing torch before the program does.
+"""Registers the name "tutti" with torch.distributed, without importing torch before the program does.
 
 An entry point of the group "torch.backends" registers it whenever torch is imported. Where entry points are
 not loaded (TORCH_DEVICE_BACKEND_AUTOLOAD=0, tutti on the path without being installed), `import tutti`
-does so: now, if torch.distributed is there, else when it is imported.
+does so: now, if torch.distributed is imported, else when it will be.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def register() -> None:
 
 
 def _keep_untraced() -> None:
-    """Have the compiler call a group's operations, as it calls other groups' C++, instead of tracing them."""
+    """Let the compiler call a group's operations instead of tracing them, like other groups' C++."""
     for package in _UNTRACED:
         sys.modules[_TRACE_RULES].add(package)
 
@@ -71,13 +71,13 @@ def _rendezvous_before_env() -> None:
 
 
 def _as_described(url: str) -> bool:
-    """Return whether `init_process_group` got no other rank or size than the environment has."""
+    """Return whether `init_process_group` got the rank and size of the environment, or none."""
     given = dict(parse_qsl(urlsplit(url).query))
     return all(given.get(name, os.environ[name.upper()]) == os.environ[name.upper()] for name in _PLACE)
 
 
 def _store_of(file: int, timeout: timedelta) -> tuple[Store, int, int]:
-    """The store in a file; its keys are new at each rendezvous."""
+    """Return the store in a file; its keys are new at each rendezvous."""
     from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
     rank, size = (int(os.environ[name.upper()]) for name in _PLACE)
@@ -88,11 +88,10 @@ def _store_of(file: int, timeout: timedelta) -> tuple[Store, int, int]:
 
 
 def register_with_torch(rendezvous: Rendezvous) -> None:
-    """Register the backend as soon as torch.distributed is there.
+    """Register the backend as soon as torch.distributed is imported.
 
-    Args:
-        rendezvous: finds the ranks' store; under launchers that torch does not know, it sets the variables
-            that `env://` reads.
+    `rendezvous` finds the ranks' store; under launchers that torch does not know, it sets the variables of
+    `env://`.
     """
     global _rendezvous
     _rendezvous = rendezvous
@@ -108,7 +107,7 @@ def _when_imported(module: str, action: Callable[[], None]) -> None:
 
 
 def _create(options: Any, backend_options: object) -> ProcessGroup:
-    """Make a group of the ranks that call this, from torch's `_DistributedBackendOptions` (collective)."""
+    """Make a group of the calling ranks, from torch's `_DistributedBackendOptions` (collective)."""
     from tutti.torch_backend.group import TuttiGroup
 
     global_ranks = options.global_ranks_in_group or range(options.group_size)
@@ -116,7 +115,7 @@ def _create(options: Any, backend_options: object) -> ProcessGroup:
 
 
 class _Watcher(MetaPathFinder):
-    """Has the import of one module followed by a call, then goes away."""
+    """Calls a function after the import of one module, then disappears."""
 
     def __init__(self, module: str, action: Callable[[], None]) -> None:
         self.module, self._action = module, action
@@ -124,7 +123,7 @@ class _Watcher(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's ordinary specification, with a loader that also calls."""
+        """Return the module's ordinary specification, with a loader that also calls."""
         if name != self.module:
             return None
         sys.meta_path.remove(self)

@@ -1,8 +1,8 @@
-"""The rendezvous of a group's ranks, through the store that torch gives them.
+"""The rendezvous of a group's ranks, through torch's store.
 
 On one host the store is in an anonymous file (`tutti.comm.shm.memfd`). torch's TCPStore listens on all
-interfaces, whatever host it is given, and authenticates nobody. An anonymous file of this user needs no port,
-and nothing of it is left behind.
+interfaces, even for a given host, and has no authentication. An anonymous file of this user needs no port,
+and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GroupStore:
     """The values that the ranks of a group exchange through a store, while the group is made.
 
     A store may outlive a group (torchrun keeps its own), and the next group may have the same name: each
-    generation of a group has keys of its own. `check` raises PeerLost if a rank of the job will not come.
+    generation of a group has its own keys. `check` raises PeerLost if a rank of the job will not come.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GroupStore:
         self._timeout_s, self._check, self._gathered = timeout_s, check, 0
 
     def gather(self, value: str) -> list[str]:
-        """Publish a value, and wait for those of all ranks, in rank order.
+        """Publish a value, and return those of all ranks, in rank order.
 
         Raises:
             Absent: a rank did not publish its own in time.
@@ -89,15 +89,9 @@ class GroupStore:
 
 
 def join_by_store(rank: int, size: int) -> HostCommunicator:
-    """Join all ranks that torchrun has started (collective).
+    """Join the ranks that torchrun has started (collective), of which this is `rank`.
 
-    Args:
-        rank: this process's number among them.
-        size: their number.
-
-    Raises:
-        UserError: they are on several hosts.
-        Absent: a rank does not come.
+    UserError: they are on several hosts. Absent: a rank does not come.
     """
     store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=MEET_S)))
     _stores.append(store)
@@ -116,13 +110,7 @@ def join_by_store(rank: int, size: int) -> HostCommunicator:
 def join_by_mpi(group_store: GroupStore, global_ranks: Sequence[int], keys: Sequence[str]) -> MpiGroup:
     """Make the MPI communicators of ranks on several hosts (collective).
 
-    Args:
-        group_store: of the group.
-        global_ranks: the ranks' numbers in the job.
-        keys: the key of each rank's host, which begins with its name.
-
-    Raises:
-        Unusable: MPI did not start the ranks.
+    `keys` identify each rank's host, and begin with its name. Unusable: MPI did not start the ranks.
     """
     hosts = [key.split()[0] for key in keys]
     places = group_store.gather(_mpi_place(len(global_ranks)))
@@ -138,7 +126,7 @@ def join_by_mpi(group_store: GroupStore, global_ranks: Sequence[int], keys: Sequ
 
 
 def _mpi_place(size: int) -> str:
-    """Return this process's rank in MPI's world, or the reason why MPI cannot be used."""
+    """Return this process's rank in MPI's world, or why MPI cannot be used."""
     if not any(name in os.environ for name in _LAUNCHERS):
         return "it was not started by mpirun or srun"
     if importlib.util.find_spec("mpi4py") is None:

@@ -29,13 +29,8 @@ def all_reduce_sparse(transport: Transport, tensor: Tensor, reduction: Reduction
 
     The ranks' tensors have one shape, and any number of elements, any indices. The result is coalesced.
 
-    Args:
-        transport: the collectives of the group.
-        tensor: this rank's.
-        reduction: a sum or a mean.
-
     Raises:
-        Unusable: the operation is not a sum.
+        Unusable: the operation is not a sum or a mean.
         CallsDiffer: the ranks' tensors differ in shape.
     """
     if reduction.name not in _SUMS:

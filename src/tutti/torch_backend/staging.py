@@ -1,4 +1,4 @@
-"""Any tensor as a contiguous one on the CPU, itself where possible, else a copy that is written back."""
+"""Contiguous CPU tensors for any tensors: themselves if possible, else copies that are written back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tutti.torch_backend.errors import Unusable
 
 
 class Staging:
-    """The contiguous tensors on the CPU that one operation works on, and what they are copies of.
+    """The contiguous CPU tensors that one operation works on, and their originals.
 
-    Contiguous tensors on the CPU are worked on in place. All others are copied, at once: those of an
+    Contiguous tensors on the CPU are worked on in place. All others are copied at once, those of an
     accelerator into pinned host memory.
     """
 
@@ -21,15 +21,10 @@ class Staging:
         self._copies: list[tuple[Tensor, Tensor, torch.cuda.Stream | None]] = []
 
     def take(self, tensor: Tensor, *, read: bool = True, write: bool = True) -> Tensor:
-        """Return the elements of a tensor as a vector, contiguous on the CPU.
+        """Return the elements of a tensor, of any shape, as a contiguous vector on the CPU.
 
-        Args:
-            tensor: of any shape; complex numbers come as pairs of real ones.
-            read: whether the tensor's values are needed.
-            write: whether the elements go back into the tensor with `write_back`.
-
-        Raises:
-            Unusable: the tensor is on a device without memory, or sparse.
+        Complex numbers become pairs of real ones. `read` is whether the values are needed, `write` whether
+        `write_back` writes them. Unusable: the tensor is sparse, or on a device without memory.
         """
         tensor = tensor.data
         if tensor.is_complex():
@@ -66,7 +61,7 @@ class Staging:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor can be worked on in place, in its own shape: a quick test before `Staging`."""
+    """Return whether a tensor can be used in place, in its shape: a quick test before `Staging`."""
     return (
         tensor.is_cpu
         and not tensor.requires_grad

@@ -1,4 +1,4 @@
-"""One operation under way, as torch.distributed sees it."""
+"""One operation under way, for torch.distributed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Operation(Work):
         outputs: the tensors that hold its result.
         what: its name in errors.
         absent: returns the ranks of the group that have not come.
-        timeout_s: how long it may take, once it is its turn.
-        receiving: for a receive, the message that it waits for.
+        timeout_s: its time limit, from its turn on.
+        receiving: for a receive, the awaited message.
 
     Attributes:
         done: whether it is over.
         error: why it failed, if it did.
-        deadline_s: when its time is over, on the clock `time.monotonic`; 0 before its turn.
+        deadline_s: the end of its time, by `time.monotonic`; 0 before its turn.
     """
 
     done = False
@@ -70,7 +70,7 @@ class Operation(Work):
 
     @classmethod
     def over(cls, outputs: Sequence[Tensor]) -> Operation:
-        """Make one that is done."""
+        """Make a finished one."""
         operation = cls.__new__(cls)
         Work.__init__(operation)
         operation.done, operation._outputs = True, outputs
@@ -78,7 +78,7 @@ class Operation(Work):
 
     @classmethod
     def failed(cls, error: BaseException) -> Operation:
-        """Make one that has failed."""
+        """Make a failed one."""
         operation = cls.over(())
         operation.error = error
         return operation
@@ -86,7 +86,7 @@ class Operation(Work):
     # --- for the progress engine
 
     def advance(self) -> bool:
-        """Go on until it would have to wait; return whether anything moved or it ended."""
+        """Proceed until it would have to wait; return whether anything moved or it ended."""
         assert self._steps is not None
         moved = False
         for moves in self._steps:
@@ -97,7 +97,7 @@ class Operation(Work):
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """End it; `publish` is to follow, outside of all locks."""
+        """End it; `publish` must follow, outside all locks."""
         self.done, self.error = True, error
         if error is not None and self._steps is not None:
             self._steps.close()
@@ -105,11 +105,11 @@ class Operation(Work):
 
     @property
     def has_future(self) -> bool:
-        """Return whether anybody has asked for the future."""
+        """Return whether the future was requested."""
         return self._source is not None
 
     def publish(self) -> None:
-        """Resolve the future, if anybody has asked for it."""
+        """Resolve the future, if it was requested."""
         if self._source is not None:
             self._source.set_result(list(self._outputs) if self.error is None else self.error)
 
@@ -119,7 +119,7 @@ class Operation(Work):
         """Return when it is done.
 
         Args:
-            timeout: how long to wait at most; 0: as long as the group allows.
+            timeout: the longest wait; 0: the group's.
 
         Raises:
             TuttiError: it failed: a rank is lost, did not come, or called something else.
@@ -143,21 +143,21 @@ class Operation(Work):
         return self.done and self.error is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed, if it did."""
+        """Return why it failed, if it did."""
         return self.error
 
     def result(self) -> list[Tensor]:
-        """The tensors that hold the result."""
+        """Return the tensors that hold the result."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """Return the sender of the message that was received."""
+        """Return the sender of the received message."""
         return self._receiving.sender if self._receiving is not None else -1
 
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors that hold the result; it fails if the operation does."""
+        """Return a future of the tensors that hold the result; it fails if the operation does."""
         if self._future is None:
             source: Future[Any] = Future()
             with self._progress.lock if self._progress is not None else _nothing:

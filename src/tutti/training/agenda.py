@@ -1,6 +1,6 @@
 """The times at which a run saves its state, or stops: all ranks agree on them, between two steps.
 
-Workers that make the same steps vote every few steps, in the same step:
+Workers that step together vote every few steps, in the same step:
 
     rank 0   step │ step │ vote │ step │ step │ vote: save │ settle, save, resume │ step
     rank 1   step │ step │ vote │ step │ step │ vote: save │ settle, save, resume │ step
@@ -42,13 +42,11 @@ class Wishes:
     """The reasons for a meeting, apart from the number of steps."""
 
     every: Every | None = None  # the interval between checkpoints; None: only one at a stop
-    copies: Callable[[], bool] | None = (
-        None  # whether a copy in memory is wanted at once; None: there are none
-    )
+    copies: Callable[[], bool] | None = None  # returns whether to copy in memory now; None: there are none
     end: bool = False  # the end of the run is a checkpoint too, even if it has none before
     stop: Callable[[], str | None] = lambda: None  # why this rank was asked to stop; None: it was not
     free: bool = False  # the workers do not wait for each other
-    period: int = 1  # of workers that go abreast, the steps between two exchanges
+    period: int = 1  # the steps between two exchanges of workers that go abreast
     now: Callable[[], float] = time.monotonic
 
 
@@ -58,8 +56,8 @@ class Decision:
 
     save: bool  # the state is to be saved
     copy: bool = False  # it is to be copied in memory
-    stop: str | None = None  # why the run ends here, to go on later; None: it goes on
-    end: bool = False  # the run has come to its end
+    stop: str | None = None  # why the run stops here, to be resumed later; None: it goes on
+    end: bool = False  # the run is over
 
     @property
     def final(self) -> bool:
@@ -68,7 +66,7 @@ class Decision:
 
 
 class Agenda:
-    """The meetings of a run's ranks (collective). Attribute `free`: workers do not wait for each other."""
+    """The meetings of a run's ranks (collective)."""
 
     def __init__(self, comm: Communicator, wishes: Wishes) -> None:
         self._comm, self._wishes = comm, wishes
@@ -106,18 +104,18 @@ class Agenda:
         if save or stop:
             self._has_saved = True
             self.start(step, epoch)
-        # Rank 0 may not know yet the reason of another rank.
+        # Rank 0 may not know another rank's reason yet.
         reasons = self._comm.all_gather_objects(self._reason) if stop else []
         return Decision(save or stop, copy, cast("str | None", next(filter(None, reasons), None)))
 
     def note_copy(self, seconds: float) -> None:
-        """Note how long a meeting with a copy in memory took."""
+        """Note the time of a meeting with a copy in memory."""
         self._copied_at = self._wishes.now()
         # A busy machine makes some copies slow.
         self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
 
     def keeps_end(self, early: bool) -> bool:
-        """Return whether the state is saved at the end of the run; the same on all ranks."""
+        """Return whether to save the state at the end of the run; the same on all ranks."""
         kept = early or self._wishes.end or self._has_saved
         return self._wishes.every is not None and kept
 
@@ -140,7 +138,7 @@ class Agenda:
         return self._copy_s is None or passed >= self._copy_s / COPY_SHARE or wanted()
 
     def _look_after(self, step: int, steps: int) -> None:
-        """Look again after `steps` steps, or when a checkpoint is due by their number."""
+        """Look again after `steps` steps, or when the next checkpoint is due."""
         every = self._wishes.every
         self._next = step + steps
         if every is not None and every.steps is not None:

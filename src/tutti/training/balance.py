@@ -23,11 +23,11 @@ class SpeedBalance:
     """The split of an update with which all ranks compute for the same time.
 
     Every few dozen updates the ranks exchange their samples per second, and all cut the batches in the same
-    new way. Gradients stay weighted by their samples, so the update's gradient is still the mean. A run that
-    is resumed measures again.
+    new way. Gradients stay weighted by their samples, so the update's gradient is still the mean. A resumed
+    run measures again.
 
         rank 0        ■■■■■■■■■■■■■│■■■■■■■■■■■■■│  speeds 3 : 1  │■■■■■■■■■■■■■■■■■■■■■│
-        rank 1 slow   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■│■■■■■■■■■■■■■■■■■■■■■│
+        rank 1 slow   ■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■│■■■■■■■■■■■■■■■■■■■■■│
     """
 
     def __init__(self, batches: Batches, comm: Communicator) -> None:
@@ -36,7 +36,7 @@ class SpeedBalance:
         self._samples, self._seconds, self._left = 0, 0.0, FIRST
 
     def note(self, samples: int, seconds: float) -> None:
-        """Count the samples that this rank has computed for an update, and their seconds (collective)."""
+        """Count this rank's samples of an update, and the seconds they took (collective)."""
         self._samples += samples
         self._seconds += seconds
         self._left -= 1
@@ -49,13 +49,13 @@ class SpeedBalance:
         if self._seconds > 0:
             speeds[self._comm.rank] = self._samples / self._seconds
         self._comm.all_gather(speeds)
-        found: list[float] = speeds.tolist()
-        if min(found) <= 0:
+        all_speeds: list[float] = speeds.tolist()
+        if min(all_speeds) <= 0:
             return
-        parts = by_speed(self._batches.batch_size, found, LEAST)
-        if _slowest_s(parts, found) <= WORTHWHILE * _slowest_s(self._parts, found):
+        parts = by_speed(self._batches.batch_size, all_speeds, LEAST)
+        if _slowest_s(parts, all_speeds) <= WORTHWHILE * _slowest_s(self._parts, all_speeds):
             self._parts = parts
-            self._batches.split_by(found)
+            self._batches.split_by(all_speeds)
 
 
 def _slowest_s(parts: list[int], speeds: list[float]) -> float:

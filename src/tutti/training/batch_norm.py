@@ -1,8 +1,7 @@
-"""BatchNorm over the whole batch of an update, of which each rank has a part.
+"""BatchNorm over the whole batch of an update, split over the ranks.
 
     rank 0   count, mean, squares of its part │ all_reduce │ y = (x - mean) / sqrt(var + eps)
     rank 1   count, mean, squares of its part │            │ y = (x - mean) / sqrt(var + eps)
-
     rank 0   sum of dy (x - mean), sum of dy  │ all_reduce │ dx
     rank 1   sum of dy (x - mean), sum of dy  │            │ dx
 
@@ -34,13 +33,13 @@ _NO_GRADIENT_OF_INPUTS = False, True, True
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    """Return the BatchNorm layers of a module, those with synchronised statistics among them."""
+    """Return the BatchNorm layers of a module, including those with synchronised statistics."""
     return [one for one in module.modules() if isinstance(one, _BatchNorm)]
 
 
 @contextmanager
 def normalising(module: nn.Module, statistics: BatchStatistics | None) -> Iterator[None]:
-    """Inside, the BatchNorm layers of a module have these statistics; None: each rank's own."""
+    """Use these statistics in a module's BatchNorm layers inside the block; None: each rank's own."""
     layers = [] if statistics is None else batch_norms(module)
     if statistics is not None:
         statistics.normalise(layers)
@@ -52,19 +51,14 @@ def normalising(module: nn.Module, statistics: BatchStatistics | None) -> Iterat
 
 
 class BatchStatistics:
-    """The statistics of a batch over the ranks of a communicator.
-
-    Args:
-        comm: the ranks that have parts of the batch.
-        present: returns whether this rank's samples belong to the batch.
-    """
+    """The statistics of a batch over `comm`; `present` returns whether this rank's samples count."""
 
     def __init__(self, comm: Communicator, present: Callable[[], bool] = lambda: True) -> None:
         self._comm, self.present = comm, present
 
     @contextmanager
     def absent(self) -> Iterator[None]:
-        """Take part without samples: those of forward and backward inside do not count."""
+        """Take part without samples: forward and backward passes inside do not count."""
         before, self.present = self.present, lambda: False
         try:
             yield
@@ -72,7 +66,7 @@ class BatchStatistics:
             self.present = before
 
     def normalise(self, layers: Iterable[_BatchNorm]) -> None:
-        """Let layers normalise by the whole batch: their forward and backward in training are collective."""
+        """Let layers normalise by the whole batch: their training forward and backward are collective."""
         for layer in layers:
             vars(layer)["forward"] = MethodType(self._forward_of(type(layer).forward), layer)
 
@@ -92,18 +86,10 @@ class BatchStatistics:
         return cast("Tensor", output)
 
     def of_all(self, count: int, mean: Tensor, squares: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Combine the parts of all ranks (collective).
+        """Return the count, mean and variance over all ranks, in float64 (collective).
 
-        Args:
-            count: of this rank's numbers in each channel; 0: they do not count.
-            mean: of them, of shape (channels,).
-            squares: the sum of (x - mean)², likewise.
-
-        Returns:
-            The count over all ranks, the mean, and the variance, in float64.
-
-        Raises:
-            ValueError: there is a single number in each channel.
+        `count`, `mean` and `squares` (the sum of (x - mean)²) are this rank's, for each channel. ValueError:
+        there is only one number in each channel.
         """
         ranks, width = self._comm.size, 1 + 2 * len(mean)
         every = torch.zeros(ranks, width, dtype=torch.float64)
@@ -126,7 +112,7 @@ class BatchStatistics:
 
 
 class _Normalised(Function):
-    """(x - mean) / sqrt(var + eps) * weight + bias, by channel; the statistics are those of all ranks."""
+    """(x - mean) / sqrt(var + eps) * weight + bias, by channel, with the statistics of all ranks."""
 
     @staticmethod
     @override
@@ -183,7 +169,7 @@ def _sums(grad: Tensor, inputs: Tensor, mean: Tensor, inverse: Tensor) -> tuple[
 
 @torch.no_grad()
 def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: int) -> None:
-    """Move the running statistics, as torch does: the variance is the unbiased one."""
+    """Update the running statistics, as torch does, with the unbiased variance."""
     factor = 0.0 if layer.momentum is None else layer.momentum
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)

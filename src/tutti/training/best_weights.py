@@ -97,7 +97,7 @@ class BestWeights:
         return State(joint, shared={"epochs": epochs})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on with the kept epochs of an earlier run, if this one keeps any."""
+        """Continue with the kept epochs of an earlier run, if this one keeps any."""
         if self._monitor is not None:
             for name, (buffers, extra) in saved.shared["epochs"].items():
                 self._kept[int(name)] = KeptEpoch(list(self._read(saved, int(name))), buffers, extra)
@@ -117,7 +117,7 @@ class BestWeights:
             yield whole_piece(full, torch.empty_like(part).copy_(find(saved.joint.tensors, full, part)))
 
     def _pieces(self, epoch: int) -> Iterator[TensorPiece]:
-        """Yield the pieces of the weights that this rank keeps, with their names in a checkpoint."""
+        """Yield this rank's pieces of the weights, with their names in a checkpoint."""
         for flat in self._replica.flats:
             yield from pieces_of(f"{EPOCHS}/{epoch}", flat, flat.weights, self._mine(flat))
         for name, parameter in self._replica.scattered:

@@ -26,9 +26,9 @@ class Course:
         ranks: the number of ranks that train.
         model: the module, read-only: ranks may share its weights. Where each worker has its own weights,
             these are this worker's, and after an epoch the evaluated ones. A callback may compute gradients
-            and set modes, as by `model.eval()`: training does not see them.
+            and set modes, as by `model.eval()`, without an effect on training.
         step: the updates made since the run began; where each worker makes its own, this worker's.
-        history: the records of the epochs that are over; equal on all ranks except for the times.
+        history: the records of the finished epochs; equal on all ranks except for the times.
     """
 
     rank: int
@@ -53,13 +53,12 @@ class Callback:
     Every rank has its own copy: print behind `if course.rank == 0:`. The calls come in the order `begin`,
     (`step`..., `epoch`)..., `end`. An exception in one ends the run, as an error of that rank.
 
-    A callback with `state_dict()` and `load_state_dict(state)` goes on with a run that is resumed, or that
-    has lost a rank: with its own rank's state, or on another number of ranks with rank 0's. The state is
-    loaded before `begin`.
+    A callback with `state_dict()` and `load_state_dict(state)` keeps its state over a resume or a lost rank:
+    its own rank's state, or on another number of ranks rank 0's. The state is loaded before `begin`.
     """
 
     def begin(self, course: Course) -> None:
-        """Training begins, or goes on: then `course.step` is above 0."""
+        """Training begins, or is resumed: then `course.step` is above 0."""
 
     def step(self, course: Course) -> None:
         """The rank has made an update."""
@@ -68,15 +67,11 @@ class Callback:
         """The validation of an epoch is known; with `validate="background"` later epochs have begun."""
 
     def end(self, course: Course) -> None:
-        """The final weights are in place. Not called for a run that fails, or stops to go on another time."""
+        """The final weights are in place. Not called for a run that fails, or stops to be resumed."""
 
 
 class Callbacks:
-    """The callbacks of a run on one rank: objects, or names of objects or classes.
-
-    Raises:
-        UserError: a name finds nothing, or an object is no callback.
-    """
+    """The callbacks of a run on one rank: objects, or names of objects or classes."""
 
     def __init__(
         self,
@@ -129,7 +124,7 @@ class Callbacks:
             module.training = mode
 
     def why_end(self) -> str | None:
-        """Return the reason of the lowest rank with a callback that wants to end the run (collective)."""
+        """Return the reason for ending the run of the lowest rank that has one (collective)."""
         asked = self._comm.all_gather_objects(self._course._reason)
         return next((str(reason) for reason in asked if reason is not None), None)
 
@@ -144,13 +139,13 @@ class Callbacks:
                 load_state_of(one, values[name])
 
     def _lasting(self) -> Iterator[tuple[str, Callback]]:
-        """Yield the callbacks with a state, by class and number."""
+        """Yield the callbacks with a state, named by class and number."""
         for number, one in enumerate(self._all):
             if has_state_dict(one):
                 yield f"{type(one).__name__} {number}", one
 
     def attributes(self) -> list[bytes | None]:
-        """Return the attributes of each of the caller's objects, pickled; None if they cannot be."""
+        """Return the pickled attributes of each of the caller's objects; None if they cannot be pickled."""
         found: list[bytes | None] = []
         for one in self._given:
             try:

@@ -52,7 +52,7 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 class GraphedPass:
-    """The gradients of batches on a GPU, of all equal batches by one graph."""
+    """The gradients of batches on a GPU; one graph serves all batches of equal size."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class GraphedPass:
     def __call__(self, batch: Batch) -> Computed:
         """Add the gradient of a batch of positions, weighted by its share of the update.
 
-        The next batch overwrites the loss that this returns.
+        The next batch overwrites the returned loss.
         """
         positions, share = batch.targets, self._share_of(batch)
         if self._positions is None:
@@ -96,7 +96,6 @@ class GraphedPass:
         return Computed(loss, *((outputs.clone(), targets.clone()) if self._keeps else (outputs, targets)))
 
     def _share_of(self, batch: Batch) -> Tensor:
-        """Return the batch's share on the GPU."""
         if batch.share not in self._shares:
             dtype = torch.float64 if self._arithmetic.precision == "fp64" else torch.float32
             self._shares[batch.share] = torch.full((), batch.share, dtype=dtype, device=batch.targets.device)
@@ -135,7 +134,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def aside(self, work: Work) -> Pass:
-        """Do `work` in order, but on another stream.
+        """Run `work` in order, but on another stream.
 
         Nothing can be recorded from the default stream, and libraries and autograd remember their stream.
         """
@@ -149,7 +148,7 @@ class CudaRecorder:
         return results
 
     def record(self, work: Work) -> tuple[Pass, Callable[[], None]]:
-        """Record `work` as a graph; return its results, which are not computed yet, and its replay."""
+        """Record `work` as a graph; return its results, not computed yet, and its replay."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             results = work()

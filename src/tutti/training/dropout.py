@@ -1,4 +1,4 @@
-"""Dropout drawn by sample: which numbers a layer drops depends on the sample, not on the rank or the batch.
+"""Dropout drawn by sample: the numbers that a layer drops depend on the sample, not on the rank or the batch.
 
     row = mix(random(seed, epoch) + random(layer, call) + GOLDEN * 2**32 * sample + random(dim) * place + ...)
     word = mix(row + GOLDEN * element)
@@ -48,13 +48,13 @@ class SampleMasks:
         self._called: Counter[str] = Counter()
 
     def begin(self, epoch: int, samples: Tensor | None) -> None:
-        """Begin a pass of an epoch (from 0) on samples of these numbers, int64; None: they have none."""
+        """Begin a pass of an epoch (from 0) on samples with these numbers, int64; None: they have none."""
         self._epoch, self._samples, self._keys = epoch, samples, None
         self._calls.clear()
         self._called.clear()
 
     def draw(self, layer: str, shape: Sequence[int], p: float) -> Tensor | None:
-        """Draw which numbers of a shape are kept; None unless the samples of this pass come first in it."""
+        """Draw the numbers of a shape to keep; None unless the samples of this pass come first in it."""
         samples = self._samples
         if samples is None or shape[0] != len(samples) or not samples.is_cpu:
             return None
@@ -71,10 +71,10 @@ class SampleMasks:
         return torch.from_numpy(kept).view(*shape)
 
     def _call(self, layer: str) -> int:
-        """Return how often the layer was called before in this pass.
+        """Return the number of earlier calls of the layer in this pass.
 
-        `torch.utils.checkpoint` computes a layer again in the backward pass with torch's generator in the
-        state of the first time: an equal number from it means the same call.
+        `torch.utils.checkpoint` recomputes a layer in the backward pass with torch's generator in its first
+        state: an equal number from it means the same call.
         """
         drawn = layer, int(torch.empty((), dtype=torch.int64).random_())
         if drawn not in self._calls:
@@ -84,7 +84,7 @@ class SampleMasks:
 
 
 def _of_rows(keys: Words, sizes: Sequence[int]) -> Words:
-    """Return the first words of each row; they do not depend on the padding of sequences."""
+    """Return the first word of each row; they do not depend on the padding of sequences."""
     for dim, size in enumerate(sizes):
         keys = (keys[:, None] + np.arange(size, dtype=np.uint64) * word(_PLACES, dim)).reshape(-1)
     return mix(keys) if sizes else keys
@@ -121,7 +121,7 @@ class SampleDropout:
 
 @contextmanager
 def drawn_by_sample(module: nn.Module, seed: int) -> Iterator[SampleMasks]:
-    """Make the dropout layers of a model draw by sample, inside of the block; each pass must `begin`."""
+    """Make the dropout layers of a model draw by sample inside the block; each pass must `begin`."""
     layers = {
         name: layer
         for name, layer in module.named_modules()

@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: each sample exactly once, as sums over samples, batches and ranks."""
+"""Evaluation over all ranks: each sample counts once, in sums over samples, batches and ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tutti.training.precision import FP32, Arithmetic, is_of_keras
 from tutti.training.targets import labelled, predicted, spread
 
 PIECE: Final = 1 << 22
-"""The numbers that go into one message."""
+"""The numbers in one message."""
 
 PENDING_NUMBERS = 1 << 16
 """Outputs are kept until there are this many numbers, then counted at once: cheap for small batches."""
@@ -35,7 +35,7 @@ class ForwardPass(NamedTuple):
     """The outputs of a model for a batch, and its loss: the sum of the losses / the samples, a scalar."""
 
     outputs: Tensor  # of shape (n, ...), in the unit of the targets
-    loss: Tensor  # of which the gradient is taken
+    loss: Tensor  # the one to differentiate
     weight: float  # of the samples in the loss
     reported: Tensor  # the loss in the unit of the targets
 
@@ -55,8 +55,8 @@ class Objective:
     ) -> ForwardPass:
         """Compute a model's outputs and loss for a batch.
 
-        A model that returns "members" beside its outputs is an ensemble: each member has a loss of its own,
-        and the loss is their mean.
+        A model that returns "members" besides its outputs is an ensemble: the loss is the mean of the
+        members'.
         """
         found = self.arithmetic.call(module, inputs)
         outputs = self.arithmetic.output(found)
@@ -71,7 +71,7 @@ class Objective:
         return ForwardPass(self.loss.in_units(outputs), loss, each[0].weight, reported)
 
     def measure(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> ForwardPass:
-        """Compute the loss of a network's own outputs."""
+        """Compute the loss of a network's outputs."""
         loss, weight = self.loss.measure(outputs, targets, weights)
         outputs = self.loss.in_units(outputs)
         return ForwardPass(outputs, loss, weight, self.loss.reported(loss, outputs, targets, weights))
@@ -79,7 +79,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Sums:
-    """The contents of a tally."""
+    """The sums of a tally."""
 
     counts: Tensor  # samples, labels, and the cells of the confusion matrix: int64, or float64 of weights
     sums: Tensor  # float64: the weight, the sum of the losses, and the sums of each metric
@@ -91,13 +91,12 @@ class Tally:
 
     Losses and metrics are summed in float64, samples and the confusion matrix counted in int64. Values
     on a GPU are summed there, without waiting. Outputs and targets for a metric that gathers go to the CPU.
-
     Samples without a label count in neither metrics nor matrix. Predictions outside the classes of the
     matrix, and NaN, are counted in one more column; metrics are NaN then. Samples count by their weights.
 
     Attributes:
         samples: the number counted.
-        loss: the sum of their losses; a scalar in float64 where they came as scalars.
+        loss: the sum of their losses; a scalar in float64 if they came as scalars.
         weight: the divisor of that sum: the samples, or the loss's own denominator.
     """
 
@@ -114,7 +113,7 @@ class Tally:
         self._rows: list[tuple[Tensor, ...]] = []
         dtype = torch.float64 if objective.weighted else torch.int64
         self._confusion = torch.zeros(classes, classes + 1, dtype=dtype)
-        self._kept: list[tuple[Tensor, ...]] = []  # outputs, targets and weights that are not counted yet
+        self._kept: list[tuple[Tensor, ...]] = []  # outputs, targets and weights not counted yet
         self._pending = 0
 
     def add(
@@ -131,8 +130,8 @@ class Tally:
             loss: the sum of its losses / its samples; a scalar on a GPU may be overwritten afterwards.
             outputs: of the model, of shape (n, ...), without gradient.
             targets: of shape (n, ...).
-            weight: the denominator of its losses; None: its samples.
-            weights: of its samples, of shape (n,); None: they have none.
+            weight: the denominator of its losses; None: its number of samples.
+            weights: of its samples, of shape (n,).
         """
         count = len(targets)
         self.samples += count
@@ -163,7 +162,7 @@ class Tally:
         return self.total_of(self.sums(), comm)
 
     def total_of(self, found: Sums, comm: Communicator) -> Evaluation:
-        """Return the `total` of tallies with the same metrics and classes, from each rank's sums."""
+        """Return the `total` from each rank's sums."""
         comm.all_reduce(found.counts)
         comm.all_reduce(found.sums)
         if not self._gathers:
@@ -178,7 +177,7 @@ class Tally:
         return self._counted()
 
     def state(self) -> Values:
-        """Return the sums, and the outputs that are not counted yet."""
+        """Return the sums, and the outputs not counted yet."""
         found = self._counted()
         kept = [*map(torch.cat, zip(*self._kept, strict=True))]
         return {"counts": found.counts, "sums": found.sums, "rows": list(found.rows), "kept": kept}
@@ -192,7 +191,7 @@ class Tally:
         return {"counts": found.counts, "sums": found.sums, "rows": rows, "kept": []}
 
     def load_state(self, values: Values) -> None:
-        """Count on from the state of an earlier tally."""
+        """Continue from the state of an earlier tally."""
         counts = values["counts"]
         self.samples, self._labelled = int(counts[0]), float(counts[1])
         self._confusion = counts[2:].view_as(self._confusion)
@@ -211,7 +210,7 @@ class Tally:
         return Sums(counts, sums, rows)
 
     def _split(self, sums: Tensor) -> list[Tensor]:
-        """Cut the sums into those of each metric."""
+        """Split the sums by metric."""
         return list(torch.split(sums[2:], [metric.width for metric in self._metrics]))
 
     def _count(self) -> None:
@@ -242,7 +241,7 @@ class Tally:
             self._confusion = self._confusion + counted.view_as(self._confusion)
 
     def _of(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Iterator[Tensor]:
-        """Yield the sums of each metric, of shape (width,); NaN where an output is."""
+        """Yield the sums of each metric, of shape (width,); NaN if an output is."""
         lacking = outputs.isnan().any()
         for metric in self._metrics:
             yield metric.sum(outputs, targets, *weights).reshape(metric.width).masked_fill(lacking, math.nan)
@@ -285,10 +284,8 @@ def evaluate(
     """Sum loss and metrics of `module` over this rank's share of `part`; `total(comm)` adds up all shares.
 
     Every sample counts once, at any number of ranks. The ranks' modules must have the same weights, and the
-    same statistics of BatchNorm (`average_buffers`).
-
-    All ranks make the same number of passes of `batch_size` samples; the last may count nothing:
-    where several ranks hold one model, each pass needs all of them.
+    same statistics of BatchNorm (`average_buffers`). All ranks make the same number of passes of `batch_size`
+    samples, as a model held by several ranks needs all of them; the last pass may count nothing.
     """
     arithmetic, tally = objective.arithmetic, Tally(objective)
     shares = cut(len(part), comm.size)
@@ -312,7 +309,7 @@ def evaluate(
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put `module` into evaluation mode, and each of its parts back into its own mode afterwards."""
+    """Put `module` into evaluation mode, and restore the modes of its parts afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -380,7 +377,7 @@ def average(tensors: Sequence[Tensor], comm: Communicator) -> None:
 
 @torch.no_grad()
 def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Set the buffers of a module, by name; one that is missing, or has another shape, gets a copy."""
+    """Set the buffers of a module, by name; if one is missing or has another shape, set a copy."""
     there, modules = named_buffers(module), dict(module.named_modules())
     for name, value in buffers.items():
         owner, _, own = name.rpartition(".")
@@ -394,7 +391,7 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 
 def named_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's buffers by name; of a Keras model also its frozen parameters."""
+    """Return a module's buffers by name; for a Keras model also its frozen parameters."""
     found = {name: buffer.detach() for name, buffer in module.named_buffers()}
     if is_of_keras(module):
         # Keras keeps the statistics of BatchNorm in these.
@@ -406,7 +403,7 @@ def named_buffers(module: nn.Module) -> dict[str, Tensor]:
 def gather_rows(rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:
     """Gather tensors of shape (n, ...) on rank 0, in the order of the ranks (collective).
 
-    A rank without rows gives an empty tuple, and the other ranks get one.
+    A rank without rows passes an empty tuple; all ranks but rank 0 get one.
     """
     kinds = comm.all_gather_objects([(tuple(tensor.shape), tensor.dtype) for tensor in rows])
     if comm.rank:

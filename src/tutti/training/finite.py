@@ -55,23 +55,23 @@ class LossScale:
             self.factor, self._good = 2 * self.factor, 0
 
     def state(self) -> Values:
-        """Return the state to go on from."""
+        """Return the state to continue from."""
         return {"factor": self.factor, "good": self._good}
 
     def load_state(self, values: Values) -> None:
-        """Go on from an earlier state."""
+        """Continue from an earlier state."""
         self.factor, self._good = values["factor"], values["good"]
 
 
 class SkippedUpdates:
-    """Decides which updates are skipped: at most `most` in a row, by the ranks `together` or alone.
+    """Decides which updates to skip: at most `most` in a row, by the ranks `together` or alone.
 
     Overflows of a scaled loss cause no warning.
 
     Attributes:
-        catches_losses: a loss that is not finite skips the update, too.
-        left_out: the number of this rank's gradients that were not finite since `take`.
-        warned: whether no more warning is printed.
+        catches_losses: whether a loss that is not finite skips the update, too.
+        left_out: the number of this rank's gradients since `take` that were not finite.
+        warned: whether further warnings are suppressed.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SkippedUpdates:
     def is_usable(self, step: int, epoch: int) -> bool:
         """Return whether the update can be made (collective where it is made together).
 
-        Otherwise the gradient is zero now, and the buffers are those before the forward pass.
+        Otherwise zero the gradient, and restore the buffers from before the forward pass.
         """
         if not self._most:
             return True

@@ -30,9 +30,9 @@ _COMMUNICATORS: Final = "tutti.comm."
 
 
 class HeartbeatThread(Progress):
-    """The heartbeat of a rank: written about once a second while the block lasts, and once more at its end.
+    """The heartbeat of a rank: written about once a second inside the block, and once more at its end.
 
-    A thread writes it, so that a rank which waits, validates or makes a long step is heard of too: a silent
+    A thread writes it, so that a rank is heard of while it waits, validates or makes a long step: a silent
     rank was stopped, or has died.
     """
 
@@ -128,7 +128,7 @@ class HeartbeatThread(Progress):
 
 
 def _operation(thread: int) -> str:
-    """Return the operation of a communicator that a thread is in, and the line that called it."""
+    """Return the communicator operation that a thread is in, and the line that called it."""
     frame, entered = sys._current_frames().get(thread), ""
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))

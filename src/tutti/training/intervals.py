@@ -25,9 +25,9 @@ _COUNT: Final = re.compile(r"([0-9]{1,15})?\s*(step|epoch)s?")
 
 
 def seconds_of(text: str, flag: str, or_else: str = "") -> float:
-    """Parse a length of time, such as 3h50m, 90s or 2d, given for the option `flag`.
+    """Parse a length of time, such as 3h50m, 90s or 2d, for the option `flag`.
 
-    The message names `or_else` as another value of the option.
+    The error message suggests `or_else` as another value.
     """
     whole = str(text).strip()  # a caller in Python may give a number
     seconds = sum(float(number) * UNITS[unit] for number, unit in _LENGTH.findall(whole))
@@ -39,7 +39,7 @@ def seconds_of(text: str, flag: str, or_else: str = "") -> float:
 
 @dataclass(frozen=True)
 class Every:
-    """An interval: of seconds of training, of steps or of epochs. One of the three is set."""
+    """An interval, either of seconds of training, of steps or of epochs."""
 
     seconds: float | None = None
     steps: int | None = None
@@ -73,7 +73,7 @@ class Every:
 
 
 class Averaging(NamedTuple):
-    """An average of the weights: "ema" with its decay, or "swa" with the share of the run where it begins."""
+    """An average of the weights: "ema" with its decay, or "swa" with the share of the run where it starts."""
 
     kind: str
     number: Fraction

@@ -17,7 +17,7 @@ from tutti.state import Values
 
 
 class LearningRate:
-    """The rate of a run's updates, by a schedule that has made `stepped` steps, or none."""
+    """The learning rate of a run's updates; its schedule has made `stepped` steps."""
 
     def __init__(self, optimizer: Optimizer, schedule: LRScheduler | None, stepped: int) -> None:
         self._optimizer, self._schedule = optimizer, schedule
@@ -31,7 +31,7 @@ class LearningRate:
         return cast("float", self._optimizer.param_groups[0]["lr"])
 
     def step_until(self, updates: int) -> None:
-        """Step the schedule to its place after `updates` updates."""
+        """Step the schedule to its state after `updates` updates."""
         while self._each_update is not None and self._stepped < updates:
             self._each_update.step()
             self._stepped += 1
@@ -51,7 +51,7 @@ class LearningRate:
         return {"made": self._stepped, "state": kept, "options": options}
 
     def load_state(self, at: Values, made: int, alike: bool = True) -> None:
-        """Go on after `made` updates, from an earlier state if the run is `alike` in length."""
+        """Continue after `made` updates, from an earlier state if the run is `alike` in length."""
         if self._schedule is None:
             return
         # A schedule that has made steps before the run was interrupted needs no warning.

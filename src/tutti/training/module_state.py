@@ -1,7 +1,7 @@
-"""What modules give in `get_extra_state`, and the random generators of a process.
+"""The extra states of modules (`get_extra_state`), and the random generators of a process.
 
-A module's state is that of torch's `state_dict`: parameters, buffers and extra states. Plain attributes, such
-as a counter, stay with each rank.
+A module's state is torch's `state_dict`: parameters, buffers and extra states. Plain attributes, such as a
+counter, stay with each rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ModuleState:
                 one.set_extra_state(from_values(values[name]))
 
     def share_extra(self, comm: Communicator) -> None:
-        """Give the modules of all ranks the extra states of rank 0's (collective)."""
+        """Give the modules of all ranks rank 0's extra states (collective)."""
         modules = [one for _, one in self._with_extra_state()]
         if comm.size == 1 or not modules:
             return

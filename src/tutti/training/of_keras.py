@@ -1,4 +1,4 @@
-"""Models of Keras: their inputs, and double precision."""
+"""Keras models: their inputs, and double precision."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ from tutti.errors import BadModel, BadOption
 from tutti.training import of_keras
 
 CONTIGUOUS: Final = "contiguous"
-"""The layout that tensors have unless one is chosen."""
+"""The default layout."""
 
 FEW: Final = 2
-"""The samples on which a model is tried."""
+"""The number of samples on which a model is tried."""
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SHORT = tuple(_HALF.values())
@@ -33,7 +33,7 @@ class Arithmetic:
     """The precision, memory layout and device of a model's computations; BadOption if they do not fit.
 
     "bf16" and "fp16" run products and convolutions in half precision (autocast) with weights in fp32. In the
-    layout "batch_last" the samples of images lie side by side in memory for tutti's own kernels.
+    layout "batch_last" the samples of images lie next to each other in memory, for tutti's own kernels.
     """
 
     precision: str = "fp32"  # or "bf16", "fp16", "fp64"
@@ -75,7 +75,7 @@ class Arithmetic:
 
     @property
     def telling_samples(self) -> int:
-        """The samples on which a model is tried: enough for the kernels of batch_last."""
+        """The number of samples on which to try a model: enough for the kernels of batch_last."""
         return VECTOR_BYTES // torch.float32.itemsize if self.layout == BATCH_LAST else FEW
 
     @property
@@ -145,9 +145,9 @@ def _called(module: Callable[..., object], inputs: Inputs, told: Mapping[str, bo
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    """Return images with channels last in memory, and strides to match.
+    """Return images with channels last in memory, and matching strides.
 
-    The strides of images of one channel are ambiguous: cuDNN takes them for contiguous ones, and has to
+    The strides of images with one channel are ambiguous: cuDNN takes them for contiguous, and has to
     transpose the outputs of the first convolution.
     """
     _, channels, height, width = images.shape
@@ -165,7 +165,7 @@ def _with_contiguous_gradient(_module: nn.Module, _inputs: object, outputs: Tens
 
 
 def is_of_keras(model: object) -> bool:
-    """Return whether a model is of Keras: each call says whether it trains, and statistics are parameters."""
+    """Return whether this is a Keras model: each call passes `training`, and statistics are parameters."""
     kind: Any = type(model)
     return _is_of_keras(kind)
 

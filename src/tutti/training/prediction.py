@@ -31,8 +31,7 @@ PASS: Final = 250
 def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arithmetic) -> Tensor | None:
     """Compute the outputs for every sample of a part by ranks with the same weights (collective).
 
-    Returns:
-        On rank 0 the outputs, of shape (samples, ...), in the order of the part; None on the others.
+    Return, on rank 0, the outputs, of shape (samples, ...), in the order of the part; None on the others.
     """
     whole = SampleBlock(
         len(part), lambda start, stop: part.take(torch.arange(start, stop, device=part.device))[0]
@@ -42,7 +41,7 @@ def predict(module: nn.Module, part: Part, comm: Communicator, arithmetic: Arith
 
 @dataclass(frozen=True)
 class SampleBlock:
-    """Samples that are predicted before others are read."""
+    """Samples to predict before the next ones are read."""
 
     samples: int  # a multiple of `PASS`, except in the last block
     take: Callable[[int, int], Inputs]  # (start, stop) -> the model's inputs
@@ -81,7 +80,7 @@ def outputs_of(
 
 
 def predictions_of(part: Part, outputs: Tensor, ignored: int | None = None) -> Predictions:
-    """Return outputs for the samples of a part with their numbers in the source and their targets.
+    """Return the outputs for a part with the samples' numbers in the source and their targets.
 
     `NO_LABEL` replaces the label `ignored`.
     """

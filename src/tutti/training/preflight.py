@@ -33,8 +33,8 @@ def check_fit(
 ) -> Objective:
     """Run a few samples through model, loss and metrics, in evaluation mode; the model stays as it was.
 
-    With `together` several workers make one update; `by_value` are classes numbered in the order of labels
-    such as 3, 5 and 7. The loss of the returned objective knows whether it has a denominator of its own.
+    With `together` several workers make one update; with `by_value` classes are numbered in the order of
+    labels such as 3, 5 and 7. The returned objective's loss knows whether it has its own denominator.
     BadModel, BadOption or BadData name the part that does not fit.
     """
     loss, arithmetic = objective.loss, objective.arithmetic
@@ -95,7 +95,7 @@ def try_gradient(module: nn.Module, part: Part, objective: Objective) -> None:
 def check_smallest_batch(
     module: nn.Module, batches: Batches, whole: bool = False, arithmetic: Arithmetic = FP32
 ) -> None:
-    """Raise BadOption if BatchNorm gets a single sample of an update: of a rank's, or of the `whole`."""
+    """Raise BadOption if BatchNorm would get a single sample of an update: a rank's, or the `whole`."""
     if (batches.fewest_together if whole else batches.fewest) > 1:
         return
     inputs = arithmetic.inputs(batches.part.take(torch.arange(1))[0])
@@ -132,7 +132,7 @@ def _unwritten(module: nn.Module, together: bool) -> Iterator[None]:
 
 @contextmanager
 def _naming(what: str, inputs: Inputs, layout: str = CONTIGUOUS) -> Iterator[None]:
-    """Turn an error about shapes or types into one that names the receiver, its input and the line."""
+    """Turn an error about shapes or types into one that names the part, its input and the line."""
     try:
         yield
     except TuttiError:
@@ -147,7 +147,7 @@ def _naming(what: str, inputs: Inputs, layout: str = CONTIGUOUS) -> Iterator[Non
 
 
 def told_of_sequences(part: Part, module: nn.Module) -> Part:
-    """Return a part whose sequences come with their lengths, or with a mask for a model of Hugging Face."""
+    """Return a part whose sequences come with their lengths, or with a mask for a Hugging Face model."""
     stored = part.stored_inputs
     if not isinstance(stored, Columns) or not (names := names_beside(replace(stored, beside=LENGTHS))):
         return part
@@ -163,7 +163,7 @@ def told_of_sequences(part: Part, module: nn.Module) -> Part:
 
 
 def _place(error: Exception) -> str:
-    """Name the innermost line of code that is neither torch's nor the training's."""
+    """Name the innermost line of code that is neither in torch nor here."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f" (at {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

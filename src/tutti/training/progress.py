@@ -16,7 +16,7 @@ REFRESH_S = 0.2
 """Seconds between two refreshes of a terminal."""
 
 NOTEBOOK_COLUMNS = 110
-"""The width of a notebook's lines, in letters."""
+"""The width of a notebook's lines, in characters."""
 
 LINE_S = 10.0
 """Seconds between two lines of a long epoch, without a terminal."""
@@ -44,13 +44,13 @@ class Progress:
     every_s = math.inf
 
     def begin(self, span: RunLength, step: int = 0) -> None:
-        """Training begins, or goes on after `step` updates."""
+        """Training begins, or is resumed after `step` updates."""
 
     def moment(self, moment: Moment) -> None:
         """An epoch goes on."""
 
     def doing(self, what: str, step: int | None = None) -> None:
-        """The rank enters a state of `tutti.records.heartbeat`, after `step` updates where that is given."""
+        """The rank enters a state of `tutti.records.heartbeat`, after `step` updates if given."""
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch has ended."""
@@ -92,7 +92,7 @@ class PlainLines(Progress):
 
 
 class Bar(Progress):
-    """A bar by rich on a terminal or in a notebook, and one line for each epoch above it."""
+    """A rich bar on a terminal or in a notebook, and one line for each epoch above it."""
 
     every_s = REFRESH_S
 
@@ -201,7 +201,7 @@ class Several(Progress):
 
 
 def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool = False) -> Progress:
-    """Return the display of a rank: a bar, lines where that cannot be, nothing on other ranks than 0."""
+    """Return the display of a rank: a bar, lines where that is impossible, nothing on ranks other than 0."""
     if rank != 0:
         return Progress()
     if notebook or (bar and stream.isatty()):

@@ -28,7 +28,7 @@ from tutti.training.timers import RankWork
 from tutti.training.update_gradient import UpdateGradient
 
 SHARE: Final = 20
-"""A test makes at most one of this many updates of the run."""
+"""A test makes at most this fraction (1/20) of the run's updates."""
 
 LEAST: Final = 20
 MOST: Final = 100
@@ -36,13 +36,13 @@ MOST: Final = 100
 
 BELOW: Final = 0.01
 RISE: Final = 1e5
-"""The first rate of a test, in that which is the optimizer's own, and the ratio of the last to the first."""
+"""The first rate of a test over the optimizer's default, and the ratio of the last to the first."""
 
 SEEN: Final = 2.5
-"""The loss falls if it does so by this many standard deviations of the batches' losses."""
+"""A fall of the loss counts from this many standard deviations of the batches' losses."""
 
 STEPS: Final = (1.0, 2.0, 3.0, 5.0, 7.0)
-"""The picks of each decade: so few that rounding, which depends on the number of ranks, decides nothing."""
+"""The picks of each decade: few, so that rounding, which depends on the number of ranks, decides nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class RangeTest:
     """A range test and its result.
 
     Attributes:
-        rate: the pick; None: the optimizer's own rate is taken.
+        rate: the pick; None: take the optimizer's default rate.
         why: the result and its reason, in words.
         rates: of the updates.
-        losses: of the batches of the updates, before these.
-        smooth: the same, each the mean with its neighbours, as far as the loss does not diverge.
+        losses: of the updates' batches, before them.
+        smooth: the losses, each averaged with its neighbours, up to where they diverge.
     """
 
     rate: float | None
@@ -65,7 +65,7 @@ class RangeTest:
 
 
 def rates_for(updates: int, first: float) -> list[float]:
-    """Return the rates of the test of a run of some updates, which rise exponentially; none: too few."""
+    """Return the exponentially rising rates of the test of a run; none if it has too few updates."""
     number = min(MOST, updates // SHARE)
     return [first * RISE ** (at / (number - 1)) for at in range(number)] if number >= LEAST else []
 
@@ -75,9 +75,8 @@ def losses_of(
 ) -> list[float]:
     """Make an update with each rate, until a loss or a gradient is not finite (collective).
 
-    Returns:
-        The losses of the updates' batches before them: means over all ranks, in float64, equal on all of
-        them. The last one is inf if it, or the gradient, is not finite.
+    Return the losses of the updates' batches before them: means over all ranks, in float64, equal on all of
+    them. The last one is inf if it, or the gradient, is not finite.
     """
     module, worker = workers.replica.module, workers.worker
     objective = check_fit(module, batches.part, objective, workers.comm.size > 1)
@@ -86,7 +85,7 @@ def losses_of(
     schedule = Schedule(batches, steps=len(rates), skip_nonfinite=1)
     gradient = UpdateGradient(workers, objective, schedule, RankWork(perf_counter, worker.traffic).stages)
     gradient.skipped.warned = True  # This end of the test is no fault.
-    # A group with a rate of its own keeps that.
+    # A group with its own rate keeps it.
     groups = [group for group in workers.optimizer.param_groups if group["lr"] in rates[:1]]
     losses: list[float] = []
     with normalising(module, workers.statistics), drawn_by_sample(module, batches.seed) as gradient.masks:
@@ -111,16 +110,12 @@ def _rounds(batches: Batches) -> Iterator[Round]:
 
 
 def pick(rates: Sequence[float], losses: Sequence[float], updates: int, adaptive: bool) -> RangeTest:
-    """Pick the rate of a run by the losses of its range test.
+    """Pick the rate of a run from the losses of its range test; `rates` is empty if the run is too short.
 
-    Args:
-        rates: of the test; none if the run is too short for one.
-        losses: as `losses_of` returns them.
-        updates: of the run.
-        adaptive: whether the size of the optimizer's steps does not follow that of the gradient. Then it is
-            the rate at which half of the fall of the loss is made, where that is fastest. The steps of SGD
-            grow with the gradient once the loss falls, and a test sees only the beginning of that; then it
-            is a tenth of the rate at which the loss is lowest.
+    With an `adaptive` optimizer, whose step size does not follow the gradient's, it is the rate at which half
+    of the loss's fall is made, where that is fastest. The steps of SGD grow with the gradient once the loss
+    falls, and a test sees only the beginning of that; then it is a tenth of the rate at which the loss is
+    lowest.
     """
     if not rates:
         few = f"5 % of the run's {updates:,} updates are {updates // SHARE}, and a range test needs {LEAST}"
@@ -163,7 +158,7 @@ def _smooth(losses: Sequence[float]) -> list[float]:
 
 
 def _rounded(rate: float) -> float:
-    """Return the pick that is nearest to a rate, by their ratio."""
+    """Return the pick nearest to a rate, by their ratio."""
     decade = math.floor(math.log10(rate))
     picks = [float(f"{step}e{power}") for power in (decade, decade + 1) for step in STEPS]
     return min(picks, key=lambda one: abs(math.log(one / rate)))
@@ -205,5 +200,5 @@ def drawing(test: RangeTest) -> str:
 
 
 def _ceiling(test: RangeTest) -> float:
-    """Return the largest loss that is drawn as it is: a loss that diverges would flatten the rest."""
+    """Return the largest loss to draw unchanged: a loss that diverges would flatten the rest."""
     return 1.2 * max(test.smooth) if test.smooth else max(filter(math.isfinite, test.losses))

@@ -15,7 +15,7 @@ from tutti.training.evaluation import Tally
 
 @dataclass
 class OpenEpoch:
-    """An epoch that is under way."""
+    """An unfinished epoch."""
 
     number: int  # from 0
     began: float  # by the trainer's clock
@@ -27,13 +27,13 @@ class TrainingState:
     """The course of a run on one rank."""
 
     step: int = 0  # the updates made, by the numbers of the batches
-    counted: int = 0  # the steps made besides, with batches of other ranks, before the run was resumed
+    counted: int = 0  # further steps, with batches of other ranks, made before the run was resumed
     lr: float = math.nan  # of the last update
     history: list[EpochRecord] = field(default_factory=list)  # the epochs whose validation is known
     unvalidated: deque[EpochRecord] = field(default_factory=deque)  # later epochs
-    resumed: OpenEpoch | None = None  # the epoch that the run goes on in
-    stopped: str | None = None  # why the run has stopped, to go on another time
-    ended: str | None = None  # why it has come to its end before the last update
+    resumed: OpenEpoch | None = None  # the epoch in which the run continues
+    stopped: str | None = None  # why the run has stopped, to be resumed later
+    ended: str | None = None  # why it has ended before the last update
     restored: EpochRecord | None = None  # the epoch with the final weights; None: the last
     final: Evaluation | None = None  # the final weights on the validation part
 
@@ -53,11 +53,11 @@ class TrainingState:
         return self.stopped is not None or self.ended is not None
 
     def complete(self, found: Sequence[Evaluation | None]) -> list[EpochRecord]:
-        """Remove the next epochs from `unvalidated`, and return their records with the validations."""
+        """Remove the next epochs from `unvalidated`, and return their records with these validations."""
         return [replace(self.unvalidated.popleft(), validation=one) for one in found]
 
     def state(self) -> Values:
-        """Return the state to go on from."""
+        """Return the state to continue from."""
         return {
             "made": self.made,
             "counted": self.counted,
@@ -67,7 +67,7 @@ class TrainingState:
         }
 
     def load_state(self, values: Values, step: int, same_ranks: bool) -> None:
-        """Go on at an update of the batches; those of other ranks are `counted`."""
+        """Continue at an update of the batches; those of other ranks are `counted`."""
         self.step, self.lr = step, values["lr"]
         self.counted = values["counted"] if same_ranks else values["made"] - step
         self.history = [parse_record(text, EpochRecord) for text in values["history"]]

@@ -43,7 +43,7 @@ class Workers:
     """The workers of a run, as one of them sees them.
 
     With `seconds_per_sample`, the cost of forward and backward, a virtual clock measures all times. It may be
-    a function of the samples of an update that returns their seconds.
+    a function from the samples of an update to their seconds.
     """
 
     comm: Communicator  # over which samples are dealt: the whole job, unless several ranks hold one model
@@ -56,7 +56,7 @@ class Workers:
     group: Communicator | None = None  # the ranks of this worker, if several are one
     seconds_per_sample: float | Callable[[int], float] | None = None
     statistics: BatchStatistics | None = None  # of BatchNorm over the whole batch; None: each rank's own
-    meets: bool = True  # the workers come to the exchange of a step together, so that one may be late
+    meets: bool = True  # the workers meet at each step's exchange, so that one may be late
 
     def sharing(self, batches: Batches) -> Communicator | None:
         """Return the ranks that share each update with this one; None: it makes its own."""
@@ -67,8 +67,8 @@ class Workers:
 class Schedule:
     """The updates of a run: give either `epochs` or `steps`, which may end in the middle of an epoch.
 
-    Where each rank makes its own updates, `steps` are those of each. `scheduler` is stepped for each update,
-    or each round of the ranks' own updates; ReduceLROnPlateau for each epoch.
+    Where each rank makes its own updates, `steps` are each rank's. `scheduler` is stepped for each update, or
+    each round of the ranks' own updates; ReduceLROnPlateau for each epoch.
     """
 
     batches: Batches  # of this rank

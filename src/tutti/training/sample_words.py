@@ -2,7 +2,7 @@
 
     word = mix(random(seed, epoch, use) + random(draw) + GOLDEN * (2**32 * sample + element))
 
-Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014), for `mix`.
+Source of `mix`: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FACTORS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def keys_of(samples: Tensor, seed: int, epoch: int, use: int) -> Words:
-    """Return the first words of samples by their numbers, of shape (samples,), int64, in an epoch from 0.
+    """Return the first words, of shape (samples,), of samples by their int64 numbers, in an epoch from 0.
 
     `use` separates the words of dropout from those of augmentations.
     """

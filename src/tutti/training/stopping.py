@@ -1,7 +1,7 @@
 """Early stopping, as in Keras and Lightning: a monitored figure, patience and a goal. Needs no torch.
 
-Whether a run ends depends on the figures of its epochs alone. So a resumed run ends where it would
-have ended without the interruption.
+Whether a run ends depends only on the figures of its epochs, so a resumed run ends where it would have ended
+without the interruption.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Monitor:
 
     @classmethod
     def parse(cls, name: str | None, better: Better, validated: bool) -> Monitor:
-        """Return the figure of a name: "val_" or "train_" and the loss or a metric; None: the loss.
+        """Return the figure with a name: "val_" or "train_" and the loss or a metric; None: the loss.
 
-        `better` are the figures of the run, `validated` is whether it has a validation part.
+        `better` are the figures of the run; `validated` is whether it has a validation part.
         """
         if name is None:
             return cls("val" if validated else "train")
@@ -70,7 +70,7 @@ class Monitor:
         return evaluation.loss if self.metric == LOSS else evaluation.metrics.get(self.metric)
 
     def best(self, history: Iterable[EpochRecord]) -> EpochRecord | None:
-        """Return the best epoch, the first one of equals; None if no epoch has a value."""
+        """Return the best epoch, the first of equals; None if no epoch has a value."""
         best, best_value = None, math.nan
         for record in history:
             value = self.of(record)
@@ -79,7 +79,7 @@ class Monitor:
         return best
 
     def score(self, record: EpochRecord) -> float | None:
-        """Return a number that is higher for better epochs; None if there is no value."""
+        """Return a number that is higher for better epochs; None without a value."""
         value = self.of(record)
         return -value if value is not None and not self.higher else value
 
@@ -102,7 +102,7 @@ class Ending:
     patience: int | None = None  # end after this number of epochs without a better value
     goal: float | None = None  # end when the figure is at least as good
     restores_best: bool = False  # the final weights are those of the best epoch
-    average: Averaging | None = None  # of the weights, which is judged in their place
+    average: Averaging | None = None  # of the weights, judged in their place
     told: tuple[Callable[[], str | None], ...] = ()  # further reasons to end, asked each epoch (collective)
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ def are_flags(targets: Tensor) -> bool:
 
 
 def not_shares(targets: Tensor) -> str | None:
-    """Return why float targets of shape (n, classes, *rest) are no shares of classes; None: they are."""
+    """Return why float targets of shape (n, classes, *rest) are not shares of classes; None: they are."""
     if targets.dim() < 2 or targets.shape[1] < 2:
         return "there is one number for each sample"
     below = (targets < 0).flatten(1).any(1)
@@ -73,7 +73,7 @@ class Reading:
 
     @classmethod
     def of(cls, dataset: DataSet, loss: str, labels: bool, amounts: bool) -> Reading:
-        """Return the reading of a run, whose loss may be on `labels`, or approach `amounts`."""
+        """Return the reading of a run whose loss may be on `labels`, or approach `amounts`."""
         targets = dataset.train.targets
         if not targets.is_floating_point():
             return cls(CLASSES, dataset.classes or int(targets.max()) + 1, loss, amounts, targets)
@@ -89,7 +89,7 @@ class Reading:
     def decisions(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return predicted and true classes, int64, one for each label.
 
-        Of several flags for each sample these are booleans of shape (n, flags).
+        With several flags for each sample, return booleans of shape (n, flags).
         """
         found = predicted(outputs, targets, self.amounts)
         if self.several:
@@ -97,10 +97,10 @@ class Reading:
         return found.flatten(), targets.flatten().long()
 
     def probabilities(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probability of each class, float64, of shape (labels, classes), and the true classes.
+        """Return the float64 probabilities of the classes, of shape (labels, classes), and the true classes.
 
-        Of several flags for each sample these are of shape (n, flags). Outputs that approach numbers stay as
-        they are: their order is the same.
+        With several flags for each sample, both are of shape (n, flags). Outputs that approach numbers stay
+        as they are, as their order is the same.
         """
         scores = outputs.double()
         if self.kind == CLASSES and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
@@ -122,10 +122,10 @@ class Reading:
 
 
 def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor:
-    """Return the predicted classes: the largest score; of a single logit, whether it is above 0.
+    """Return the predicted classes: the largest score; for a single logit, whether it is above 0.
 
     Outputs have shape (n, ...) or (n, classes, ...), targets (n, ...). With `amounts` a single output
-    approaches the class number itself, and the nearest one is predicted.
+    approaches the class number, and the nearest class is predicted.
     """
     if outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return outputs.argmax(1)
@@ -135,7 +135,7 @@ def predicted(outputs: Tensor, targets: Tensor, amounts: bool = False) -> Tensor
 
 
 def spread(targets: Tensor, *weights: Tensor) -> list[Tensor]:
-    """Return weights of samples, of shape (n,), as those of targets (n, *rest), on their device."""
+    """Return sample weights, of shape (n,), as weights of the targets (n, *rest), on their device."""
     shape = -1, *[1] * (targets.dim() - 1)
     return [one.to(targets.device).reshape(shape).expand_as(targets) for one in weights]
 

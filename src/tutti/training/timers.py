@@ -23,7 +23,7 @@ MOST: Final = 4096
 
 
 class StageTimer:
-    """Seconds by stage; `last` is the time of the last lap, `trace` gets each lap."""
+    """Seconds by stage; `last` is the time of the last lap, and `trace` gets each lap."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,12 +32,12 @@ class StageTimer:
         self.last = clock()
 
     def start(self) -> float:
-        """Begin a lap, and leave out the time since the last one; return the time."""
+        """Begin a lap without counting the time since the last one; return the time."""
         self.last = self._clock()
         return self.last
 
     def lap(self, stage: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
-        """Count the time since the last lap for `stage`, `others` of it for other stages; return the time."""
+        """Count the time since the last lap for `stage`, but `others` for other stages; return the time."""
         now = self._clock()
         left = now - self.last
         for other, seconds in others.items():
@@ -97,7 +97,7 @@ class RankWork:
 
 
 def compared(ranks: Sequence[tuple[RankRecord, bytes]]) -> list[RankRecord]:
-    """Add to the records of an epoch which rank came last, and how long each took."""
+    """Add to the records of an epoch each rank's own time, and how often it came last."""
     steps = min(len(taken) for _, taken in ranks) // array("f").itemsize
     if len(ranks) < 2 or not steps:
         return [record for record, _ in ranks]

@@ -51,13 +51,13 @@ class Trainer:
         workers: the ranks, and how this one computes and steps.
         objective: loss, metrics and arithmetic, which has prepared the module.
         schedule: the batches, and the number of updates.
-        validation: the part that is evaluated after every epoch; None: there is none.
+        validation: the part to evaluate after every epoch.
         hooks: the observers of the run.
-        agenda: when the state is saved, and whether the run stops early; None: neither.
-        ending: when the figures of its epochs end the run, and which weights it leaves.
+        agenda: decides when to save the state, and whether to stop early.
+        ending: decides whether the epochs' figures end the run, and which weights it leaves.
 
     Attributes:
-        course: how far the run has come, and how it has ended.
+        course: the progress of the run, and its end.
     """
 
     def __init__(
@@ -86,17 +86,11 @@ class Trainer:
         self._average = WeightAverage(self._ending.average, workers, schedule, objective.arithmetic)
 
     def fit(self, saved: Saved | None = None) -> list[EpochRecord]:
-        """Train to the end (collective).
+        """Train to the end (collective), from `saved` if given; return one record for each epoch.
 
-        The module is in training mode meanwhile and afterwards. When this returns, its weights and buffers
-        are final, and equal on all ranks.
-
-        Args:
-            saved: where to go on; the replica has its weights, and the optimizer its state. None: at the
-                beginning.
-
-        Returns:
-            One record for each epoch, those before `saved` too; equal on all ranks but for the times.
+        The module is in training mode meanwhile and afterwards. On return its weights and buffers are final,
+        and equal on all ranks. The records include those before `saved`, and are equal on all ranks but for
+        the times.
 
         Raises:
             BadModel, BadData, BadOption: model, data, loss and metrics do not fit; before the first step.
@@ -139,7 +133,7 @@ class Trainer:
                             self.worker.finish()
                 if course.ended is not None:
                     self._end_early()
-            # Outside: a callback that saves the model saves torch's own layers.
+            # Outside the block: a callback that saves the model saves torch's own layers.
             if course.stopped is None and callbacks is not None:
                 callbacks.end()
         finally:
@@ -174,7 +168,7 @@ class Trainer:
         self._judge()
 
     def _judge(self) -> None:
-        """Decide by the figures of the epochs so far which weights to keep, and whether the run ends."""
+        """Decide from the figures of the epochs which weights to keep, and whether the run ends."""
         self._best.note(self.course.history)
         if self._goes_on:
             self.course.ended = self._ending.why(self.course.history)
@@ -182,7 +176,7 @@ class Trainer:
     def _end_early(self) -> None:
         """End the run after an epoch before the last one (collective).
 
-        The last exchange of the workers may have changed the weights since that epoch's validation.
+        The workers' last exchange may have changed the weights since that epoch's validation.
         """
         self._keep_end(self._next_epoch(), early=True)
         self._meet(final=True)
@@ -194,7 +188,7 @@ class Trainer:
         self._leave(self.course.history, found[-1])
 
     def _leave(self, history: Sequence[EpochRecord], found: Evaluation | None) -> None:
-        """Put the final weights, or those of the best epoch, in place and write them (collective)."""
+        """Put the final weights, or the best epoch's, in place and write them (collective)."""
         restored = self.course.restored = self._best.restore(history)
         self.course.final = found if restored is None else restored.validation
         if self._hooks.checkpoint is not None:
@@ -322,7 +316,7 @@ class Trainer:
         return OpenEpoch(self.course.begun, self._work.stages.start(), tally)
 
     def _keep_end(self, open_epoch: OpenEpoch, early: bool = False) -> None:
-        """Save the state that a longer run would go on from, if wanted (collective)."""
+        """Save the state from which a longer run would continue, if wanted (collective)."""
         if self._agenda is None or self._hooks.save is None or not self._agenda.keeps_end(early):
             return
         self.worker.settle()
@@ -333,10 +327,9 @@ class Trainer:
         self._work.stages.lap("checkpoint")
 
     def _pause(self, agenda: Agenda, open_epoch: OpenEpoch, ended: bool = False) -> bool:
-        """Meet between two steps; save the state and stop, if that is due (collective).
+        """Meet between two steps; save the state and stop, if due (collective).
 
-        Returns:
-            Whether all ranks have made all their rounds of the epoch; then nothing was decided.
+        Return whether all ranks have made all their rounds of the epoch; then nothing was decided.
         """
         began, made = self._work.stages.last, self.course.made
         self.worker.settle()
@@ -362,7 +355,7 @@ class Trainer:
         return cast("list[tuple[int, bool]]", self._comm.all_gather_objects(here))
 
     def _state(self, open_epoch: OpenEpoch, rounds: Sequence[int]) -> State:
-        """Return the state to go on from (collective); the workers have settled."""
+        """Return the state to continue from (collective); the workers have settled."""
         module, schedule, gradient = self.replica.module, self._schedule, self._gradient
         worker, callbacks = self.worker.state(), self._hooks.callbacks
         parts = {
@@ -374,7 +367,7 @@ class Trainer:
         if self._validation is not None:
             parts["validation"] = self._validation.state()
         names = {parameter: name for name, parameter in module.named_parameters()}
-        # The same number of ranks goes on with each rank's own, another number with rank 0's.
+        # The same number of ranks resumes with each rank's own, another number with rank 0's.
         both = {
             "extra": self._modules.extra(),
             "callbacks": {} if callbacks is None else callbacks.state(),
@@ -422,7 +415,7 @@ class Trainer:
                 yield whole_piece(name_of("weights", name), parameter)
 
     def _load_state(self, saved: Saved) -> None:
-        """Go on from an earlier state (collective); weights and optimizer are loaded."""
+        """Continue from an earlier state (collective); weights and optimizer are loaded."""
         training, batches, gradient = saved.part("training"), self._schedule.batches, self._gradient
         at, own = training.shared, training.own
         first = batches.load_state(at["epoch"], saved.part("batches"))
@@ -460,7 +453,7 @@ class Trainer:
         return self._schedule.batches.part.waited_s() if self._workers.seconds_per_sample is None else {}
 
     def _validate(self, final: bool) -> Sequence[Evaluation | None]:
-        """Evaluate the weights; return the results that are known now."""
+        """Evaluate the weights; return the results known so far."""
         if self._validation is not None:
             self._hooks.progress.doing(VALIDATING)
             self._validation.begin()
@@ -476,5 +469,5 @@ class Trainer:
 
 
 def _rate(samples: int, seconds: float) -> float:
-    """Return samples per second; 0 where no time has passed, as on a virtual clock."""
+    """Return samples per second; 0 if no time has passed, as on a virtual clock."""
     return samples / seconds if seconds > 0 else 0.0

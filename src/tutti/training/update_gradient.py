@@ -83,7 +83,7 @@ class UpdateGradient:
         self._stages.lap("backward")
 
     def is_usable(self, passes: Sequence[Batch], step: int, epoch: int, samples: int, weight: float) -> bool:
-        """Prepare the gradient for the worker's step; return whether it can be made (collective).
+        """Prepare the gradient for the worker's step; return whether to make it (collective).
 
         `samples` and `weight` are what `add` returned.
         """
@@ -100,12 +100,12 @@ class UpdateGradient:
         if not self.objective.loss.weighed:
             return
         whole, _ = divide_by_weight(self._replica, self._sharing, weight, samples)
-        # Without any label the gradient is zero, and the samples' share is as good.
+        # Without any label the gradient is zero, and the share of the samples will do.
         if not own and whole:
             worker.share = weight / whole
 
     def _pass(self, batch: Batch, step: int, epoch: int, tally: Tally) -> tuple[int, float]:
-        """Add this batch's gradient; return its samples, and its losses' denominator."""
+        """Add this batch's gradient; return its samples, and the denominator of its losses."""
         self.masks.begin(epoch, batch.samples)
         computed = self._compute_batch(batch)
         samples = len(computed.targets)
@@ -142,7 +142,7 @@ class UpdateGradient:
         return Computed(arithmetic.number(found.reported), found.outputs.detach(), targets, found.weight)
 
     def _absent(self, statistics: BatchStatistics) -> Computed:
-        """Take part in the statistics of a batch without a sample: by one that does not count."""
+        """Take part in the statistics of a batch with a sample that does not count."""
         arithmetic = self.objective.arithmetic
         inputs, targets = self._batches.part.take(torch.zeros(1, dtype=torch.int64))
         inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
@@ -152,7 +152,7 @@ class UpdateGradient:
         return Computed(0.0, found.outputs.detach()[:0], targets[:0], 0.0)
 
     def _charge(self, samples: int) -> None:
-        """Move the virtual clock, if there is one, by the cost of the samples."""
+        """Advance the virtual clock, if there is one, by the cost of the samples."""
         # After computing: the clock gives the turn to other ranks, which may move shared weights.
         cost = self._seconds_per_sample
         if cost is not None:
@@ -165,14 +165,11 @@ class UpdateGradient:
 def divide_by_weight(
     replica: Replica, comm: Communicator | None, weight: float, samples: int
 ) -> tuple[float, float]:
-    """Make an update's gradient the mean by the loss's own denominator (collective over `comm`).
+    """Divide an update's gradient by the loss's own denominator (collective over `comm`).
 
     Each pass has added the gradient of its sum of losses / samples of the update. `weight` and `samples` are
-    those of this rank; `comm` is None where each rank makes its own updates.
-
-    Returns:
-        The weight of the update, which is the denominator, and its samples. Without any weight the gradients
-        become zero.
+    this rank's; `comm` is None where each rank makes its own updates. Return the update's weight and samples.
+    Without any weight the gradients become zero.
     """
     totals = torch.tensor([weight, samples], dtype=torch.float64)
     if comm is not None:

@@ -1,12 +1,11 @@
-"""An average of the weights, which is evaluated and kept in place of the weights that are trained.
+"""An average of the weights, which is evaluated and kept in place of the trained weights.
 
     ema:d    a = d a + (1 - d) w    after each update; a = w after the first
     swa:s    a = mean of w          over the epochs that end at the share s of the run, or later
-
     epoch    train w │ a in place of w: keep the best, validate │ w again │ train w │ ...
 
-An EMA follows each update where the workers make it together. Where they have weights of their own, or a
-centre, the settled weights of each epoch count: for its k updates by d^k. Each rank averages a slice.
+An EMA follows each update where the workers make it together. Otherwise (private weights, or a centre) the
+settled weights of each epoch count: for its k updates by d^k. Each rank averages a slice.
 
 The statistics of BatchNorm have an EMA as the weights do. For SWA they are the mean over batches of the
 training part, computed when the average is evaluated.
@@ -35,7 +34,7 @@ from tutti.training.run_parts import Schedule, Workers
 
 
 class WeightAverage:
-    """The average of a run, of which this rank has a slice; with `averaging` None nothing is averaged."""
+    """The average of a run, sliced over the ranks; with `averaging` None nothing is averaged."""
 
     def __init__(
         self, averaging: Averaging | None, workers: Workers, schedule: Schedule, arithmetic: Arithmetic
@@ -54,7 +53,7 @@ class WeightAverage:
             )
         flats = self._replica.flats if averaging else ()
         self._places = [(flat, cut(len(flat.weights), self._comm.size)[self._comm.rank]) for flat in flats]
-        # No more than the slice is touched, so the system gives memory for that alone.
+        # Only the slice is touched, so only that takes memory.
         self._vectors = [torch.zeros_like(flat.weights) for flat in flats]
         self._layers = [one for one in batch_norms(self._replica.module) if one.running_mean is not None]
         live = [flat.weights[mine] for flat, mine in self._places]
@@ -89,7 +88,7 @@ class WeightAverage:
             average_buffers(self._replica, self._comm)
 
     def hide(self) -> None:
-        """Put the weights that are trained in their place again (collective)."""
+        """Put the trained weights back in place (collective)."""
         if self._aside:
             self._put(self._aside, self._changed)
             self._aside = []
@@ -104,7 +103,7 @@ class WeightAverage:
         return State(LocalState(pieces), shared=shared, own={"statistics": self._statistics})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on from an earlier run; SWA starts over in one of another length."""
+        """Continue from an earlier run; SWA starts over in a run of another length."""
         if not self._kind or (self._kind == "swa" and saved.shared["epochs"] != self._epochs):
             return
         self.count = saved.shared["count"]
@@ -119,12 +118,12 @@ class WeightAverage:
             self._comm.all_gather(flat.weights)
 
     def _renew_statistics(self) -> None:
-        """Set the statistics of BatchNorm such that the mean of the ranks' is that over all batches."""
+        """Set the statistics of BatchNorm so that the ranks' mean is the mean over all batches."""
         part, comm, module = self._batches.part, self._comm, self._replica.module
         # Of equal lengths: BatchNorm could not use a last batch of one sample.
         batches = part.order(self._batches.seed, 0).tensor_split(-(-len(part) // self._batches.batch_size))
         mine = batches[comm.rank :: comm.size]
-        # A layer's own `forward` is that over the batches of all ranks.
+        # A layer's `forward` in its `vars` is the one over the batches of all ranks.
         before = [(layer, layer.momentum, vars(layer).pop("forward", None)) for layer in self._layers]
         with evaluating(module):
             for layer in self._layers:

@@ -93,7 +93,7 @@ def bring_back(weights: Mapping[str, Tensor], module: nn.Module) -> None:
 
     The copy may have other names: a pickled Keras model loses the names of models and wrappers
     (`sequential/dense/kernel` becomes `dense/kernel`), and gets other automatic numbers (`seed_generator_2`).
-    Otherwise they are found by their order.
+    Otherwise they are matched by their order.
     """
     own = module.state_dict()
     if own.keys() != weights.keys():
@@ -125,7 +125,7 @@ def _by_name(own: Iterable[str], weights: Iterable[str]) -> dict[str, str]:
 
 
 def _are_alike(names: Mapping[str, str], own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
-    """Return whether each tensor of a copy has one of its kind and shape in the module."""
+    """Return whether each tensor of a copy has a counterpart of its name and shape in the module."""
     return len(own) == len(weights) == len(names) and all(
         _last(names[other]) == _last(other) and own[names[other]].shape == trained.shape
         for other, trained in weights.items()

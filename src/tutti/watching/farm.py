@@ -27,7 +27,7 @@ from tutti.terminal import console_on
 from tutti.watching.follow import REFRESH_S, Clock
 
 REDRAWN_S: Final = 0.2
-"""The least time between two drawings of the table."""
+"""The least seconds between two drawings of the table."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class FarmProgress:
         self._blocks = max(self._blocks, len(self.rows))
 
     def found(self, job: str, state: JobState) -> None:
-        """Note the end of a job of another launch."""
+        """Note a job that another launch has ended."""
         self.done[job] = state
 
     def epoch(self, block: int, record: EpochRecord) -> None:
@@ -72,7 +72,7 @@ class FarmProgress:
             self._seconds.append(seconds)
 
     def left_s(self, now: float) -> float | None:
-        """Estimate the seconds that are left by the mean of the jobs so far; None without any."""
+        """Estimate the remaining seconds by the mean of the jobs so far; None without any."""
         if not self._seconds or not self.epochs:
             return None
         usual = fmean(self._seconds)
@@ -113,14 +113,14 @@ def known_jobs(folder: FarmFolder) -> dict[str, int | None]:
 
 
 class FarmDisplay:
-    """The display of a farm that goes on."""
+    """The display of a running farm."""
 
     def __init__(self, known: Mapping[str, JobState], stream: IO[str]) -> None:
         self._stream, self._drawn, self._told = stream, 0.0, dict(known)
         self._live = None
         # mpirun gives a terminal to processes of several hosts, whose tables would overwrite each other.
         if stream.isatty() and mpi_place(os.environ) is None:
-            # No extra thread refreshes the screen: it would take time from the ranks.
+            # No thread refreshes the screen: it would take time from the ranks.
             self._live = Live(console=console_on(stream), auto_refresh=False, transient=True)
             self._live.start()
 
@@ -154,7 +154,7 @@ def read_progress(folder: FarmFolder) -> FarmProgress:
         elif event.block in progress.rows and progress.rows[event.block].job == event.job:
             progress.end(event.block, JobState(event.state), event.seconds)
     for block, row in list(progress.rows.items()):
-        # A farm that was killed has noted no end.
+        # A killed farm has noted no end.
         if folder.state(row.job) is not JobState.RUNNING:
             del progress.rows[block]
             continue

@@ -33,10 +33,10 @@ from tutti.watching.health import Condition, Health, examine
 from tutti.watching.snapshot import MARKS, Snapshot, Watched
 
 EPOCHS: Final = 8
-"""The number of epochs that are shown, the last ones."""
+"""The number of epochs shown, the last ones."""
 
 SETTLED_S: Final = 5.0
-"""The seconds of training from which the time left is estimated."""
+"""The seconds of training by which the remaining time is estimated."""
 
 REFRESH_S: Final = 1.0
 """Seconds between two readings of the records."""
@@ -90,7 +90,7 @@ def headline(run: Snapshot, health: Health) -> str:
 
 
 def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
-    """Yield sentences about the run, each with whether it is bad."""
+    """Yield sentences about the run, each with whether it is bad news."""
     yield from ((found.lost, str(found)) for found in health.findings)
     yield from ((False, printable(start.lr_why)) for start in run.starts if start.lr_why)
     if health.condition in (Condition.FAILED, Condition.STOPPED) and run.resumable:
@@ -174,7 +174,7 @@ def show(folder: Path, silent_s: float, stream: IO[str]) -> bool:
 
 
 def wait_for(folder: Path, stream: IO[str], clock: Clock | None = None) -> None:
-    """Wait for a folder that does not exist, until a run or a farm has begun in it."""
+    """Wait for a folder to exist, and for a run or a farm to begin in it."""
     clock = clock or Clock()
     if not folder.exists():
         print(f"{printable(str(folder))} does not exist yet: waiting for it", file=stream, flush=True)
@@ -188,7 +188,7 @@ def follow(folder: Path, silent_s: float, stream: IO[str], clock: Clock | None =
     watched.check()
     if not stream.isatty():
         return _follow(watched, silent_s, clock, NewLines(stream).show)
-    # No extra thread refreshes the screen: it changes only when the records are read.
+    # No thread refreshes the screen: it changes only when the records are read.
     with Live(console=console_on(stream), auto_refresh=False, vertical_overflow="visible") as live:
         return _follow(
             watched, silent_s, clock, lambda run, health: live.update(screen(run, health), refresh=True)
@@ -208,7 +208,7 @@ def _follow(
 
 
 class NewLines:
-    """The display of a run as lines: each time the new ones."""
+    """The display of a run as lines: at each reading only what is new."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream, self._epochs = stream, 0

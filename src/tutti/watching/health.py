@@ -6,7 +6,7 @@ failed         its heartbeat says so
 stopped, gone  the sampler of its host finds its process in that state
 silent         its last heartbeat is older than `silent_s`: it was stopped, or has died, or its host has
 stuck          it lives, but has made no step for that time, and waits for no other rank; or all ranks wait
-behind         it has made `BEHIND` steps fewer than the others, and 3 s worth of their steps
+behind         it is `BEHIND` steps behind the others, and 3 s worth of their steps
 late           it came last in most steps of the last epoch
 slow           it computes less than half as many samples per second as the others
 """
@@ -29,10 +29,10 @@ SILENT_S: Final = 10.0
 """The seconds without a heartbeat, or without a step, after which a rank is in trouble."""
 
 BEHIND: Final = 100
-"""The steps that a rank must lack to be behind."""
+"""The least steps by which a rank is behind."""
 
 STEPS_LATE_S: Final = 3.0
-"""Seconds of the others' steps that a rank must lack to be behind: heartbeats come once a second."""
+"""The least seconds of the others' steps by which a rank is behind: heartbeats come once a second."""
 
 FRESH_S: Final = 5.0
 """The age in seconds up to which a sample shows the present state."""
@@ -79,7 +79,7 @@ class Health:
 
     @property
     def well(self) -> bool:
-        """True if the run goes on, has finished or has been stopped, with all its ranks."""
+        """Whether the run goes on, has finished or has been stopped, with all its ranks."""
         return self.condition is not Condition.FAILED and not any(one.lost for one in self.findings)
 
 
@@ -96,7 +96,7 @@ def examine(run: Snapshot, silent_s: float = SILENT_S) -> Health:
         slow = [found for beat in well if (found := _late(beat, well)) is not None]
         slow = slow or _awaited(run, well)
         slow = slow or ([] if lost else _stuck(well, silent_s))
-    # A rank with its own error comes first, and ranks that have only lost another one come last.
+    # Ranks with errors of their own come first, and ranks that only lost another come last.
     lost.sort(key=lambda one: 2 if one.what.startswith(_HAS_LOST) else not one.what.startswith(FAILED))
     return Health(condition, (*lost, *slow))
 
@@ -127,7 +127,7 @@ def _state(run: Snapshot, rank: int) -> str | None:
 
 
 def _lost(run: Snapshot, beat: Heartbeat, silent_s: float) -> RankTrouble | None:
-    """Return the trouble that keeps the rank from training, if there is one."""
+    """Return the trouble that keeps the rank from training, if there is any."""
     place, step = f"process {beat.process} on {beat.host}", f"step {beat.step:,}"
     age, state = run.now - beat.time, _state(run, beat.rank)
     if beat.state == FINISHED:
@@ -184,7 +184,7 @@ def _step_at(time: float, beat: Heartbeat) -> float:
 
 
 def _stuck(well: Sequence[Heartbeat], silent_s: float) -> list[RankTrouble]:
-    """Return the ranks that live and make no step, though they wait for no other rank."""
+    """Return the live ranks that make no step, though they wait for no other rank."""
     stuck = []
     for beat in well:
         usual = 1 / beat.steps_per_s if beat.steps_per_s else EVERY_S

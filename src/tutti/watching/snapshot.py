@@ -54,7 +54,7 @@ class Snapshot:
 
 @dataclass
 class Watched:
-    """A run folder that is read again and again; its history is read when it has changed."""
+    """A run folder that is read again and again; its history is read only when it has changed."""
 
     folder: Path
     _history: JsonLinesFile[EpochRecord] = field(default_factory=lambda: JsonLinesFile([], []))
@@ -71,7 +71,7 @@ class Watched:
             )
 
     def read(self, now: float) -> Snapshot:
-        """Read the records, as they are at the time `now` in seconds since 1970.
+        """Read the records as of the time `now`, in seconds since 1970.
 
         Raises:
             BadRunFolder: the folder is gone, or a file cannot be read.

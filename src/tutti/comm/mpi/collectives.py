@@ -41,7 +41,7 @@ Operation = Callable[Concatenate["HierarchicalCollectives", P], Generator[bool, 
 
 
 def collective(operation: Operation[P, T]) -> Operation[P, T]:
-    """Count the collectives that have been begun, and the finished ones."""
+    """Count the collectives begun, and those finished."""
 
     @wraps(operation)
     def counted(
@@ -63,7 +63,7 @@ def collective(operation: Operation[P, T]) -> Operation[P, T]:
 class HierarchicalCollectives:
     """The collectives of a group whose ranks are on several hosts, in one of its ranks.
 
-    Ranks of one host that call different things are told so. Between hosts nothing is compared: MPI keeps
+    Ranks of one host that call different things get an error. Between hosts nothing is compared: MPI keeps
     vectors in order.
     """
 
@@ -76,17 +76,17 @@ class HierarchicalCollectives:
         self._lane = self._here.index(self.rank)
 
     def absent(self) -> list[int]:
-        """The ranks that are not, or will never be, where this one waits."""
+        """Return the ranks that are not, or will never be, where this one waits."""
         early = self._membership.early()
         return early or [self._here[local] for local in self._rows.absent()] or self._requests.awaited
 
     def _is_short(self, vector: Tensor) -> bool:
-        """Return whether all of a vector goes to every other host at once."""
+        """Return whether a host sends all of a vector to every other host at once."""
         return vector.nbytes * (len(self._hosts) - 1) <= SHORT_BYTES
 
     @collective
     def barrier(self) -> Steps:
-        """Wait until every rank has come here: on each host, then its first ranks for each other."""
+        """Wait until every rank has called this: on each host, then its first ranks for each other."""
         yield from self._rows.barrier()
         if not self._lane:
             leaders = [members[0] for members in self._hosts if members is not self._here]
@@ -191,7 +191,7 @@ class HierarchicalCollectives:
             output.copy_(found[0])
 
     def _turns(self, members: Sequence[int]) -> list[list[int | None]]:
-        """The ranks of a host in turns of this host's number of ranks; the last is filled up with None."""
+        """Return a host's ranks in turns of this host's number of ranks; the last is filled up with None."""
         width = len(self._here)
         turns = [list[int | None](members[begin : begin + width]) for begin in range(0, len(members), width)]
         return [turn + [None] * (width - len(turn)) for turn in turns]
@@ -200,7 +200,7 @@ class HierarchicalCollectives:
 
     @collective
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on every rank with the one of rank `root`."""
+        """Overwrite `tensor`, contiguous, on every rank with rank `root`'s."""
         vector = tensor.view(-1)
         home = next(number for number, members in enumerate(self._hosts) if root in members)
         parts = [vector[place] for place in cut(len(vector), self._lanes)]
@@ -237,7 +237,7 @@ class HierarchicalCollectives:
 
     @collective
     def all_gather_ints(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
-        """Gather some whole numbers of each rank."""
+        """Gather some whole numbers from each rank."""
         mine = torch.tensor(numbers, device="cpu")
         table = [torch.empty_like(mine) for _ in range(self.size)]
         yield from self._gather(mine, table)

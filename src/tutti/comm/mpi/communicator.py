@@ -63,14 +63,9 @@ class MpiCommunicator(BlockingCommunicator):
 
     @staticmethod
     def world(host: str | None = None) -> Communicator:
-        """All ranks that MPI started (collective).
+        """Return all ranks that MPI started (collective), without MPI if they are on one host.
 
-        Args:
-            host: a name for the host that this rank shall count to, to rehearse several hosts on one machine.
-                Ranks with one name must share memory. None: the host that it is on.
-
-        Returns:
-            The communicator of this host, if there is only one; then MPI has no further part in it.
+        Ranks that pass the same `host`, by default their real one, count as one host; they must share memory.
         """
         MPI = load()
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
@@ -120,7 +115,7 @@ class MpiCommunicator(BlockingCommunicator):
 
     @override
     def counter(self) -> Counter:
-        """A counter at zero, in the memory of the host of rank 0, which must stay until the last addition."""
+        """Return a counter at zero in the memory of rank 0's host, which must outlive the last addition."""
         self.barrier()
         if self._counter_server is None:
             self._counter_server = self._open_counter_server()

@@ -21,7 +21,7 @@ Gather = Callable[[str], list[str]]
 
 
 def host_key() -> str:
-    """Equal for processes that share memory: one kernel, one view of its processes, one name."""
+    """Return a text that is equal for processes that share memory: same kernel, process view and name."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
@@ -29,20 +29,10 @@ def host_key() -> str:
 def join_host(
     rank: int, keys: Sequence[str], gather: Gather, global_ranks: Sequence[int]
 ) -> tuple[HostGroup, list[list[int]]]:
-    """Join the ranks of this host (collective over all ranks).
+    """Join the ranks of this host (collective over all ranks), which have equal `keys`.
 
-    Args:
-        rank: this process's number.
-        keys: of all ranks; equal on the ranks of one host.
-        gather: gathers a text of each rank.
-        global_ranks: the ranks' numbers in the job.
-
-    Returns:
-        The ranks of this host, and the members of all hosts by their numbers. The hosts are in the order of
-        their lowest ranks, and their members in order.
-
-    Raises:
-        UserError: the ranks of a host cannot share memory.
+    Return them, and the members of all hosts, in the order of their lowest ranks. UserError: the ranks of a
+    host cannot share memory.
     """
     hosts = [[other for other, key in enumerate(keys) if key == here] for here in dict.fromkeys(keys)]
     members = next(ranks for ranks in hosts if rank in ranks)

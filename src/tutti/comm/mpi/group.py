@@ -1,10 +1,10 @@
 """A group of MPI's ranks: its communicators, the notices of ranks that leave or lose another, and its end.
 
-    rank 0   ... all_reduce │ leaves: tells the others how many collectives it has done │
+    rank 0   ... all_reduce │ leaves: sends the others its number of finished collectives │
     rank 1   ... all_reduce │ all_reduce ─ waits ─ learns that rank 0 has done one less: it will not come
 
 A rank that leaves because it has lost another names that one in its notices. A rank that waits for
-another has a group in common with it, and looks for its notices: so a loss gets from rank to rank.
+another has a group in common with it, and looks for its notices: so a loss spreads from rank to rank.
 
 Communicators are never freed: that would need all ranks of the group, and a process has few of them.
 """
@@ -25,13 +25,13 @@ LEAVE_TAG: Final = 32_766
 """The tag of a leave notice; no other message on a communicator for collectives has it."""
 
 PERIOD_S: Final = 0.01
-"""Pause of a waiting rank between two looks for notices."""
+"""A waiting rank's pause between two looks for notices."""
 
 GRACE_S: Final = 0.2
-"""Time of a message that a rank sent before it left to come."""
+"""The time for a message to arrive that a rank sent before it left."""
 
 ANNOUNCE_S: Final = 0.1
-"""Time of a rank that leaves to send its notices."""
+"""The time for a rank that leaves to send its notices."""
 
 _NONE: Final = -1
 
@@ -55,7 +55,7 @@ class MpiGroup:
 
 
 class Membership:
-    """A rank's membership of a group: what it tells the others at its end, and what they tell it.
+    """A rank's membership of a group: its notices to the others at its end, and theirs.
 
     Attributes:
         begun: the number of collectives that this rank has begun.
@@ -72,7 +72,7 @@ class Membership:
         self._sent = False
 
     def early(self) -> list[int]:
-        """The ranks that have left, and will not come to the latest collective."""
+        """Return the ranks that have left, and will not come to the latest collective."""
         self.check()
         return [rank for rank, (done, _) in tuple(self._left.items()) if done < self.begun]
 
@@ -82,11 +82,7 @@ class Membership:
         return rank in self._left and time.monotonic() > self._left[rank][1] + GRACE_S
 
     def check(self) -> None:
-        """Receive the notices that have come, at most every `PERIOD_S`.
-
-        Raises:
-            PeerLost: a rank is lost.
-        """
+        """Receive the notices that have come, at most every `PERIOD_S`; raise PeerLost if a rank is lost."""
         if time.monotonic() < self._next_look_s:
             return
         with self._lock:
@@ -109,7 +105,7 @@ class Membership:
         return lost
 
     def abandon(self, requests: Sequence[Any]) -> None:
-        """Keep requests under way, and their memory, although no rank waits for them any more."""
+        """Keep requests under way, and their memory, although no rank waits for them now."""
         _unfinished.extend(requests)
 
     def leave(self, lost: Sequence[int] = ()) -> None:

@@ -18,14 +18,14 @@ def load() -> Any:
 
 
 def library() -> str:
-    """The MPI library's name and version (initialises MPI)."""
+    """Return the MPI library's name and version (initialises MPI)."""
     MPI = load()
     first, *_ = MPI.Get_library_version().replace("\0", "").strip().splitlines()
     return " ".join(first.split(",")[0].split())
 
 
 def library_file() -> str:
-    """Return the path of the MPI library that this process has loaded; empty if none can be told."""
+    """Return the path of the MPI library that this process has loaded; empty if unknown."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     files = (line.split(maxsplit=5)[-1] for line in lines)
     return next((file for file in files if re.match(r"lib(mpi|mpich)\.so", Path(file).name)), "")
@@ -39,20 +39,20 @@ def abort(code: int) -> None:
 
 
 def finalize() -> None:
-    """Leave MPI (collective); nothing of it can be used afterwards."""
+    """Leave MPI (collective); it cannot be used afterwards."""
     MPI = load()
     MPI.Finalize()
 
 
 def world_place() -> tuple[int, int, bool]:
-    """Rank and size in MPI's world, and whether any thread may call MPI (initialises MPI)."""
+    """Return rank and size in MPI's world, and whether any thread may call MPI (initialises MPI)."""
     MPI = load()
     world = MPI.COMM_WORLD
     return world.Get_rank(), world.Get_size(), MPI.Query_thread() >= MPI.THREAD_MULTIPLE
 
 
 def from_all(value: object) -> list[Any]:
-    """Gather a value of each rank of MPI's world (collective; naps while it waits)."""
+    """Gather a value from each rank of MPI's world (collective; naps while it waits)."""
     MPI = load()
     request = MPI.COMM_WORLD.Ibarrier()
     while not request.Test():

@@ -34,7 +34,7 @@ class MpiRequests:
 
     @property
     def awaited(self) -> list[int]:
-        """The ranks to or from which vectors are under way, for which this rank waits."""
+        """The ranks whose vectors this rank waits for, or that must take its own."""
         return sorted({rank for rank, _ in self._pending})
 
     def send(self, array: numpy.ndarray[Any, Any], to: int, tag: int = VECTORS) -> Request:
@@ -64,10 +64,10 @@ class MpiRequests:
         yield from self.finish(self.begin(outgoing, incoming))
 
     def begin(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> list[Request]:
-        """Begin an `exchange`, and its sends first.
+        """Begin an `exchange`, its sends first.
 
-        A long vector travels when its receiver has answered. The answer to a send that comes after a receive
-        would wait behind the whole vector of the other direction, in the same stream of TCP.
+        A long vector travels once its receiver has answered. The answer to a send that comes after a receive
+        would wait behind the whole vector of the other direction, in the same TCP stream.
         """
         going = [self.send(_array(vector), rank) for rank, vector in outgoing.items() if len(vector)]
         return going + [self.recv(_array(vector), rank) for rank, vector in incoming.items() if len(vector)]
@@ -83,16 +83,12 @@ class MpiMessages:
     def send(self, vector: Tensor, to: int, tag: int) -> Steps:
         """Send `vector`; it may be overwritten at the end. Messages to one rank keep their order."""
         self._check_tag(tag)
-        # Messages run beside each other: each has its own pending requests.
+        # Messages run concurrently: each has its own pending requests.
         requests = MpiRequests(self._membership, self._mpi.messages)
         yield from requests.finish([requests.send(_array(vector), to, tag)])
 
     def recv(self, vector: Tensor, receiving: Receiving) -> Steps:
-        """Overwrite `vector` with the next message that `receiving` asks for.
-
-        Raises:
-            CallsDiffer: the message has another length than `vector`. It stays there.
-        """
+        """Overwrite `vector` with the message that `receiving` asks for; CallsDiffer if lengths differ."""
         self._check_tag(receiving.tag)
         self._receiving.append(receiving)
         try:
@@ -106,7 +102,7 @@ class MpiMessages:
                     f"{names[self._membership.rank]} has {vector.numel()}; receive it into a tensor like the "
                     "one that is sent"
                 )
-            # It is the first from that rank with that tag, so that no other message can take its place.
+            # It is the first from that rank with that tag, so no other message can take its place.
             requests = MpiRequests(self._membership, self._mpi.messages)
             yield from requests.finish([requests.recv(_array(vector), receiving.sender, receiving.tag)])
         finally:
@@ -124,10 +120,7 @@ class MpiMessages:
         yield from requests.finish(both)
 
     def find(self, receiving: Receiving) -> int | None:
-        """Return the bytes of the message that `receiving` asks for, if it is here.
-
-        Its sender is noted in `receiving`.
-        """
+        """Return the bytes of the message that `receiving` asks for, if it is here, and note its sender."""
         if not receiving.is_first(self._receiving):
             return None
         source = self._mpi.any_source if receiving.source == ANY else receiving.source

@@ -93,7 +93,7 @@ class Arena:
 
     @classmethod
     def attach(cls, fd: int) -> Arena:
-        """The arena behind an inherited descriptor, which now belongs to the returned object."""
+        """Return the arena behind an inherited descriptor, which now belongs to the returned object."""
         memfd.check(fd)
         if os.fstat(fd).st_size < PAGE or (arena := cls(fd))._header[_MAGIC_WORD] != _MAGIC:
             raise ValueError(
@@ -103,9 +103,7 @@ class Arena:
 
     @classmethod
     def open(cls, address: FileAddress) -> Arena:
-        """The arena of another process of this host and user, by that process's `address`.
-
-        Not for the process that made the arena, which has its descriptor already.
+        """Return the arena of another process of this host and user, by that process's `address`.
 
         Raises:
             OSError: the process is gone, belongs to another user or lives in another container.
@@ -124,10 +122,7 @@ class Arena:
         return FileAddress.of(self.fd)
 
     def allocate(self, nbytes: int) -> int:
-        """Set memory aside; any process of the host may at any time.
-
-        Returns:
-            Its offset, a multiple of the page size. All of it is zero.
+        """Return the offset, a multiple of the page size, of new memory, all zero.
 
         Raises:
             MemoryError: the arena is used up.
@@ -152,15 +147,15 @@ class Arena:
             raise OSError(code, f"cannot give back {length} bytes of shared memory: {os.strerror(code)}")
 
     def release_from(self, offset: int = FIRST) -> None:
-        """Give back what was allocated from an offset on, by default all, as `release` does."""
+        """Release what was allocated from an offset on, by default all."""
         self.release(offset, self._header[_NEXT_WORD] - offset)
 
     def words(self, offset: int, count: int) -> memoryview:
-        """`count` 64-bit integers from `offset` (a multiple of 8) on, mapped for as long as they are used."""
+        """Return `count` 64-bit integers from `offset` (a multiple of 8) on, mapped while they are used."""
         return memoryview(_map(self.fd, offset, count * 8)).cast("B").cast("q")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor over the memory from `offset` on, mapped for as long as it or a view of it is used."""
+        """Return a tensor over the memory from `offset` on, mapped while it or a view of it is used."""
         import torch
 
         count = math.prod(shape)
@@ -170,7 +165,7 @@ class Arena:
         return torch.frombuffer(mapped, dtype=dtype).view(shape)
 
     def lock(self, offset: int) -> ByteLock:
-        """The lock that belongs to the byte at `offset`."""
+        """Return the lock that belongs to the byte at `offset`."""
         return ByteLock(self, offset)
 
     def close(self) -> None:

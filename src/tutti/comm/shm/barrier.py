@@ -1,6 +1,6 @@
-"""The barrier of a host's ranks: shared words, in which each rank says what it calls.
+"""The barrier of a host's ranks: shared words, in which each rank announces its call.
 
-Ranks that call different things are told so instead of hanging. Every collective is a generator: it yields
+Ranks that call different things get an error instead of hanging. Every collective is a generator: it yields
 False when it has to wait for another rank, and True when it has moved something. Its caller decides how to
 wait.
 
@@ -97,7 +97,7 @@ class Call(int):
         reduction: int = 0,
         root: int = 0,
     ) -> Call:
-        """The word for a call."""
+        """Return the word for a call."""
         # The top bit stays 0: words are signed.
         number = DTYPE_NUMBERS[dtype]
         return cls(kind << 59 | reduction << 55 | number << 49 | (root & 0xFFF) << 37 | length & 0x1FFFFFFFFF)
@@ -119,7 +119,7 @@ BARRIER: Final = Call(0)
 
 
 def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
-    """The error message for two ranks, numbered in the job, that have called different things."""
+    """Return the error message for two ranks, numbered in the job, that have called different things."""
     return (
         f"rank {rank} called {call} while rank {other} called {theirs}; all ranks of a group must call the "
         "same collectives in the same order, with the same sizes and dtypes"
@@ -127,11 +127,9 @@ def disagreement(rank: int, call: Call, other: int, theirs: Call) -> str:
 
 
 def agree_on_lengths(table: Sequence[Sequence[int]], global_ranks: Sequence[int]) -> None:
-    """Check that in an all_to_all every rank expects what is sent to it; raise `CallsDiffer` if not.
+    """Raise `CallsDiffer` unless every rank of an all_to_all expects the lengths that are sent to it.
 
-    Args:
-        table: of each rank, how many elements it has for each, and then how many it expects from each.
-        global_ranks: the ranks' numbers in the job.
+    A row of `table` has a rank's output lengths for each rank, then its input lengths from each.
     """
     size = len(global_ranks)
     for sender in range(size):
@@ -148,7 +146,7 @@ def agree_on_lengths(table: Sequence[Sequence[int]], global_ranks: Sequence[int]
 Steps = Generator[bool, None, None]
 
 TRIES: Final = 4000
-"""Number of times `arrive` looks for the others before it leaves the waiting to its caller."""
+"""The number of times `arrive` looks for the others before it leaves the waiting to its caller."""
 
 
 class HostBarrier:
@@ -165,25 +163,24 @@ class HostBarrier:
             )
             for turn in range(2)
         )
-        # A rank that looks in vain without letting go of its core may keep the one it looks for from running.
+        # A rank that spins on its core may keep the rank that it waits for from running.
         self._tries = 0 if crowded else TRIES
         self._set = self._phase = 0
 
     def absent(self) -> list[int]:
-        """The ranks that have not come to the phase in which this one waits."""
+        """Return the ranks that have not reached the phase in which this one waits."""
         phase, words = self._phase, self._words
         _, places = self._parities[phase >> 1 & 1]
         return [other for other, place in zip(self._others, places, strict=True) if words[place] < phase]
 
     def barrier(self) -> Steps:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called this."""
         yield from self._arrive_and_wait(BARRIER)
 
     def arrive(self, call: Call) -> bool:
         """Enter the next phase, and look for the others as long as they must be near.
 
-        Returns:
-            Whether all have come and called the same. If not, `wait` is to follow.
+        Return whether all have arrived with the same call. If not, `wait` must follow.
         """
         # `_phase` is 2 n: the word without its lowest bit. The bit above that one is the parity of n.
         self._phase = phase = self._phase + 2
@@ -196,7 +193,7 @@ class HostBarrier:
             fence()
         words[own] = phase  # [3]
         # [4] A rank that called a barrier where this one did not, or the reverse, differs in the lowest bit:
-        # it is never found here, and `wait` tells.
+        # it is never found here, and `wait` raises.
         tries = self._tries
         for place in places:
             while words[place] != phase:
@@ -212,7 +209,7 @@ class HostBarrier:
         return True
 
     def wait(self, call: Call) -> Steps:
-        """Wait for the others in the phase that this rank is in, and check that they have called the same."""
+        """Wait for the others in this rank's phase, and check that they have called the same."""
         words, phase = self._words, self._phase
         _, places = self._parities[phase >> 1 & 1]
         for place in places:
@@ -231,7 +228,7 @@ class HostBarrier:
                 raise CallsDiffer(disagreement(names[self.rank], call, names[other], theirs))
 
     def _arrive_and_wait(self, call: Call) -> Steps:
-        """Enter the next phase and wait for all ranks, in a call that may take long: no rank spins here."""
+        """Enter the next phase and wait for all ranks without spinning, in a call that may take long."""
         self._phase = phase = self._phase + 2
         own, _ = self._parities[phase >> 1 & 1]
         words = self._words

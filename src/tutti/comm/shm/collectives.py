@@ -54,7 +54,7 @@ move: Final = ctypes.CDLL(None).memmove
 """`memmove` of the C library. Other threads run meanwhile: `CDLL` lets go of the GIL."""
 
 move_few: Final = ctypes.PyDLL(None).memmove
-"""The same for few bytes: `PyDLL` holds the GIL, as to let go of it would take longer than the move."""
+"""The same for few bytes: `PyDLL` holds the GIL, as releasing it would take longer than the move."""
 
 for _function in (move, move_few):
     _function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -83,7 +83,7 @@ class Piece:
         self._made = [stretch(rows[_home(owner)], part) for owner, part in others]
 
     def put(self, vector: int) -> None:
-        """Give the others what they own of the vector at this address."""
+        """Put the others' slices of the vector at this address into the rows."""
         for place, offset, nbytes in self._given:
             move(place, vector + offset, nbytes)
 
@@ -102,13 +102,13 @@ class Piece:
             own.copy_(result)
 
     def take(self, vector: int) -> None:
-        """Take the slices that the others have reduced into the vector at this address."""
+        """Copy the slices that the others have reduced into the vector at this address."""
         for place, offset, nbytes in self._made:
             move(vector + offset, place, nbytes)
 
 
 def _home(owner: int) -> int:
-    """The row in which the owner of a slice leaves the result: one that it has read, and has in its cache."""
+    """Return the row for the result of a slice's owner: one that it has read, and has in its cache."""
     return 0 if owner else 1
 
 
@@ -126,7 +126,7 @@ HALF: Final = ROW // 2
 SPREAD_FROM: Final = 4 << 10
 SLOTS: Final = 32
 """A short vector of at least `SPREAD_FROM` bytes passes through `SLOTS` slots of a row in turn, if they fit:
-to write to memory that other cores have in their caches takes longer than to memory that has left them."""
+writing to memory takes longer while other cores have it in their caches."""
 
 _PLACES: Final = 2048
 _SHORT_PLANS: Final = 128
@@ -148,12 +148,12 @@ class HostCollectives(HostBarrier):
         self._short_plans: dict[tuple[torch.dtype, torch.Size, int], _ShortPlan] = {}
 
     def _memory_of(self, dtype: torch.dtype) -> Tensor:
-        """All rows, of shape (2, size, elements)."""
+        """Return all rows, of shape (2, size, elements)."""
         with torch.inference_mode(False):
             return self._memory.view(dtype)
 
     def _place(self, dtype: torch.dtype, rank: int, length: int, begin: int = 0) -> Tensor:
-        """A part of a rank's row, of those rows that may be written now."""
+        """Return a part of a rank's row in the current set."""
         key = dtype, self._set, rank, length, begin
         found = self._places.get(key)
         if found is None:
@@ -166,12 +166,9 @@ class HostCollectives(HostBarrier):
     # --- reductions
 
     def short_all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps | None:
-        """All-reduce a short tensor, contiguous and of any shape: every rank sums all of it itself.
+        """All-reduce a short tensor, contiguous and of any shape: every rank sums all of it.
 
-        Begins at once and goes on as long as the others are at it, too.
-
-        Returns:
-            What is left to be done, or None.
+        Start at once and go on as long as the others keep up; return the remaining steps, or None.
         """
         key = (tensor.dtype, tensor.shape, reduction.number)
         call, sets = self._short_plans.get(key) or self._plan_short(*key)
@@ -220,7 +217,7 @@ class HostCollectives(HostBarrier):
         return found
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps:
-        """Overwrite `tensor`, contiguous, on every rank with what the ranks' tensors make together.
+        """Overwrite `tensor`, contiguous, on every rank with the reduction of the ranks' tensors.
 
         Each rank owns a slice of each piece. There is one barrier (│) for each piece and one more, as the
         next piece is put into other rows meanwhile: into the four halves of the two sets, in turn.
@@ -257,7 +254,7 @@ class HostCollectives(HostBarrier):
         yield True
 
     def _plan(self, dtype: torch.dtype, length: int) -> _Plan:
-        """The half rows that the pieces of a vector pass through, by the set that the first piece is in."""
+        """Return the half rows that the pieces of a vector pass through, by the set of the first piece."""
         found = self._plans.get((dtype, length))
         if found is None:
             if len(self._plans) >= _PLANS:
@@ -281,7 +278,7 @@ class HostCollectives(HostBarrier):
         return found
 
     def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
-        """Overwrite `output` with what the ranks' vectors for this rank make together."""
+        """Overwrite `output` with the reduction of the ranks' vectors for this rank."""
         if self.size == 1:
             output.copy_(inputs[0])
             reduction.finish(output, 1)
@@ -317,15 +314,10 @@ class HostCollectives(HostBarrier):
         takes: _Moves,
         own: tuple[Tensor, Tensor] | None = None,
     ) -> Steps:
-        """Pass vectors through the rows, piece by piece.
+        """Pass vectors through the rows, in pieces of at most `most` elements.
 
-        Args:
-            call: what all ranks call.
-            longest: the elements of the longest vector of any rank.
-            most: the elements of a piece.
-            puts: the vectors that this rank puts in, each with the row, and the place in it, of its pieces.
-            takes: likewise the vectors that it takes out.
-            own: (target, source) of what stays in this rank.
+        `puts` and `takes` are this rank's vectors with the row, and the place in it, of their pieces; `own`
+        is the (target, source) of what stays in this rank; `longest` is the longest vector of any rank.
         """
         if own is not None:
             own[0].copy_(own[1])
@@ -343,7 +335,7 @@ class HostCollectives(HostBarrier):
             yield True
 
     def broadcast(self, tensor: Tensor, root: int) -> Steps:
-        """Overwrite `tensor`, contiguous, on every rank with the one of rank `root`."""
+        """Overwrite `tensor`, contiguous, on every rank with rank `root`'s."""
         vector = tensor.view(-1)
         call = Call.of(Collective.BROADCAST, vector.dtype, len(vector), root=root)
         moves = [(vector, root, 0)]
@@ -369,7 +361,7 @@ class HostCollectives(HostBarrier):
         return self._pass_on(call, len(vector), most, [], takes, (outputs[root], vector))
 
     def scatter(self, vector: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
-        """Overwrite `vector` with what rank `root` has for this rank in `inputs`, all of one length."""
+        """Overwrite `vector` with rank `root`'s input for this rank; all inputs have the same length."""
         call = Call.of(Collective.SCATTER, vector.dtype, len(vector), root=root)
         most = ROW // vector.itemsize
         if self.rank != root:
@@ -378,7 +370,7 @@ class HostCollectives(HostBarrier):
         return self._pass_on(call, len(vector), most, puts, [], (vector, inputs[root]))
 
     def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
-        """Overwrite `outputs` with what each rank has for this one; lengths are as the ranks agree."""
+        """Overwrite `outputs` with each rank's input for this one; the ranks agree on the lengths first."""
         call = Call.of(Collective.ALL_TO_ALL, inputs[0].dtype)
         table = yield from self.all_gather_ints([*map(len, inputs), *map(len, outputs)], call)
         agree_on_lengths(table, self._group.global_ranks)
@@ -388,7 +380,7 @@ class HostCollectives(HostBarrier):
         yield from self._pass_on(call, max(map(max, table)), most, puts, takes, (outputs[rank], inputs[rank]))
 
     def all_gather_ints(self, numbers: Sequence[int], call: Call) -> Generator[bool, None, list[list[int]]]:
-        """Gather some whole numbers of each rank, as part of `call`."""
+        """Gather some whole numbers from each rank, as part of `call`."""
         self._set ^= 1
         rows = [self._place(torch.int64, rank, len(numbers)) for rank in range(self.size)]
         rows[self.rank].copy_(torch.tensor(numbers, device="cpu"))
@@ -397,5 +389,5 @@ class HostCollectives(HostBarrier):
 
 
 def _part(vector: Tensor, begin: int, most: int) -> Tensor:
-    """At most `most` elements of a vector, from `begin` on."""
+    """Return at most `most` elements of a vector, from `begin` on."""
     return vector if not begin and len(vector) <= most else vector[begin : begin + most]

@@ -36,11 +36,10 @@ class HostCommunicator(BlockingCommunicator):
     For one thread of each rank. After a rank was lost no further operation is possible.
 
     Args:
-        group: the ranks.
-        cores: how many cores the ranks have between them; by default, what their affinities allow. With more
-            ranks than cores no wait spins.
-        join_timeout_s: seconds to wait for the others to come.
-        peers: for a part of a communicator, what its whole knows of the processes.
+        cores: the cores that the ranks share; by default, what their affinities allow. With more ranks than
+            cores no wait spins.
+        join_timeout_s: seconds to wait for the other ranks.
+        peers: for a part of a communicator, its whole's knowledge of the processes.
 
     Raises:
         PeerLost: a rank died before it came, or did not come in time.
@@ -67,7 +66,7 @@ class HostCommunicator(BlockingCommunicator):
 
     @classmethod
     def alone(cls) -> HostCommunicator:
-        """A world of one, with its own arena."""
+        """Return a world of one, with its own arena."""
         arena = Arena.create()
         comm = cls(HostGroup(arena, arena.allocate(control_bytes(1)), 0, [0]))
         comm._owns_arena = True

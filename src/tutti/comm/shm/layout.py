@@ -44,15 +44,15 @@ PHASE: twice the number of its latest phase of the barrier, plus 1 if the call i
 CALL: the packed call.
 PID: the process id.
 LEFT: 1 after `close`.
-STEPS: 1 + its steps while it trains; with `FIRST_STEP` until its first step is done. Else below 0: what it
-does, by `MOST_PHASES`, and its signs of life; 0 before it has said that.
+STEPS: 1 + its steps while it trains; with `FIRST_STEP` until its first step is done. Else below 0: its phase,
+by `MOST_PHASES`, and its signs of life; 0 before it has published any.
 WAITS: 1 after it has waited for others for about 10 ms.
 
 PHASE and CALL have two words each, for even and odd phases: a slow rank still finds the call of a rank that
 has gone on."""
 
 FIRST_STEP: Final = 1 << 62
-"""The bit of STEPS of a rank that makes its first step in this process."""
+"""The bit of STEPS of a rank that is in its first step in this process."""
 
 MOST_PHASES: Final = 16
 """-STEPS of a rank that does not train is 1 + the number of its phase + `MOST_PHASES` * its signs of life."""
@@ -71,15 +71,15 @@ class ControlLayout:
     size: int
 
     def line(self, rank: int) -> int:
-        """The first word of a rank's line."""
+        """Return the first word of a rank's line."""
         return LINE * (1 + rank)
 
     def sent(self, sender: int, receiver: int) -> int:
-        """The word that counts the bytes that the sender has put into the ring."""
+        """Return the word that counts the bytes that the sender has put into the ring."""
         return LINE * (1 + self.size + 2 * (receiver * self.size + sender))
 
     def received(self, sender: int, receiver: int) -> int:
-        """The word that counts the bytes that the receiver has taken out of the ring."""
+        """Return the word that counts the bytes that the receiver has taken out of the ring."""
         return self.sent(sender, receiver) + LINE
 
     @property
@@ -94,7 +94,7 @@ class ControlLayout:
         return -(-self.words * 8 // PAGE) * PAGE
 
     def ring(self, sender: int, receiver: int) -> int:
-        """The offset of a ring."""
+        """Return the offset of a ring."""
         return self.rows + 2 * self.size * ROW + (receiver * self.size + sender) * RING
 
     @property
@@ -128,5 +128,5 @@ class HostGroup:
 
 
 def control_bytes(size: int) -> int:
-    """The bytes of the arena that a communicator of `size` ranks needs, which the supervisor allocates."""
+    """Return the bytes of the arena that a communicator of `size` ranks needs."""
     return ControlLayout(size).nbytes

@@ -6,18 +6,18 @@
     not with more ranks
     than cores
 
-No rank wakes a sleeper: it would cost the rank that is waited for a system call at each store. So a nap
-is bounded, and there is no wake-up that could be lost between the last look and the nap.
+No rank wakes a sleeper: it would cost the awaited rank a system call at each store. So a nap is bounded, and
+there is no wake-up that could be lost between the last look and the nap.
 
 A rank that waits in [4] notices one that is gone, in this order:
 
-    [5] the rank stores what it has to say to the others, then LEFT if it leaves in an orderly way, and ends
+    [5] the rank stores its last words for the others, then LEFT if it leaves in an orderly way, and ends
     [6] see that the process has ended, or LEFT
     ─── fence ───
     [7] look once more for what is waited for, and raise only if it is not there
 
-As [5] stores LEFT last, [7] sees everything that the rank has stored before: it may have done what is waited
-for with its last breath. The kernel orders a process's stores before its end.
+As [5] stores LEFT last, [7] sees everything that the rank stored before: its last store may have ended the
+wait. The kernel orders a process's stores before its end.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ SLOWEST_BYTES_PER_S: Final = 1e8
 """While a transfer between hosts may still go on at this speed, a gigabit per second, naps stay short."""
 
 LEFT_EARLY: Final = "it left while others still waited for it"
-"""The reason for which a rank is lost that ended, or closed its communicator, in an orderly way."""
+"""Why a rank is lost that ended, or closed its communicator, in an orderly way."""
 
 ENDED: Final = "its process ended"
-"""The reason for which a rank is lost that died."""
+"""Why a rank is lost that died."""
 
 _PR_SET_TIMERSLACK: Final = 29
 
@@ -107,13 +107,13 @@ class Peers:
         self._words[self.group.layout.line(self.group.rank) + STEPS] = word
 
     def publish_phase(self, number: int) -> None:
-        """Publish the number of what this rank does, below `MOST_PHASES`, as it does not train."""
+        """Publish the number, below `MOST_PHASES`, of this rank's phase outside training."""
         self._signs += 1
         word = -(1 + number + MOST_PHASES * self._signs)
         self._words[self.group.layout.line(self.group.rank) + STEPS] = word
 
     def note_progress(self) -> None:
-        """Give a sign of life, if this rank has published what it does."""
+        """Give a sign of life, if this rank has published a phase."""
         steps, _ = self.status()
         if steps < 0:
             self.publish_phase((-steps - 1) % MOST_PHASES)
@@ -128,11 +128,7 @@ class Peers:
         self._words[self.group.layout.line(self.group.rank) + WAITS] = long
 
     def check(self) -> None:
-        """Raise if a rank of the job died.
-
-        Raises:
-            PeerLost: one did.
-        """
+        """Raise PeerLost if a rank of the job died."""
         # LEFT first: a rank that has said so and has ended since is not lost.
         for rank in self._watch.ended(0.0):
             if self.group.has_left(rank):
@@ -151,7 +147,7 @@ class Peers:
             self._words[LOST] = -(1 + global_rank)
 
     def nap(self, waited_s: float, moving_s: float = 0.0) -> None:
-        """Sleep for a moment that suits the time waited so far; less when a process ends meanwhile."""
+        """Sleep for a moment that suits the time waited so far; less if a process ends meanwhile."""
         longest_s = REMOTE_NAP_S if waited_s < moving_s else LONGEST_NAP_S
         nap_s = min(max(SHORTEST_NAP_S, NAP_SHARE * waited_s), longest_s)
         if nap_s < LONGEST_NAP_S:
@@ -168,7 +164,7 @@ class Backoff:
     """The rests of a rank that waits: it yields its core first, then takes short naps, then longer ones.
 
     Attributes:
-        started: when the wait began.
+        started: the time at which the wait began.
         soon: whether naps begin early.
     """
 
@@ -204,17 +200,10 @@ def wait(
     needed: Callable[[], Sequence[int]],
     moving_s: float | None = None,
 ) -> None:
-    """Return as soon as `ready` is true.
+    """Return as soon as `ready`, which is cheap and safe to repeat, is true.
 
-    Args:
-        ready: what to wait for: cheap and without side effects that a repetition would harm.
-        peers: the job's processes.
-        group: the ranks of the communicator that waits.
-        needed: returns the ranks that are waited for: if all of them leave, `ready` cannot become true.
-        moving_s: as in `Backoff`.
-
-    Raises:
-        PeerLost: a rank of the job died, or all needed ranks have left.
+    `needed` returns the awaited ranks: if all of them leave, `ready` cannot become true. `moving_s` is as in
+    `Backoff`. Raises PeerLost if a rank of the job died, or all needed ranks left.
     """
     pause = Backoff(peers, moving_s)
     if not pause.soon:
@@ -244,12 +233,10 @@ def wait(
 
 
 class ProcessWatch:
-    """Finds which of some processes have ended, by a pidfd of each: a death ends a wait at once.
-
-    A zombie has ended.
+    """Watches processes by pidfds, so that a death ends a wait at once. A zombie has ended.
 
     Several threads may wait at a time, which `select.poll` refuses and the kernel's epoll allows: a group of
-    torch.distributed waits in its own thread, beside the one that trains.
+    torch.distributed waits in its own thread, while another one trains.
     """
 
     def __init__(self) -> None:
@@ -275,7 +262,7 @@ class ProcessWatch:
             os.close(fd)
 
     def ended(self, timeout_s: float) -> list[int]:
-        """The ranks whose processes have ended; waits up to `timeout_s` for the first."""
+        """Return the ranks whose processes have ended; wait up to `timeout_s` for the first."""
         events = {fd for fd, _ in self._poll.poll(0 if self._gone else timeout_s)}
         return sorted(self._gone | {rank for rank, fd in list(self._fds.items()) if fd in events})
 
@@ -287,7 +274,7 @@ class ProcessWatch:
 
 
 def _allowed_cores(pids: Iterable[int]) -> int:
-    """The number of cores that the processes may use between them."""
+    """Return the number of cores that the processes may use between them."""
     allowed: set[int] = set()
     for pid in pids:
         try:

@@ -26,12 +26,12 @@ class FileAddress(NamedTuple):
 
     @classmethod
     def of(cls, descriptor: int) -> FileAddress:
-        """The address of a file that this process has open."""
+        """Return the address of a file that this process has open."""
         return cls(os.getpid(), descriptor)
 
     @classmethod
     def parse(cls, text: str) -> FileAddress:
-        """The address that `str` wrote."""
+        """Return the address that `str` wrote."""
         process, _, descriptor = text.partition(" ")
         if not (process.isdecimal() and descriptor.isdecimal()):
             raise ValueError(f"{text[:80]!r} is no address of shared memory: expected two numbers")
@@ -41,7 +41,7 @@ class FileAddress(NamedTuple):
         return f"{self.process} {self.descriptor}"
 
     def open(self, flags: int = 0) -> int:
-        """A descriptor of the file, to read and to write, with its own file description.
+        """Return a descriptor of the file, to read and write, with its own file description.
 
         Raises:
             OSError: the process is gone, belongs to another user or lives in another container.
@@ -57,14 +57,14 @@ class FileAddress(NamedTuple):
 
 
 def make(what: str) -> int:
-    """The descriptor of a new, empty file; `what` it is for shows in /proc."""
+    """Return the descriptor of a new, empty file; its purpose `what` shows in /proc."""
     return os.memfd_create(f"{_PREFIX}-{what}", os.MFD_CLOEXEC)
 
 
 def make_roomy(what: str, size: int = LARGEST) -> int:
-    """The descriptor of a new file of `size` bytes, of `size` bytes; only what is written takes memory.
+    """Return the descriptor of a new file of `size` bytes; only what is written takes memory.
 
-    It need not grow: a limit on the size of files hits it now, or never.
+    It never has to grow, so a limit on the size of files fails now, or never.
     """
     fd = make(what)
     try:
@@ -76,7 +76,7 @@ def make_roomy(what: str, size: int = LARGEST) -> int:
 
 
 def make_for_all(what: str, comm: Communicator) -> int:
-    """A descriptor of one new file that all ranks have (collective over ranks of one host)."""
+    """Return a descriptor of one new file that all ranks have (collective over ranks of one host)."""
     file = make(what) if comm.rank == 0 else None
     address = comm.broadcast_object(None if file is None else FileAddress.of(file))
     if file is None:
@@ -87,11 +87,7 @@ def make_for_all(what: str, comm: Communicator) -> int:
 
 
 def open_of_rank(address: FileAddress, comm: Communicator) -> int:
-    """A descriptor of a file of another rank, behind which all ranks meet at a barrier.
-
-    Raises:
-        PeerLost: that rank has ended meanwhile.
-    """
+    """Return a descriptor of another rank's file; on failure raise PeerLost if that rank has ended."""
     try:
         return address.open()
     except FileNotFoundError:

@@ -33,7 +33,7 @@ STALLS: Final = 8
 
 
 class Receiving:
-    """A receive that has been asked for."""
+    """A requested receive."""
 
     def __init__(self, source: int, tag: int) -> None:
         self.source, self.tag, self.sender = source, tag, source
@@ -93,12 +93,9 @@ class HostMessages:
         return run_together([(going, to), (self.recv(incoming, Receiving(source, tag)), source)])
 
     def recv(self, vector: Tensor, receiving: Receiving) -> Steps:
-        """Overwrite `vector` with the next message that `receiving` asks for.
+        """Overwrite `vector` with the next message that `receiving` asks for; CallsDiffer if it does not fit.
 
-        Receives that could get the same message get theirs in the order in which they were asked for.
-
-        Raises:
-            CallsDiffer: the message has another length or dtype than `vector`. It stays there.
+        Receives that compete for a message get theirs in the order in which they were requested.
         """
         self._receiving.append(receiving)
         try:
@@ -122,10 +119,7 @@ class HostMessages:
             self._receiving.remove(receiving)
 
     def find(self, receiving: Receiving) -> tuple[Inbox, Arrival] | None:
-        """Return the first message here that `receiving` asks for.
-
-        Its sender is noted in `receiving`.
-        """
+        """Return the first message here that `receiving` asks for, and note its sender."""
         if not receiving.is_first(self._receiving):
             return None
         first: tuple[Inbox, Arrival] | None = None
@@ -157,9 +151,9 @@ class HostMessages:
 
 
 def run_together(under_way: list[tuple[Steps, int]]) -> Steps:
-    """Move several messages on, each given with the rank that it waits for, and take out the finished ones.
+    """Advance several messages, each with the rank that it waits for; drop the finished ones.
 
-    What one of them raises is raised when the others are over.
+    An error of one is raised when the others are over.
     """
     wrong: Exception | None = None
     while under_way:

@@ -52,7 +52,7 @@ DTYPE_NUMBERS: Final = {dtype: number for number, dtype in enumerate(DTYPES)}
 
 
 def as_bytes(vector: Tensor) -> Tensor:
-    """The bytes of a vector, as a view."""
+    """Return the bytes of a vector, as a view."""
     return vector.view(torch.uint8) if vector.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
@@ -61,12 +61,12 @@ class Arrival:
     """A message whose header has been read.
 
     Attributes:
-        tag: the tag it was sent with.
-        stamp: when it was sent; the clock is the same for all processes of the host.
+        tag: its tag.
+        stamp: the time at which it was sent; all processes of the host have the same clock.
         dtype: of its elements.
         nbytes: of its body.
-        body: where the body goes, or None while it is still in the ring.
-        filled: how many bytes of the body have been taken out of the ring.
+        body: the destination of the body; None while it is still in the ring.
+        filled: the bytes of the body that have been taken out of the ring.
     """
 
     tag: int
@@ -119,7 +119,7 @@ class Outbox(_Ring):
         self.words[self.sent] = sent + HEADER  # [3]
 
     def put(self, body: Tensor, done: int) -> int:
-        """Put in what there is room for of `body`, from byte `done` on; returns how far it is done then."""
+        """Put in as much of `body` as there is room for, from byte `done` on; return the new `done`."""
         sent = self.words[self.sent]
         at = sent % RING
         count = min(self.room, len(body) - done, RING - at, PIECE)
@@ -134,7 +134,7 @@ class Outbox(_Ring):
 
 
 class Inbox(_Ring):
-    """The receiver's end of a ring, and the messages taken out of it while another was looked for."""
+    """The receiver's end of a ring, and the messages taken out of it while another was sought."""
 
     def __init__(self, group: HostGroup, sender: int, receiver: int) -> None:
         super().__init__(group, sender, receiver)
@@ -151,7 +151,7 @@ class Inbox(_Ring):
         return None
 
     def absorb(self) -> None:
-        """Take everything that is in the ring out of it, so that its sender can go on."""
+        """Take everything out of the ring, so that its sender can go on."""
         while self._read_header() is not None:
             pass
 
@@ -161,7 +161,7 @@ class Inbox(_Ring):
         self._waiting.append(Arrival(tag, time.monotonic_ns(), vector.dtype, len(body), body, len(body)))
 
     def move(self, arrival: Arrival, body: Tensor) -> bool:
-        """Move a message's body on, to `body` unless it went elsewhere before; return whether it is all."""
+        """Move a message's body on, to `body` unless it goes elsewhere; return whether it is complete."""
         if arrival.body is None:
             arrival.body = body
         self._pump(arrival)
@@ -174,7 +174,7 @@ class Inbox(_Ring):
         self._waiting.remove(arrival)
 
     def _read_header(self) -> Arrival | None:
-        """The next message in the ring; those before it are moved out first, as far as they have arrived."""
+        """Return the next message in the ring, after moving out what has arrived of those before it."""
         if self._waiting and not self._waiting[-1].complete:
             last = self._waiting[-1]
             if last.body is None:

@@ -19,7 +19,7 @@ LABELS = (
 
 @part("cifar10")
 def cifar10() -> Contents[object]:
-    """60,000 colour pictures of 32 x 32 pixels, of 10 kinds; 10,000 of them are for the test."""
+    """60,000 colour pictures of 32 x 32 pixels, in 10 classes; 10,000 of them are for the test."""
     folder = given_folder("cifar10") or cache_folder() / "cifar10"
     if not list(folder.glob("train*.parquet")):
         raise BadData(

@@ -37,8 +37,8 @@ class Published:
 
     Attributes:
         name: of the data set, and of its folder on this machine.
-        servers: addresses of folders with the files, the first to be tried first.
-        sha256: of the unpacked `IDX_FILES`: so a re-packed file passes, and a changed one does not.
+        servers: addresses of folders with the files, in the order in which to try them.
+        sha256: of the unpacked `IDX_FILES`: a re-packed file passes, and a changed one does not.
         labels: the classes' names.
     """
 

@@ -1,7 +1,7 @@
 """The data file formats, a file for each, and what their readers share. Errors name the file and the bytes.
 
-A format is known by the first bytes of a file, not by its name; texts and archives are known by the end of
-their names, and a folder by what it holds.
+A format is recognised by the first bytes of a file, not by its name; texts and archives by the end of their
+names, and a folder by its contents.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Format:
 
     Attributes:
         name: for users.
-        start: the first bytes of its files; empty where these may be any.
-        endings: the ends of its files' names, where `start` is empty.
+        start: the first bytes of its files; empty if these may be any.
+        endings: the ends of its files' names, if `start` is empty.
         options: the names of its options for users, `--data.NAME VALUE`.
     """
 
@@ -52,7 +52,7 @@ class Format:
 
     @staticmethod
     def files(path: Path) -> list[Path]:
-        """Return the files of the training part, where a path stands for several; else none.
+        """Return the files of the training part, if a path means several; else none.
 
         Raises:
             BadData: a file is missing. This is seen before any rank is started.
@@ -61,15 +61,15 @@ class Format:
 
     @classmethod
     def read(cls, path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        """Read the data set in a file or in a folder; by default that of its `files`.
+        """Read the data set in a file or in a folder; by default the one in its `files`.
 
         Args:
             path: of the file or the folder.
-            options: those in `options` that the user has given, and "missing": "error", "drop" or "mean".
-            labelled: whether targets are needed; where not, they may be missing, and are not to be read.
+            options: the user's values for `options`, and "missing": "error", "drop" or "mean".
+            labelled: whether targets are needed; if not, they may be missing, and must not be read.
 
         Returns:
-            `Contents(name, {"train": (inputs, targets)})`, with a part "test" where the file has one.
+            `Contents(name, {"train": (inputs, targets)})`, with a part "test" if the file has one.
 
         Raises:
             BadData: it is broken, or files that belong to it are missing.
@@ -82,20 +82,14 @@ FORMATS: Final[Registry[type[Format]]] = parts.FORMATS
 
 
 def options_of(path: Path) -> tuple[str, ...]:
-    """Return the names of the options of a path's format, or of the format of the files it stands for."""
+    """Return the names of the options of a path's format, or of the format of its files."""
     form = format_of(path)
     files = form.files(path)
     return options_of(files[0]) if files else form.options
 
 
 def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) -> Contents[object]:
-    """Read a file or a folder.
-
-    Args:
-        path: of any format.
-        options: of its format, and "missing".
-        labelled: whether it needs targets.
-    """
+    """Read a file or a folder of any format; `options` are its format's, and "missing"."""
     form, known = format_of(path), options_of(path)
     check_options(options, known, f"the {form.name} data '{path}'")
     found = form.read(path, options, labelled)
@@ -130,7 +124,7 @@ def one_by_one(
     options: Mapping[str, object],
     labelled: bool,
 ) -> list[Contents[object]]:
-    """Read several sources of one data set, whose tables are one: each goes on with the kinds and texts."""
+    """Read several sources of one data set; their tables are one, with continued kinds and texts."""
     found: list[Contents[object]] = []
     for source in sources:
         found.append(one := read(source, options, labelled))
@@ -154,7 +148,7 @@ def refuse_other_traits(found: Mapping[str, Contents[object]]) -> None:
 
 
 def _traits(contents: Contents[object]) -> dict[str, str]:
-    """Return what all files of a data set have alike, in words."""
+    """Return the common traits of the files of a data set, in words."""
     found = {"columns": listed(contents.columns), "class names": listed([*map(str, contents.labels)])}
     for part, (inputs, targets) in contents.parts.items():
         for name, one in inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]:

@@ -1,4 +1,4 @@
-"""Columns of Arrow as a table to be prepared: one float for each row and column, NaN where there is no value.
+"""Arrow columns as a table to prepare: one float for each row and column, NaN for a missing value.
 
 numbers           as they are; true and false are 1 and 0
 texts             their numbers in a dictionary of these data
@@ -56,7 +56,7 @@ _BLOCK: Final = 1 << 13
 
 
 def is_prepared(options: Mapping[str, Any]) -> bool:
-    """Return whether a table is to be prepared."""
+    """Return whether to prepare a table."""
     for name, choices in CHOICES.items():
         if options.get(name, choices[0]) not in choices:
             raise BadOption(f"--data.{name} is {options[name]!r}; give one of {', '.join(choices)}")
@@ -66,13 +66,9 @@ def is_prepared(options: Mapping[str, Any]) -> bool:
 def stored_table(
     path: Path, table: Any, names: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[Array, Table]:
-    """Return columns as floats of shape (rows, columns), and what they are.
+    """Return Arrow columns as floats of shape (rows, columns), and their description.
 
-    Args:
-        path: of the file, for messages.
-        table: of Arrow.
-        names: of the columns.
-        options: those of tables.
+    `options` are the user's for tables.
     """
     like = {column.name: column for column in options.get(LIKE, ()) if column.kind != EMPTY}
     most = math.inf if "columns" in options else max(MOST_TEXTS, table.num_rows / 10)
@@ -108,14 +104,14 @@ def stored_table(
 
 
 def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Return what `work` gives for each item; all threads keep floats in the same type."""
+    """Return the results of `work` for each item; all threads keep floats in the same dtype."""
     contexts = [copy_context() for _ in items]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
 
 
 def _chunks(values: Any, start: int, stop: int) -> Iterator[Array]:
-    """Yield a stretch of a column, which is an array or one of Arrow, piece by piece."""
+    """Yield a stretch of a column, an array or an Arrow column, piece by piece."""
     if isinstance(values, np.ndarray):
         yield values[start:stop]
     else:
@@ -128,7 +124,7 @@ def as_array(values: Any) -> Array:
 
 
 def _plain(chunk: Any) -> Array:
-    """Return numbers or booleans of Arrow, as they lie in memory if none is null."""
+    """Return Arrow numbers or booleans, as they lie in memory if none is null."""
     import pyarrow
 
     mask, content = chunk.buffers()
@@ -146,7 +142,7 @@ def _bits(buffer: Any, chunk: Any) -> Array:
 
 
 def kind_of(kind: Any) -> str | None:
-    """Return the kind of columns of a type of Arrow; None: they are no plain columns."""
+    """Return the kind of columns of an Arrow type; None: they are no plain columns."""
     from pyarrow import types
 
     tests = {
@@ -191,7 +187,7 @@ def _as_kind(path: Path, values: Any, wanted: TableColumn) -> Any:
     except pyarrow.ArrowException as error:
         raise BadData(
             f"{path} has other values in the column '{wanted.name}' than the training, where they are of the "
-            f"kind {wanted.kind}: {printable(str(error)[:200])}; mend it"
+            f"kind {wanted.kind}: {printable(str(error)[:200])}; fix it"
         ) from error
 
 
@@ -213,7 +209,7 @@ def _cast(values: Any, wanted: TableColumn) -> Any:
 
 
 def _parsed(texts: Any, form: str) -> Any:
-    """Return texts as timestamps; raise ArrowInvalid if one is none of the form."""
+    """Return texts as timestamps; raise ArrowInvalid if one does not have the form."""
     import pyarrow
     from pyarrow import compute
 
@@ -227,10 +223,10 @@ def _parsed(texts: Any, form: str) -> Any:
 
 
 def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[TableColumn, Array] | int:
-    """Return texts as their numbers, or as days where they are dates; the count of more texts than `most`.
+    """Return texts as their numbers, or as days if they are dates; or their count if that exceeds `most`.
 
-    Texts of the column that is `wanted` keep their numbers, and all others get that of `OTHER`, if there is
-    one; nothing is known of a column that is `EMPTY`.
+    Texts of the column `wanted` keep their numbers, and all others get the number of `OTHER`, if it is there;
+    nothing is known of a column that is `EMPTY`.
     """
     import pyarrow
 
@@ -273,7 +269,7 @@ def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[T
 
 
 def _date_form(texts: Any) -> str | None:
-    """Return the only form of dates in which all texts are; None: they are no dates, or of several."""
+    """Return the only date form of all texts; None: they are no dates, or of several forms."""
     import pyarrow
 
     forms: Sequence[str] = _FORMS
@@ -288,9 +284,9 @@ def _date_form(texts: Any) -> str | None:
 
 
 def _without_signs(texts: Any) -> Any:
-    """Return numbers without a sign of a currency before them, or % behind; - and . become nulls.
+    """Return numbers without a leading currency sign or a trailing %; - and . become nulls.
 
-    Commas between thousands go where the sign comes first: 1.234 is another number elsewhere.
+    Commas between thousands are removed only behind a leading sign: 1.234 is another number elsewhere.
     """
     from pyarrow import compute, scalar, string
 
@@ -328,13 +324,13 @@ def _refuse_mistakes(path: Path, name: str, texts: Any, codes: Array) -> None:
             second = "; delete it if it is a second line of names" if row == 0 else ""
             raise BadData(
                 f"{path} has {what} in the column '{name}', but in row {row + 1:,} "
-                f"'{texts[codes[row]].as_py()[:80]}'{second}; mend it, or leave the column out by "
+                f"'{texts[codes[row]].as_py()[:80]}'{second}; fix it, or leave the column out by "
                 "--data.columns"
             )
 
 
 def _are_dates(texts: Any) -> Array:
-    """Return which texts are dates of the form that most have; of ISO 8601 days alone are looked at."""
+    """Return which texts are dates of the most common form; for ISO 8601 only days are checked."""
     from pyarrow import compute
 
     days = compute.utf8_slice_codeunits(texts, 0, 10)

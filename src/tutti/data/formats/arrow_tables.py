@@ -1,4 +1,4 @@
-"""Tables of Arrow: columns of numbers, of lists of numbers, or of pictures. Files and frames become these."""
+"""Arrow tables: columns of numbers, of lists of numbers, or of pictures. Files and frames become these."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def arrow_package() -> Any:
 
 
 def is_frame(value: object) -> bool:
-    """Return whether a value is a table in memory: a frame of pandas or polars, or a table of Arrow."""
+    """Return whether a value is a table in memory: a pandas or polars frame, or an Arrow table."""
     package = type(value).__module__.partition(".")[0]
     return type(value).__name__ in ("DataFrame", "Table") and package in ("pandas", "polars", "pyarrow")
 
 
 def frames_of(data: object, options: dict[str, object]) -> dict[str, Any]:
-    """Return the frame of each part, with the columns of targets that were given beside it; {}: other data.
+    """Return the frame of each part, including separately given targets; {}: other data.
 
     Data are a frame, (frame, targets), a pair of these, (frame, test frame) or frames by part; the option
-    "target" becomes the names of targets that were given beside a frame.
+    "target" becomes the names of separately given targets.
     """
     if isinstance(data, Mapping):
         framed = "train" in data and {*data} <= {*PARTS} and all(map(is_frame, data.values()))
@@ -71,7 +71,7 @@ def frames_of(data: object, options: dict[str, object]) -> dict[str, Any]:
 
 
 def _with_targets(frame: Any, targets: Any, options: dict[str, object]) -> Any:
-    """Return a frame with its targets as more columns."""
+    """Return a frame with its targets as further columns."""
     table = arrow_table(frame)
     if hasattr(targets, "to_frame"):
         targets = targets.to_frame(str(targets.name or "target"))
@@ -89,7 +89,7 @@ def _with_targets(frame: Any, targets: Any, options: dict[str, object]) -> Any:
 
 
 def arrow_table(frame: Any) -> Any:
-    """Return a table in memory as one of Arrow."""
+    """Return a table in memory as an Arrow table."""
     arrow, name = arrow_package(), type(frame).__name__
     try:
         if type(frame).__module__.startswith("pandas"):
@@ -103,20 +103,14 @@ def arrow_table(frame: Any) -> Any:
 
 
 def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-    """Read a table in memory.
-
-    Args:
-        frame: of pandas or polars, or a table of Arrow.
-        options: `TABLE_OPTIONS` and "missing".
-        labelled: whether targets are needed.
-    """
+    """Read a table in memory; `options` are `TABLE_OPTIONS` and "missing"."""
     table, name = arrow_table(frame), type(frame).__name__
     found = read_table(Path(f"the {name}"), table.schema, table.select, options, labelled)
     return replace(found, name=name)
 
 
 def table_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return samples, each with its values by name, as a table of Arrow; `path` is for messages."""
+    """Return samples, each with its values by name, as an Arrow table; `path` is for messages."""
     arrow, columns = arrow_package(), {}
     for name in dict.fromkeys(name for row in rows for name in row):
         try:
@@ -139,12 +133,12 @@ def read_table(
     """Read a table.
 
     Args:
-        path: of the file, or what it is, for messages.
+        path: of the file, or its description, for messages.
         schema: of all columns.
-        read: returns the columns of some names as a table of Arrow.
+        read: returns the columns with some names as an Arrow table.
         options: `TABLE_OPTIONS`, "missing" and "size".
         labelled: whether targets are needed.
-        pictures: the input, where it is one of pictures that are not in a column.
+        pictures: the input, if it is pictures outside a column.
     """
     choice = choose(schema.names, options, str(path), labelled)
     beside = (one for one in (choice.group, choice.weight) if one is not None)
@@ -188,9 +182,9 @@ def read_table(
 def _inputs(
     path: Path, table: Any, rows: Indices, names: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[object, Table | None]:
-    """Return plain columns as one array, and what they are; or each by its name if there are lists.
+    """Return plain columns as one array, with their description; or each by its name if there are lists.
 
-    What columns are is decided by all rows, and so are mistakes in them.
+    All rows decide the kinds of columns, and which values are mistakes.
     """
     kinds = {name: kind_of(table.schema.field(name).type) for name in names}
     plain = None not in kinds.values()
@@ -210,7 +204,7 @@ def _inputs(
 
 
 def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: str) -> Indices:
-    """Return the rows that have all targets."""
+    """Return the rows with all targets."""
     absent = {
         name: _absent(table.column(name)) for name in (*choice.targets, choice.group) if name is not None
     }
@@ -238,7 +232,7 @@ def _rows_with_targets(path: Path, table: Any, choice: ChosenColumns, missing: s
 
 
 def _absent(values: Any) -> NDArray[np.bool_]:
-    """Return which values are null or NaN."""
+    """Return a mask of null or NaN values."""
     return as_array(arrow_package().compute.is_null(values, nan_is_null=True))
 
 
@@ -283,7 +277,7 @@ def _values(path: Path, values: Any, name: str) -> object:
 
 
 def _lists(path: Path, values: Any, name: str) -> Array | Column[Rows]:
-    """Return a column of lists: an array, or sequences where the outer lists have several lengths."""
+    """Return a column of lists: an array, or sequences if the outer lists have several lengths."""
     arrow = arrow_package()
     values = values.combine_chunks()
     counts: list[Array] = []
@@ -314,7 +308,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _holds_pictures(kind: Any) -> bool:
-    """Return whether values are the content of files, alone or in Hugging Face's structures."""
+    """Return whether values are the contents of files, alone or in Hugging Face's structures."""
     types = arrow_package().types
     if types.is_struct(kind):
         at = kind.get_field_index("bytes")
@@ -331,7 +325,7 @@ def _pictures(path: Path, values: Any, name: str) -> Pictures:
 
 
 def _class_names(schema: Any, goals: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the classes, if the file has them as Hugging Face writes them."""
+    """Return the names of the classes, if the file has them like Hugging Face's files."""
     try:
         names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][goals[0]]["names"]
     except (KeyError, ValueError, TypeError, IndexError):

@@ -40,7 +40,7 @@ NULLS: Final = [
 
 @part("CSV")
 class Csv(Format):
-    """CSV files: a row for each sample; `--data.target` names the column to be predicted."""
+    """CSV files: a row for each sample; `--data.target` names the column to predict."""
 
     endings = CSV
     options = TABLE_OPTIONS
@@ -80,7 +80,7 @@ class Csv(Format):
 
 
 def _decimal_point(path: Path, cells: list[str], separator: str) -> str:
-    """Return the decimal point of a file: a comma, if some numbers have one, and none a point."""
+    """Return the decimal point of a file: a comma, if some numbers have one and none has a point."""
     commas = next((cell for cell in cells if _COMMA.fullmatch(cell)), None)
     if commas is None:
         return "."
@@ -95,7 +95,7 @@ def _decimal_point(path: Path, cells: list[str], separator: str) -> str:
 
 
 def _read(path: Path, start: CsvStart, convert: Mapping[str, Any]) -> Any:
-    """Return the rows of a file as a table of Arrow."""
+    """Return the rows of a file as an Arrow table."""
     from pyarrow import csv as arrow_csv
 
     how = (
@@ -114,20 +114,20 @@ def _read(path: Path, start: CsvStart, convert: Mapping[str, Any]) -> Any:
     except (arrow_package().ArrowException, UnicodeDecodeError, OSError) as error:
         if "UTF8" in str(error):
             raise BadData(not_in_utf8(path)) from error
-        raise BadData(f"{path} is broken: {str(error)[:200]}; mend it") from error
+        raise BadData(f"{path} is broken: {str(error)[:200]}; fix it") from error
 
 
 def _types(schema: Any) -> dict[str, Any]:
-    """Return the types that columns have, if those of the first rows are theirs; of some these say none."""
+    """Return the types of the first rows' columns, except those that these rows do not reveal."""
     arrow = arrow_package()
     numbers = {field.name: arrow.float64() for field in schema if arrow.types.is_integer(field.type)}
     return {field.name: field.type for field in schema if not arrow.types.is_null(field.type)} | numbers
 
 
 def _as_numbers(column: Any, decimal_point: str) -> Any:
-    """Return a column of texts as whole numbers, if all are such, else as numbers, else as it is.
+    """Return a column of texts as whole numbers, or else as numbers, or unchanged if some are not.
 
-    Codes such as 007 are texts: they are others than 7.
+    Codes such as 007 stay texts: they differ from 7.
     """
     arrow = arrow_package()
     if arrow.compute.any(arrow.compute.match_substring_regex(column, r"^[+-]?0\d")).as_py():

@@ -31,10 +31,10 @@ class Hdf5(Format):
     @staticmethod
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        """Open a file. Its inputs are read when they are needed.
+        """Open a file. Its inputs are read on demand.
 
         Several features of one number for each sample are columns of one table, others are several inputs,
-        called as the ends of their names. Without names, x_train, y_train and the like say what is what.
+        named by the ends of their names. Without names, x_train, y_train and the like are used.
         """
         with open_data_file(path):
             pass
@@ -65,7 +65,7 @@ _File: TypeAlias = Any
 
 
 def _names(file: _File) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the data sets of a file by name, those of nested groups, too."""
+    """Return the shapes of the data sets of a file by name, including nested groups."""
     import h5py
 
     found = {}
@@ -104,7 +104,7 @@ def _several(path: Path, file: _File, wanted: object) -> object:
 
 
 def _rows(path: Path, file: _File, wanted: object) -> Any:
-    """Return a data set: numbers that are read when they are needed, texts, or sequences."""
+    """Return a data set: numbers that are read on demand, texts, or sequences."""
     import h5py
 
     name = str(wanted).strip("/")

@@ -71,7 +71,7 @@ class Idx(Format):
 
 
 def read_idx(path: Path) -> Array:
-    """Read the array in an IDX file, gzip-compressed or not (its first bytes tell, not its name)."""
+    """Read the array in an IDX file, gzip-compressed or not (by its first bytes, not its name)."""
     try:
         with open_data_file(path) as raw:
             packed = raw.read(2) == b"\x1f\x8b"

@@ -69,7 +69,7 @@ def _of_part(folder: Path, size: object, labelled: bool) -> tuple[object, object
 
 
 def _parts(folder: Path) -> dict[str, Path]:
-    """The folders of the parts; the folder itself is the training part if it has no such folders."""
+    """Return the folders of the parts; the folder itself is the training part if it has no such folders."""
     found = {PARTS[one.name.lower()]: one for one in _folders(folder) if one.name.lower() in PARTS}
     if "train" not in found:
         return {"train": folder}
@@ -81,7 +81,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _pictures(folder: Path) -> Iterator[Path]:
-    """The pictures in a folder and in those below it, in the order of their names."""
+    """Yield the pictures in a folder and in those below it, in the order of their names."""
     for at, folders, files in os.walk(folder):
         folders[:] = sorted(one for one in folders if not one.startswith("."))
         for name in sorted(files):

@@ -29,7 +29,7 @@ _SHARD: Final = re.compile(r"(.+?)-\d{1,9}(?:-of-\d{1,9})?")
 class Npy(Format):
     """NPY files, as of `numpy.save`: x.npy and y.npy, or a folder of x_train.npy, y_train.npy, ...
 
-    An array may be in several files, called x_train-00000.npy, x_train-00001.npy, ..., also with their number
+    An array may be in several files, called x_train-00000.npy, x_train-00001.npy, ..., or with their number,
     as in x_train-00000-of-00012.npy.
     """
 
@@ -43,7 +43,7 @@ class Npy(Format):
     @staticmethod
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
-        """Read a pair of files, or a folder of them; they are mapped, and read when they are needed."""
+        """Map a pair of files, or a folder of them, to read on demand."""
         if path.is_dir():
             found = {key: joined_files(files) for key, files in files_by_key(path).items()}
             return from_keys(found, path.resolve().name, str(path), labelled)
@@ -85,14 +85,9 @@ def joined_files(files: Sequence[Path]) -> Rows:
 
 
 class Mapped(StoredRows):
-    """The samples in some NPY files, one after the other.
+    """The samples in some NPY files, one after the other; BadData if their shapes or dtypes differ.
 
-    Args:
-        paths: of the files.
-        layout: changes the shape of some samples; None: they stay as they are. It can be pickled.
-
-    Raises:
-        BadData: a file is broken, or has samples of another shape or type than the first.
+    `layout` changes the shape of some samples; it can be pickled.
     """
 
     def __init__(self, paths: Sequence[Path], layout: Callable[[Array], Array] | None = None) -> None:
@@ -121,7 +116,7 @@ class Mapped(StoredRows):
 
     @override
     def __getitem__(self, wanted: slice | Indices) -> Array:
-        """Read a stretch, or the samples of some numbers in any order."""
+        """Read a stretch, or the samples with some numbers in any order."""
         return super().__getitem__(wanted) if isinstance(wanted, slice) else self._take(wanted)
 
     def _take(self, numbers: Indices) -> Array:
@@ -142,7 +137,7 @@ class Mapped(StoredRows):
         return found if self.layout is None else self.layout(found)
 
     def read_ahead(self, start: int, stop: int) -> None:
-        """Let the operating system begin to read the samples from one number up to another."""
+        """Ask the operating system to begin to read a stretch of samples."""
         for number in range(bisect_right(self._ends, start), len(self.arrays)):
             array, begin = self.arrays[number], int(self._starts[number])
             if begin >= stop:

@@ -18,9 +18,9 @@ from tutti.registry import part
 
 @part("NPZ")
 class Npz(Format):
-    """NPZ files, as of `numpy.savez`, whose keys are x and y, or x_train, y_train, ...
+    """NPZ files, as of `numpy.savez`, with keys x and y, or x_train, y_train, ...
 
-    `group` is the key of the group of each sample.
+    `group` is the key of the samples' groups.
     """
 
     start = b"PK"

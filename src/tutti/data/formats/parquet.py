@@ -18,7 +18,7 @@ from tutti.registry import part
 
 @part("Parquet")
 class Parquet(Format):
-    """Parquet files: `--data.target` names the column to be predicted; pictures are decoded."""
+    """Parquet files: `--data.target` names the column to predict; pictures are decoded."""
 
     start = b"PAR1"
     options = (*TABLE_OPTIONS, "size")
@@ -41,7 +41,7 @@ class Parquet(Format):
 
 @part("Arrow")
 class Arrow(Format):
-    """Arrow files, which are also called Feather; as Parquet ones."""
+    """Arrow files, also called Feather; like Parquet files."""
 
     start = b"ARROW1"
     options = Parquet.options

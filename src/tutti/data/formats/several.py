@@ -89,7 +89,7 @@ class PartFiles(Format):
 
 
 def of_parts(title: str, found: Mapping[str, Contents[object]], what: str) -> Contents[object]:
-    """Return what was read for each part, the training part first, as one data set; `what` for messages."""
+    """Return the contents of each part, the training part first, as one data set; `what` is for messages."""
     for name, one in found.items():
         if set(one.parts) != {"train"}:
             raise BadData(f"the file of the {name} part in {what} has several parts itself; name that file")

@@ -97,7 +97,7 @@ def _value(path: Path, name: str, kind: str, content: bytes) -> Any:
         text = content.decode().strip()
     except (ValueError, RecursionError) as error:
         raise BadData(
-            f"{path} is broken in its file '{name}': {printable(str(error)[:200])}; mend it or leave its "
+            f"{path} is broken in its file '{name}': {printable(str(error)[:200])}; fix it or leave its "
             "sample out"
         ) from error
     whole = kind == "cls" and text.removeprefix("-").isdecimal() and len(text) < 19

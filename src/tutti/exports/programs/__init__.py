@@ -1,4 +1,4 @@
-"""Whole models as programs, which run without the code of the model: a file here for each kind."""
+"""Whole models as programs, which run without the code of the model: one file here for each kind."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PROGRAMS: Final[Registry[type[Program]]] = Registry("tutti.exports.programs", "f
 """The kinds of programs by name."""
 
 _NEEDS: Final = {"onnx": ("export", "onnx", "onnxscript", "onnxruntime"), "keras": ("keras", "keras")}
-"""The extra that a kind takes, and its packages."""
+"""The extra that a kind needs, and its packages."""
 
 
 def require_program(name: str) -> None:
-    """Refuse to write a program if a package that it takes is not installed."""
+    """Refuse to write a program if a package that it needs is not installed."""
     extra, *packages = _NEEDS.get(name, ("",))
     require_packages(f"--to {name} needs", packages, extra)

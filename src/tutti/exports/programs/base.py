@@ -1,4 +1,4 @@
-"""A kind of program that a model can be written as, and the check that it computes the same."""
+"""The base of programs that models are exported as, and the check that they compute the same."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tutti.errors import BadModel, TuttiError
 from tutti.records.texts import printable
 
 CLOSE: Final = 1e-5
-"""The most by which a program may differ from its model, in units of its largest output or of 1."""
+"""The largest allowed difference of a program from its model, in units of the largest output or of 1."""
 
 BATCHES: Final = (2, 1, 5)
-"""The samples of the passes on which they are compared; the first is what the program is traced with."""
+"""The numbers of samples for the comparison; the program is traced with the first."""
 
 
 class Program(ABC):
@@ -30,7 +30,7 @@ class Program(ABC):
 
     Attributes:
         name: for `--to`.
-        suffix: of what is written.
+        suffix: of the file.
     """
 
     name: ClassVar[str]
@@ -45,12 +45,12 @@ class Program(ABC):
             path: of a file that is written whole, or is removed by the caller.
             module: the model, in evaluation mode.
             example: inputs of some samples.
-            facts: what is kept with the program, such as the names of the classes.
+            facts: to keep with the program, such as the names of the classes.
         """
 
     @staticmethod
     def input_shape(module: nn.Module, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one input of the program. Of the data, as they are stored, it is `stored`."""
+        """Return the shape of one input of the program; `stored` is the shape of the data as stored."""
         return stored
 
     @staticmethod
@@ -60,23 +60,23 @@ class Program(ABC):
 
 
 def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Mapping[str, str]) -> float:
-    """Write a model as a program, once that computes the same.
+    """Write a model as a program, and check that it computes the same.
 
     Args:
-        path: where nothing is yet.
+        path: a path where nothing exists yet.
         kind: of the program.
         module: has `example(samples)`, which makes inputs.
-        facts: what is kept with the program.
+        facts: to keep with the program.
 
     Returns:
-        By how much the outputs differ at most, in units of the largest one or of 1.
+        The largest difference of the outputs, in units of the largest one or of 1.
 
     Raises:
         BadModel: the model cannot be written so, or the program computes something else.
         OSError: it cannot be written.
     """
     examples = [module.example(samples) for samples in BATCHES]  # type: ignore[operator]
-    # Some are known by the ends of their names.
+    # Some formats depend on the suffix.
     unfinished, largest = path.with_name(f".{path.name}.unfinished{kind.suffix}"), 0.0
     try:
         with torch.no_grad():
@@ -107,7 +107,7 @@ def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Map
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep to themselves what tracers say about parts that are not there, or that are not used."""
+    """Silence what tracers print about missing or unused parts."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -119,7 +119,7 @@ def quiet() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return in a line why a tracer has failed: those of torch hide the first error behind advice."""
+    """Return in one line why a tracer failed: torch's tracers hide the first error behind advice."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # Imports sympy.
 
     while error.__cause__ is not None:

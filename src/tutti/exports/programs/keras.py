@@ -1,4 +1,4 @@
-"""A file of Keras, of a model that is one of Keras."""
+"""A file of Keras, for a model of Keras."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KerasProgram(Program):
         keras: Any = optional_package("keras", "files of Keras need", "keras")
         pairs = list(zip(data.mean, data.std, strict=True))
         factors, offsets = [1 / (PIXEL_MAX * std) for _, std in pairs], [-mean / std for mean, std in pairs]
-        # Of several channels, which are last there.
+        # With several channels, which come last in Keras.
         scale, offset = (factors, offsets) if len(pairs) > 1 else (factors[0], offsets[0])
         inputs = keras.Input(asked[0].shape[1:], name="inputs")
         scaled = keras.layers.Rescaling(scale, offset, name="scale_of_training")(inputs)

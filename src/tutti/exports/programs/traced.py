@@ -1,4 +1,4 @@
-"""Programs that tracing a model makes: of ONNX, which many other programs run, and of torch.export."""
+"""Programs made by tracing a model: of ONNX, which many other programs run, and of torch.export."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TorchProgram(Program):
     def write(path: Path, module: nn.Module, example: Tensor, facts: Mapping[str, str]) -> None:
         samples = torch.export.Dim("samples")
         program = torch.export.export(module, (example,), dynamic_shapes=({0: samples},))
-        buffer = io.BytesIO()  # Of a disk that becomes full torch's writer ends the process.
+        buffer = io.BytesIO()  # torch's own writer ends the process when the disk is full.
         torch.export.save(program, buffer, extra_files=dict(facts))
         path.write_bytes(buffer.getbuffer())
 

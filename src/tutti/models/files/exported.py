@@ -1,7 +1,7 @@
 """Programs of torch.export.
 
-A program has no modes: what its layers do in training, or do not, is written into its graph. Here the places
-where that is said ask the module instead, as they did before the export.
+A program has no modes: its graph fixes what its layers do in training, or do not. Here the places where
+it does so ask the module instead, as they did before the export.
 
     dropout(x, 0.5, False)                         dropout(x, 0.5, self.training)
     scaled_dot_product_attention(q, k, v, p)       scaled_dot_product_attention(q, k, v, self.training * p)
@@ -22,7 +22,7 @@ from tutti.errors import BadModel
 from tutti.registry import part
 
 FLAGS: Final = ("train", "training")
-"""Names of the arguments of operators that say whether the model is training."""
+"""Names of operators' arguments that say whether the model is training."""
 
 PROBABILITIES: Final = ("dropout_p",)
 """Names of the arguments that are 0 unless it is."""
@@ -56,12 +56,8 @@ def read_program(path: Path, shape: object) -> nn.Module:
 
 
 def follow_mode(module: Any) -> None:
-    """Let the module of a program, as `ExportedProgram.module` makes it, follow `train` and `eval`.
-
-    Args:
-        module: changed in place.
-    """
-    # `train` and `eval`, which raise errors there.
+    """Make the module of a program, from `ExportedProgram.module`, follow `train` and `eval`, in place."""
+    # The program's own `train` and `eval` raise errors.
     for method in ("train", "eval"):
         vars(module).pop(method, None)
     _ask_for_mode(module)
@@ -88,7 +84,7 @@ def _check_nothing(module: fx.GraphModule) -> None:
 
 
 def _ask_for_mode(module: fx.GraphModule) -> None:
-    """Let the operators that differ in training follow the mode of the module."""
+    """Make the operators that differ in training follow the mode of the module."""
     graph = module.graph
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         schema = getattr(node.target, "_schema", None)

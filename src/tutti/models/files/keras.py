@@ -19,10 +19,10 @@ def read_keras(path: Path, shape: object) -> nn.Module:
 
     Args:
         path: of the file.
-        shape: of one input. The model says itself what it takes, and is asked where it is called.
+        shape: of one input; not used, as the model itself knows.
 
     Raises:
-        BadModel: the file holds no model that Keras can make with torch and without code of the user's.
+        BadModel: the file holds no model that Keras can make with torch and without the user's code.
         BadOption: Keras is not installed.
     """
     os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -40,11 +40,7 @@ def read_keras(path: Path, shape: object) -> nn.Module:
 
 
 def refuse_other_backend(backend: str) -> None:
-    """Refuse models of Keras that do not compute by torch.
-
-    Raises:
-        BadModel: `backend` is another.
-    """
+    """Refuse models of Keras with another backend than torch."""
     if backend != "torch":
         raise BadModel(
             f"Keras computes by {backend} in this process, and tutti trains by torch; set "
@@ -53,10 +49,5 @@ def refuse_other_backend(backend: str) -> None:
 
 
 def write_keras(model: nn.Module, path: Path) -> None:
-    """Write a model of Keras to a file, with its weights.
-
-    Args:
-        model: of Keras.
-        path: of the file; it ends in .keras.
-    """
+    """Write a model of Keras to a file ending in .keras, with its weights."""
     cast("Any", model).save(path)

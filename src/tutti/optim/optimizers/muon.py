@@ -20,7 +20,7 @@ POLYNOMIAL: Final = (_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C)
 
 @part("muon")
 class Muon(ParameterWise):
-    """Momentum whose matrices are orthogonalised, with AdamW for what is no matrix of a hidden layer.
+    """Momentum whose matrices are orthogonalised, with AdamW for all but the matrices of hidden layers.
 
         m = momentum m + (1 - momentum) g
         u = momentum m + (1 - momentum) g
@@ -31,15 +31,15 @@ class Muon(ParameterWise):
     both may have one rate. The weights of a convolution are a matrix of (outputs, all else).
 
     Made from a model, it takes every parameter of two or more dimensions for a matrix of a hidden layer,
-    except in `nn.Embedding`, `nn.EmbeddingBag`, and the output layer: the last of `model.modules()` that has
-    such a parameter of its own and is no embedding.
+    except in `nn.Embedding`, `nn.EmbeddingBag`, and the output layer: the last of `model.modules()` that owns
+    such a parameter and is not an embedding.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
     https://kellerjordan.github.io/posts/muon/. The factor of the rate, and the defaults: Liu et al. 2025,
     "Muon is Scalable for LLM Training", arXiv:2502.16982, section 2.2.
 
     Args:
-        params: the model; or matrices; or param groups, of which `use_muon=False` marks those of AdamW.
+        params: the model; or matrices; or param groups, with `use_muon=False` in those of AdamW.
         lr: of Muon, from 0.
         adamw_lr: of AdamW, from 0; by default `lr`.
         weight_decay: of both, from 0.

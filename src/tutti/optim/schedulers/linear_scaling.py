@@ -14,13 +14,12 @@ from tutti.registry import part
 
 @part("linear_scaling")
 class LinearScalingLR(LRScheduler):
-    """Linear scaling with gradual warm-up, and drops later on if wanted.
+    """Linear scaling with gradual warm-up, and later drops if wanted.
 
         lr(t) = lr (1 + (factor - 1) min(1, t / warmup)) gamma^(number of drops until t)
 
-    Goyal et al. take the rate lr that is right for one worker's batch to `factor` = (whole batch) / (that
-    batch) times it within the first 5 of 90 epochs, and divide it by 10 after 30, 60 and 80 of them: drops
-    1/3, 2/3 and 8/9.
+    Goyal et al. raise the rate lr of one worker's batch to `factor` = (whole batch) / (that batch) times it
+    within the first 5 of 90 epochs, and divide it by 10 after 30, 60 and 80 of them: drops 1/3, 2/3 and 8/9.
 
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv:1706.02677,
     sections 2.1 and 2.2.
@@ -28,11 +27,11 @@ class LinearScalingLR(LRScheduler):
     Args:
         optimizer: its rate is right for the small batch.
         total_steps: the number of updates of the run.
-        factor: k, how many times larger the batch is than the one that the rate is right for; above 0. It has
-            no default, as that other batch is not known here.
+        factor: k, the ratio of this batch to the one that the rate is right for; above 0. It has no default,
+            as the other batch is not known here.
         warmup: the length of the warm-up in updates, from 0. None: the paper's share, 1/18 of the run.
-        drops: when the rate falls, as shares of the run, each between 0 and 1.
-        gamma: what it is multiplied with then, above 0.
+        drops: the times at which the rate falls, as shares of the run, each between 0 and 1.
+        gamma: the factor of a drop, above 0.
         last_epoch: as in torch's schedulers.
 
     Raises:

@@ -27,7 +27,7 @@ class WarmupCosineLR(LRScheduler):
         optimizer: its rate is the largest.
         total_steps: the number of updates of the run.
         warmup: the length of the warm-up in updates, from 0; below 1 it is a share of `total_steps`.
-        final: the share of the rate that is left at the end, from 0 to 1.
+        final: the share of the rate at the end, from 0 to 1.
         last_epoch: as in torch's schedulers.
 
     Raises:

@@ -13,16 +13,16 @@ from tutti.errors import BadOption
 from tutti.run.config import OBJECT, TrainConfig
 
 LAYOUTS: Final = ("contiguous", "channels_last", BATCH_LAST)
-"""Each gives the same results up to rounding, so any may be chosen."""
+"""Layouts that give the same results up to rounding."""
 
 NARROW: Final = 64
 """The largest number of maps with which batch_last is likely to be the fastest layout."""
 
 SAMPLES_OF_A_RANK: Final = 8
-"""A rank with fewer samples of a batch is not likely to be worth it."""
+"""A rank with fewer samples of a batch is unlikely to pay off."""
 
 PRECISIONS: Final = ("fp64", "fp32", "fp16", "bf16")
-"""Those that round more come later."""
+"""By their rounding, the least first."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Candidate:
 
     @property
     def complexity(self) -> tuple[int, int, int, int, int]:
-        """Of two that are equally fast, the smaller one is the simpler."""
+        """The key by which the simpler of two equally fast candidates comes first."""
         layout, precision = LAYOUTS.index(self.layout), PRECISIONS.index(self.precision)
         return self.ranks, self.threads, layout, precision, self.batch_size
 
     def applied_to(self, config: TrainConfig) -> TrainConfig:
-        """The configuration with this choice in it."""
+        """Return the configuration with this choice applied."""
         chosen = asdict(self)
         return replace(config, workers=str(chosen.pop("ranks")), **chosen)
 
@@ -81,10 +81,10 @@ class Choices:
     batch_sizes: tuple[int, ...]
 
     def candidates(self) -> list[Candidate]:
-        """Return all combinations, the likely ones first: ranks on all cores, each with enough samples."""
+        """Return all combinations, likely ones first: ranks on all cores, each with enough samples."""
         shapes = sorted(self.shapes, key=self._unlikelihood)
         axes = (self.precisions, shapes, self.layouts, self.batch_sizes)
-        # What is second in one respect comes before what is second in two.
+        # Second in one respect comes before second in two.
         places = sorted(itertools.product(*(range(len(axis)) for axis in axes)), key=sum)
         crossed = [
             Candidate(*shapes[shape], self.precisions[kind], self.layouts[layout], self.batch_sizes[size])
@@ -93,7 +93,7 @@ class Choices:
         return [one for one in crossed if one.ranks <= one.batch_size and self._fits_batch_last(one)]
 
     def for_maps(self, most: int) -> Choices:
-        """Return the choices for a model whose widest convolution has `most` maps; 0: it has none."""
+        """Return the choices for a model whose widest convolution has `most` maps; 0 if it has none."""
         likely = (BATCH_LAST, "channels_last", "contiguous")
         if most > NARROW:
             likely = ("channels_last", "contiguous", BATCH_LAST)
@@ -105,7 +105,7 @@ class Choices:
         return max(self.batch_sizes) < SAMPLES_OF_A_RANK * ranks, -ranks * threads, -ranks
 
     def _fits_batch_last(self, one: Candidate) -> bool:
-        """True unless that layout cannot be best: its kernels use one thread; but others may be ruled out."""
+        """Return whether batch_last can be the best layout: its kernels use one thread."""
         if one.layout != BATCH_LAST:
             return True
         return one.precision in REAL_TYPES and (one.threads == 1 or self.layouts == (BATCH_LAST,))
@@ -122,13 +122,13 @@ def choices_for(
 
     Args:
         config: what to train.
-        fixed: the fields of `config` that the user has decided.
-        cores: how many there are.
-        precisions: that may be chosen; by default that of `config` alone.
-        batch_sizes: that may be chosen; by default that of `config` alone.
+        fixed: the fields of `config` that the user has set.
+        cores: the number of cores.
+        precisions: the precisions to choose from; by default the configured one alone.
+        batch_sizes: the batch sizes to choose from; by default the configured one alone.
 
     Raises:
-        BadOption: the strategy is another, or nothing is left to choose from.
+        BadOption: the strategy is not supported, or nothing is left to choose from.
     """
     if not _speed_decides(config.strategy):
         raise BadOption(
@@ -138,7 +138,7 @@ def choices_for(
     sizes = tuple(dict.fromkeys(batch_sizes)) or (config.batch_size,)
     kinds = tuple(dict.fromkeys(precisions)) or (config.precision,)
     for size, precision in itertools.product(sizes, kinds):
-        replace(config, batch_size=size, precision=precision)  # refuses what is none
+        replace(config, batch_size=size, precision=precision)  # raises if unusable
     layouts = (config.layout,) if "layout" in fixed else _layouts(config.device, kinds)
     found = Choices(tuple(_shapes(config, fixed, cores)), kinds, layouts, sizes)
     if not found.candidates():
@@ -158,7 +158,7 @@ def _speed_decides(strategy: str) -> bool:
 
 
 def _layouts(device: str, precisions: Sequence[str]) -> tuple[str, ...]:
-    """Return the layouts that can be used here: one of them needs a C compiler."""
+    """Return the layouts available here: batch_last needs a C compiler."""
     kinds = [REAL_TYPES[precision] for precision in precisions if precision in REAL_TYPES]
     try:
         for kind in kinds:
@@ -169,7 +169,7 @@ def _layouts(device: str, precisions: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shapes(config: TrainConfig, fixed: Collection[str], cores: int) -> Iterator[tuple[int, int]]:
-    """Ranks with the threads that fill the cores; one rank with one thread too."""
+    """Yield numbers of ranks with the threads that fill the cores, and one rank with one thread."""
     counts = _rank_counts(config, fixed, cores)
     if "threads" in fixed and config.threads is not None:
         fitting = [ranks for ranks in counts if ranks * config.threads <= cores]
@@ -181,7 +181,7 @@ def _shapes(config: TrainConfig, fixed: Collection[str], cores: int) -> Iterator
 
 
 def _rank_counts(config: TrainConfig, fixed: Collection[str], cores: int) -> list[int]:
-    """The powers of two, and all cores."""
+    """Return the powers of two up to the number of cores, and that number."""
     if "workers" in fixed and config.workers != "auto":
         return [int(config.workers)]
     if config.strategy == "solo" or config.device != "cpu":

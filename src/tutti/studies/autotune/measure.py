@@ -1,11 +1,11 @@
-"""Real training steps in every way that could be chosen, on ranks that are started once. Runs on every rank.
+"""Real training steps with every candidate, on ranks that are started once. Runs on every rank.
 
     rank 0   order ▸ 2 ranks x 1 thread: steps │ order ▸ 1 rank x 2 threads: steps │ order ▸ ...
     rank 1         ▸ 2 ranks x 1 thread: steps │       ▸ sleeps                    │       ▸ ...
 
 The steps are those of the training loop, on the user's data, with loss and metrics. The learning rate is
-zero: that is the same work, and no number of steps can make the model diverge. The short trainings that
-decide on a precision have the real one (`short_training.py`); they are rank 0's alone.
+zero: the work is the same, and the model cannot diverge however many steps there are. The short trainings
+that decide on a precision use the real one (`short_training.py`); only rank 0 runs them.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from tutti.training.run_parts import Schedule
 from tutti.training.trainer import Trainer
 
 WARM: Final = 10
-"""One tenth of a turn is warm-up: caches and threads were another candidate's."""
+"""A turn has 1 / WARM of its time to warm up: another candidate used the caches and threads."""
 
 FOR_CHOICE: Final = 0.4
-"""The share of the time for the race, if there are other precisions to be tried afterwards ..."""
+"""The share of the time for the race, if other precisions are to be tried afterwards ..."""
 
 FOR_SPEED: Final = 0.3
 """... and of what is left after that, for their speed. The rest is for short trainings."""
@@ -67,13 +67,7 @@ Order = tuple[Candidate, int]
 
 
 class Rehearsal:
-    """Makes training steps in any of the ways; one on each rank.
-
-    Args:
-        job: what to measure.
-        comm: all ranks.
-        task: what is learned.
-    """
+    """Makes training steps with any candidate; one on each rank."""
 
     def __init__(self, job: PlanJob, comm: Communicator, task: Task) -> None:
         self._job, self._comm, self._task = job, comm, task
@@ -83,11 +77,7 @@ class Rehearsal:
         self._orders = 0
 
     def measure(self, candidate: Candidate, steps: int) -> Timing:
-        """Make steps on all ranks; called on rank 0, while the others `follow`.
-
-        Raises:
-            UserError: the model cannot be trained like this.
-        """
+        """Make steps on all ranks; called on rank 0, while the others `follow`."""
         self._comm.broadcast_object((candidate, steps))
         found = self._obey((candidate, steps))
         assert found is not None, "rank 0 belongs to every team"
@@ -96,25 +86,25 @@ class Rehearsal:
         return found
 
     def end(self) -> None:
-        """Let the other ranks go, on rank 0."""
+        """Release the other ranks (called on rank 0)."""
         self._comm.broadcast_object(None)
 
     def follow(self) -> None:
-        """Make the steps that rank 0 orders, on the other ranks, until it ends."""
+        """Make the steps that rank 0 orders, until it ends."""
         while (order := self._comm.broadcast_object(None)) is not None:
             self._obey(cast("Order", order))
 
     def train_twins(
         self, pair: tuple[Candidate, Candidate], updates: int, is_late: Callable[[], bool]
     ) -> Twins:
-        """Make short trainings in both ways, on rank 0, which has measured them before, until it is late."""
+        """Make short trainings both ways on rank 0, which has measured them before, until time is up."""
         alone = self._team(1)
         assert alone is not None, "rank 0 belongs to every team"
         self._occupy(pair[0], 0)
         return short_trainings(self._job, alone, self._task, pair, updates, is_late)
 
     def _obey(self, order: Order) -> Timing | UserError | None:
-        """The steps of an order, or why they cannot be made; nothing on ranks that have no part in them."""
+        """Return the timing of an order, or why its steps fail; None on ranks that take no part."""
         one, steps = order
         self._orders += 1
         team = self._team(one.ranks)
@@ -122,10 +112,10 @@ class Rehearsal:
             return None
         self._occupy(one, team.rank)
         try:
-            # What goes wrong here does so on all ranks of the team. Later errors end the job.
+            # An error here occurs on all ranks of the team. Later ones end the job.
             parts = self._assembly(one, team)
             part, passes = parts.schedule.batches.part, parts.schedule.batches.passes
-            # The number of the order: each takes the samples in another sequence.
+            # The order's number: each order has another sequence of samples.
             batches = Batches(part, one.batch_size, team.rank, team.size, passes, self._orders)
             model, arithmetic = parts.task.module.train(), parts.task.objective.arithmetic
             check_smallest_batch(model, batches, arithmetic=arithmetic)
@@ -141,12 +131,9 @@ class Rehearsal:
             return BadOption(f"the GPU's memory is too small: {str(error).partition('.')[0]}")
 
     def _try(self, one: Candidate, parts: Assembly, team: Communicator) -> None:
-        """Refuse a way in which a step fails (collective over its ranks).
+        """Refuse a candidate in which a step fails (collective over its ranks).
 
-        It is tried apart from the others once: in a step that fails on one of them they would wait for it.
-
-        Raises:
-            UserError: it is.
+        A single step is tried first: if a later step failed on one rank, the others would wait for it.
         """
         key = one.ranks, one.precision, one.layout
         if key not in self._faults:
@@ -175,9 +162,9 @@ class Rehearsal:
         torch.set_num_threads(one.threads)
 
     def _assembly(self, one: Candidate, team: Communicator) -> Assembly:
-        """The model laid out for this candidate (collective over its ranks).
+        """Return the model laid out for this candidate (collective over its ranks).
 
-        One serves all candidates that differ in nothing that the layout depends on.
+        Candidates whose layout is the same share one.
         """
         key = one.ranks, one.layout, one.precision == "fp64"
         arithmetic = Arithmetic(one.precision, one.layout, self._job.config.device)
@@ -204,18 +191,7 @@ def _train(parts: Assembly, schedule: Schedule) -> Timing:
 
 
 def work(comm: Communicator, payload: bytes) -> Recommendation | None:
-    """Measure; every rank calls this (entry point of the ranks).
-
-    Args:
-        comm: all ranks of the job, on one host.
-        payload: a pickled `PlanJob`.
-
-    Returns:
-        On rank 0 what was found; nothing elsewhere.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Measure; every rank calls this (entry point of the ranks). Rank 0 returns the recommendation."""
     job = load_job(payload, PlanJob)
     with seeded(job.config.seed), _borrowed_cores():
         opened = open_config_data if job.data is None else SharedData(job.data, one_run=True).open
@@ -249,7 +225,7 @@ def _share_waited(comm: Communicator, before: ThreadTimes | None, after: ThreadT
 
 
 def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehearsal) -> Recommendation:
-    """First what may be chosen freely, then other precisions beside the best of these."""
+    """Measure the free choices first, then other precisions beside the best of these."""
     clock, samples = comm.clock, len(task.dataset.train)
     choices = job.choices.for_maps(most_maps(task.module))
     candidates = choices.candidates()
@@ -262,7 +238,7 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
         dares = dares and for_twins_s >= 2 * ORDERS * LEAST_UPDATES * update_s
         if not dares:
             return began + allowed_s
-        # A single candidate needs one step only.
+        # A single candidate needs only one step.
         return began + allowed_s * FOR_CHOICE if len(candidates) > 1 else clock()
 
     ways = race(candidates, rehearsal.measure, clock, end_of_race, exhaustive=job.exhaustive)
@@ -290,10 +266,10 @@ def compare_twins(
     clock: Callable[[], float],
     deadline: float,
 ) -> Twins:
-    """Train shortly in fp32 and in the precision of a candidate, with the same batches, in several orders.
+    """Train briefly in fp32 and in a candidate's precision, with the same batches, in several orders.
 
-    It is done on one rank with all cores: it can fail there without the others, and the updates are those
-    of any number of ranks.
+    One rank with all cores does it: it can fail there without the others, and the updates are the same for
+    any number of ranks.
     """
     alone = replace(one, ranks=1, threads=max(1, len(job.cores.physical)))
     pair = replace(alone, precision="fp32"), alone
@@ -312,13 +288,13 @@ def compare_twins(
 
 
 def most_maps(module: nn.Module) -> int:
-    """Return the maps of the widest convolution; 0: there is none, and the layout does not matter."""
+    """Return the maps of the widest convolution; 0 if there is none, and the layout does not matter."""
     return max((len(parameter) for parameter in module.parameters() if parameter.dim() == 4), default=0)
 
 
 @contextmanager
 def _borrowed_cores() -> Iterator[None]:
-    """Give cores and threads back at the end: with one rank, this process is the caller's."""
+    """Restore cores and threads at the end: with one rank, this process is the caller's."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     try:
         yield

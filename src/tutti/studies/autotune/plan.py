@@ -26,7 +26,7 @@ from tutti.studies.autotune.recommendation import Recommendation
 from tutti.studies.autotune.remembered import RememberedPlan, find, keep, place_of
 
 BUDGET_S: Final = 50.0
-"""Seconds that a plan may take, when nothing is said."""
+"""The default seconds for a plan."""
 
 SHARE: Final = 0.05
 """The share of a run that its plan may cost."""
@@ -35,10 +35,10 @@ RESTART_S: Final = 0.1
 """Seconds of that share in which the ranks that train take over from those that have measured."""
 
 MUCH_LONGER: Final = 4.0
-"""What was found in a time is measured again by a run that allows this many times as long."""
+"""A plan is measured again by a run that allows this many times as long for it."""
 
 BF16_UNITS: Final = {"amx_bf16", "avx512_bf16", "bf16"}
-"""Units of processors that make bf16 fast, as the kernel calls them."""
+"""Features of processors that make bf16 fast, as the kernel calls them."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class PlanJob(Job):
     """Measurements of the ways in which a training could be run.
 
     Attributes:
-        choices: what may be chosen.
-        dared: precisions that round more, which are picked if they are faster and their loss follows.
-        cores: of this host, that the ranks share.
-        budget_s: seconds that the measurements may take, once the data are read.
-        for_run: they may take no more than `SHARE` of the run either.
+        choices: what to choose from.
+        dared: precisions with more rounding, picked if they are faster and their loss follows.
+        cores: the number of this host's cores, shared by the ranks.
+        budget_s: seconds for the measurements, once the data are read.
+        for_run: whether they may take at most `SHARE` of the run.
         exhaustive: measure all ways until then, however slow they seem.
-        data: of an arena for the data set, where the ranks that train will find it; None: none will.
+        data: the arena for the data set, where the ranks that train will find it; None if none will.
     """
 
     entry: ClassVar[str] = "tutti.studies.autotune.measure:work"
@@ -68,15 +68,13 @@ class PlanJob(Job):
 
     @override
     def placement(self) -> Placement:
-        # Ranks are not bound to cores from the start: each of them takes part in ways with other cores.
+        # Ranks are not bound at the start: each takes part in ways with different cores.
         return Placement(max(ranks for ranks, _ in self.choices.shapes), 1)
 
     def allowance_s(self, samples: int, update_s: float) -> float:
         """Return the seconds that measuring may take.
 
-        Args:
-            samples: of the training part.
-            update_s: seconds of an update. A run that ends at a goal may need all its epochs.
+        `update_s` is the seconds of one update. A run that ends at a goal may need all its epochs.
         """
         if not self.for_run:
             return self.budget_s
@@ -84,7 +82,7 @@ class PlanJob(Job):
 
 
 def run_length(config: TrainConfig, samples: int) -> int:
-    """Return how many updates a run makes, by its configuration."""
+    """Return the number of updates of a run, by its configuration."""
     return config.steps or (config.epochs or DEFAULT_EPOCHS) * max(1, -(-samples // config.batch_size))
 
 
@@ -102,16 +100,17 @@ def plan(
 
     Args:
         config: what to train.
-        fixed: the fields of `config` that are decided: of workers, threads, precision, layout, batch_size.
-        budget_s: seconds that measuring may take, and a step longer.
-        precisions: that may be chosen for their speed alone; by default that of `config`, or bf16 if it is
-            faster and its loss follows.
-        batch_sizes: that may be chosen; by default that of `config`, as another one trains differently.
+        fixed: the fields of `config` to keep: of workers, threads, precision, layout, batch_size.
+        budget_s: seconds for measuring, give or take one step.
+        precisions: the precisions to choose from by speed alone; by default the configured one, or bf16 if it
+            is faster and its loss follows.
+        batch_sizes: the batch sizes to choose from; by default the configured one, as another one trains
+            differently.
         exhaustive: measure all ways until the budget is used up, instead of stopping the slow ones early.
         quiet: print only what is measured for how long, and warnings.
 
     Returns:
-        What was measured, and what to take.
+        The measurements and the recommended choice.
 
     Raises:
         BadOption: the options contradict each other or the launcher, or leave nothing to choose from.
@@ -130,18 +129,15 @@ def plan(
 def planned(
     config: TrainConfig, fixed: Collection[str], budget_s: float, *, fresh: bool = False
 ) -> Iterator[tuple[TrainConfig, FileAddress | None]]:
-    """Yield the configuration with the fastest way to train in it; print which that is, and the reason.
+    """Yield the configuration with the fastest way to train, and the address of the data set if it was read.
 
-    It is remembered, or measured in no more than `SHARE` of the run.
+    The plan is remembered, or measured in at most `SHARE` of the run. Its choice and reason are printed.
 
     Args:
         config: what to train.
-        fixed: the fields of it that are decided.
-        budget_s: seconds that measuring may take at most.
-        fresh: measure even what is remembered.
-
-    Yields:
-        The configuration, and the address of the data set, for the run, if ranks have read it.
+        fixed: the fields to keep.
+        budget_s: the maximum seconds for measuring.
+        fresh: measure even if a plan is remembered.
 
     Raises:
         BadRunFolder: the training could not write its folder.
@@ -167,7 +163,7 @@ def planned(
 
 
 def _measured(job: PlanJob) -> Recommendation:
-    """Start the ranks that measure; remember what they find, unless other programs used the cores."""
+    """Start the ranks that measure; remember their findings, unless other programs used the cores."""
     found = run(job)
     assert isinstance(found, Recommendation)
     pick = found.pick
@@ -183,7 +179,7 @@ def _measured(job: PlanJob) -> Recommendation:
 
 
 def _remembered(job: PlanJob) -> RememberedPlan | None:
-    """Return what is known, unless the run allows to find out much more."""
+    """Return the remembered plan, unless the run has time to find out much more."""
     known = find(_place(job))
     ways = replace(job.choices, precisions=(*job.choices.precisions, *job.dared))
     if known is None or known.pick not in ways.candidates():
@@ -197,14 +193,14 @@ def _place(job: PlanJob) -> Path | None:
 
 
 def _dared(config: TrainConfig, fixed: Collection[str]) -> tuple[str, ...]:
-    """Return the precisions that may be faster, if nothing was said about them: without units none is."""
+    """Return the precisions to try if none was given: only those with units of the processor for them."""
     flags = processor_flags()
     fast = config.device != "cpu" or not flags or BF16_UNITS & flags
     return ("bf16",) if fast and "precision" not in fixed and config.precision == "fp32" else ()
 
 
 def _refuse_elsewhere(config: TrainConfig, budget_s: float) -> None:
-    """A plan is for the ranks of one host, which it starts itself."""
+    """Refuse a run on other hosts: a plan is for the ranks of one host, which it starts itself."""
     around = started_by()
     if around.launcher is not Launcher.ALONE:
         raise BadOption(

@@ -25,7 +25,7 @@ from tutti.errors import UserError
 C = TypeVar("C")
 
 WARM_UP_STEPS: Final = 3
-"""Steps after the first one, which give the duration of a step."""
+"""Steps after the first one, from which the duration of a step is taken."""
 
 TURN_S: Final = (0.05, 1.0)
 """Shortest and longest turn."""
@@ -102,13 +102,13 @@ class Entry(Generic[C]):
         return (high - low) / 2 / middle
 
     def note(self, timing: Timing) -> None:
-        """Add steps that were made."""
+        """Add a measurement."""
         self.steps += timing.steps
         self.step_s = timing.seconds / timing.steps
 
 
 def ratio(one: Entry[C], other: Entry[C]) -> float:
-    """Return the speed of `one` over that of `other`: the median over the rounds they share, or by rates."""
+    """Return the speed of `one` over the speed of `other`: the median over shared rounds, or by rates."""
     rounds = one.turns.keys() & other.turns.keys()
     if rounds:
         return median(one.turns[number] / other.turns[number] for number in rounds)
@@ -151,7 +151,7 @@ def race(
     Args:
         candidates: the most likely ones first. The first that fits makes a step even if time is up.
         measure: makes some steps.
-        clock: seconds.
+        clock: returns seconds.
         deadline: returns when time is up, by that clock, from the seconds of a step; the earliest counts. No
             turn begins that would end later.
         exhaustive: stop no candidate, and go on until time is up.
@@ -189,7 +189,7 @@ def _first_round(
     clock: Callable[[], float],
     deadline: Callable[[float], float],
 ) -> float:
-    """Measure each for the first time, while there is time for what took longest so far; return the end."""
+    """Measure each once while there is time for the longest turn so far; return the end."""
     end, longest = math.inf, 0.0
     for entry in entries:
         began, rivals = clock(), racing(entries)
@@ -230,7 +230,7 @@ def _turn_s(left_s: float, rivals: int) -> float:
 
 
 def _turn(entry: Entry[C], number: int, measure: Measure[C], seconds: float, left_s: float) -> bool:
-    """Give an entry a turn, if there is time for it."""
+    """Give an entry a turn if there is time for it."""
     steps = max(1, round(seconds / max(entry.step_s, 1e-9)))
     if steps * entry.step_s > left_s:
         return False

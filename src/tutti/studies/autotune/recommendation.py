@@ -28,7 +28,7 @@ HEADS: Final = (
 )
 
 FASTER: Final = 1.05
-"""The speed-up from which on another precision is worth its rounding."""
+"""The least speed-up for which another precision is worth its rounding."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Recommendation:
     """The measurements, and the pick.
 
     Attributes:
-        ways: those to choose from.
-        others: the best of them again, beside ways in another precision, which rounds more.
-        twins: short trainings in that other precision; None: it was not faster, or not tried.
-        seconds: that measuring took.
-        allowed_s: seconds that it could take.
-        samples: of the training part.
+        ways: the ways to choose from.
+        others: the best of them measured again, beside ways in another precision with more rounding.
+        twins: short trainings in that other precision; None if it was not faster or not tried.
+        seconds: the time that measuring took.
+        allowed_s: the seconds that it could have taken.
+        samples: the number of training samples.
         waited: the share of the time in which ranks waited for a core, as other programs used it.
     """
 
@@ -74,11 +74,11 @@ class Recommendation:
         return way if way is not reference and len(way.turns) > 1 and ratio(way, reference) > FASTER else None
 
     def why(self) -> list[str]:
-        """Return the reason for the pick, and the gain by another precision, one sentence each."""
+        """Return the reason for the pick and the gain of another precision, one sentence each."""
         return [self._reason(), *self._precision()]
 
     def in_short(self) -> list[str]:
-        """Return one line for each choice that there was."""
+        """Return one line for each choice that was made."""
         measured = sum(way.rate is not None for way in self.ways)
         ways = f"{measured} combination{'' if measured == 1 else 's'}"
         raced = f"measured {ways} in {self.seconds:.1f} s: {self._reason()}"
@@ -102,14 +102,14 @@ class Recommendation:
         return f"{first}; no time was left for others: {REMEDY}"
 
     def _name(self, way: Way) -> str:
-        """Name a way by what differs between the ways, such as "2 ranks x 1 thread, channels_last"."""
+        """Name a way by what sets it apart from the others, such as "2 ranks x 1 thread, channels_last"."""
         one, every = way.candidate, [other.candidate for other in self.ways]
         parts = {"precision": one.precision, "layout": one.layout, "batch_size": f"batch {one.batch_size}"}
         differing = [text for part, text in parts.items() if len({getattr(c, part) for c in every}) > 1]
         return ", ".join([one.shape, *differing])
 
     def _precision(self) -> list[str]:
-        """Return the gain by another precision, and whether it is chosen."""
+        """Return the gain of another precision and whether it is chosen."""
         reference = self._reference()
         rivals = [way for way in self.others if way is not reference]
         if not rivals:
@@ -127,12 +127,12 @@ class Recommendation:
         return [f"{name} is {verdict}: {self._name(way)} in {name} is {speed}, {link} {self.twins.why()}"]
 
     def _reference(self) -> Way | None:
-        """The best of the ways, as it was measured beside the other precision."""
+        """Return the best way as measured beside the other precision."""
         candidate = self.best.candidate
         return next((way for way in self.others if way.candidate == candidate and way.rate), None)
 
     def of_pick(self, way: Way) -> float | None:
-        """Return the speed of a way over that of the pick; None: not measured."""
+        """Return the speed of a way relative to the pick; None if not measured."""
         if way.rate is None or self.pick.rate is None:
             return None
         return self._of_best(way) / self._of_best(self.pick)
@@ -141,7 +141,7 @@ class Recommendation:
         return ratio(way, self.best if way in self.ways else self._reference() or self.best)
 
     def rows(self) -> list[Way]:
-        """Return all ways, the fastest first, and those that were not measured last."""
+        """Return all ways, the fastest first, and unmeasured ones last."""
         further = [way for way in self.others if way.candidate != self.best.candidate]
         return sorted([*self.ways, *further], key=lambda way: -(self.of_pick(way) or 0.0))
 

@@ -1,6 +1,6 @@
-"""What plans have found on this machine, remembered in the cache folder. Needs no torch.
+"""The plans made on this machine, remembered in the cache folder. Needs no torch.
 
-A plan is remembered by all that its speed depends on: see `place_of`.
+A plan is remembered by everything its speed depends on: see `place_of`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _OF_CHOICES: Final = ("workers", "threads", "layout")
 _OF_SPLITS: Final = ("validation", "test", "split", "seed")
 _OF_RUNS: Final = ("epochs", "steps", "validate", "callbacks", "log", "out")
 _LEFT_OUT: Final = {*OF_LONG_RUNS, *_OF_CHOICES, *_OF_SPLITS, *_OF_RUNS} - {"weights"}
-"""The fields of a configuration that change no step, or that the choices say."""
+"""The fields of a configuration that change no step, or are among the choices."""
 
 
 @dataclass(frozen=True)
 class RememberedPlan(Record):
-    """What a plan has found.
+    """The findings of a plan.
 
     Attributes:
         pick: the fastest way.
         update_s: seconds of an update.
-        samples: of the training part.
-        allowed_s: seconds that measuring could take.
-        date: of the plan.
+        samples: the number of training samples.
+        allowed_s: the seconds that measuring could take.
+        date: the day of the plan.
     """
 
     pick: Candidate
@@ -46,7 +46,7 @@ class RememberedPlan(Record):
 
 
 def place_of(config: TrainConfig, choices: Choices, dared: tuple[str, ...], cores: int) -> Path | None:
-    """Return the file of a plan; None: it depends on code that may change unseen.
+    """Return the file of a plan; None if it depends on code that may change unseen.
 
     Its name depends on model, data, batch, optimizer, loss and their options, the choices, the content of
     files with the user's code, the state of data files, the processor, its usable cores, and the versions.
@@ -63,14 +63,14 @@ def place_of(config: TrainConfig, choices: Choices, dared: tuple[str, ...], core
 
 
 def find(place: Path | None) -> RememberedPlan | None:
-    """Return what is remembered; None: nothing, or nothing that can be read."""
+    """Return the remembered plan; None if there is none, or it cannot be read."""
     with suppress(OSError, ValueError):
         return None if place is None else parse_record(place.read_bytes(), RememberedPlan)
     return None
 
 
 def keep(place: Path | None, found: RememberedPlan) -> None:
-    """Remember what was found, if there is a folder for it."""
+    """Remember a plan if there is a folder for it."""
     if place is None:
         return
     with suppress(OSError):
@@ -79,11 +79,7 @@ def keep(place: Path | None, found: RememberedPlan) -> None:
 
 
 def _state(word: str) -> object:
-    """Return what tells the file that an option names from what it was before; None: it names none.
-
-    Raises:
-        OSError: the option names code that is not in a file.
-    """
+    """Return what identifies the present content of the file that an option names; None if it names none."""
     if names_object(word):
         file = Path(word if word.endswith(".py") else word.rpartition(":")[0])
         if file.suffix != ".py":

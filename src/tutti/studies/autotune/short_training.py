@@ -1,4 +1,4 @@
-"""Short trainings from the first weights, with the real learning rate: in one precision, and in another."""
+"""Short trainings from the initial weights, with the real learning rate: in one precision, and in another."""
 
 from __future__ import annotations
 
@@ -38,20 +38,13 @@ def short_trainings(
     updates: int,
     is_late: Callable[[], bool] = lambda: False,
 ) -> Twins:
-    """Train twins: in both ways from the same weights with the same batches, in several orders of these.
+    """Train twins: both ways from the same weights with the same batches, in several orders of these.
 
-    A schedule of the learning rate goes its whole way in these updates, so its largest rate is seen.
-
-    Args:
-        recipe: what to train, and how.
-        comm: of this process alone.
-        task: with the first weights; it stays as it is.
-        pair: one rank in fp32, and the same in another precision.
-        updates: of each training.
-        is_late: whether time is up.
+    A schedule of the learning rate runs in full within these updates, so its largest rate is seen. The task's
+    weights are left as they are.
 
     Returns:
-        The losses, or the problem that the other precision has.
+        The losses, or the problem of the other precision.
     """
     size = pair[0].batch_size
     probe = some_of(task.dataset.validation or task.dataset.train, max(PROBED_LEAST, PROBED_BATCHES * size))
@@ -78,24 +71,7 @@ def short_trainings(
 def train_shortly(
     recipe: Recipe, comm: Communicator, task: Task, way: Candidate, updates: int, order: int, probe: Part
 ) -> tuple[float, float]:
-    """Train a copy of the task's model.
-
-    Args:
-        recipe: what to train.
-        comm: of this process alone.
-        task: with the first weights.
-        way: to train.
-        updates: how many.
-        order: of the batches, from 0.
-        probe: the samples that the loss is measured on.
-
-    Returns:
-        The loss before and afterwards.
-
-    Raises:
-        NotFinite: the loss became NaN or inf.
-        UserError: the schedule is not for so few updates.
-    """
+    """Train a copy of the task's model; return the loss on the probe samples before and afterwards."""
     config = replace(
         way.applied_to(recipe.config),
         seed=recipe.config.seed + order,
@@ -124,7 +100,7 @@ def with_learned_offset(module: nn.Module, task: Task) -> None:
 
     A model of 1000 +- 1 spends most of its training on the way to 1000, where all precisions are alike;
     only there does it show that numbers with 8 bits cannot tell 1000 from 1001. A last layer whose bias has
-    learned the mean rounds its outputs as this does.
+    learned the mean rounds its outputs in the same way.
     """
     if not task.objective.loss.amounts:
         return
@@ -139,6 +115,6 @@ def with_learned_offset(module: nn.Module, task: Task) -> None:
 
 
 def some_of(part: Part, count: int) -> Part:
-    """Return some samples of a part, drawn the same way each time."""
+    """Return some samples of a part, the same ones each time."""
     drawn = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:count].to(part.device)
     return replace(part, rows=drawn if part.rows is None else part.rows.index_select(0, drawn))

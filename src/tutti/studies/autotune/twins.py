@@ -25,7 +25,7 @@ from statistics import fmean, stdev
 from typing import Final
 
 REMEDY: Final = "give 'tutti plan' a larger --budget, and --plan auto remembers what it finds"
-"""What helps where time is too short."""
+"""Advice if the time is too short."""
 
 ORDERS: Final = 3
 """Number of orders of the batches."""
@@ -104,10 +104,8 @@ class Twins:
 def updates_within(seconds: float, update_s: float, run: int) -> int:
     """Return how many updates each training may have.
 
-    Args:
-        seconds: for all of them.
-        update_s: seconds of an update in fp32 and one in the other precision together.
-        run: the updates of the run; a longer training would not be a short one.
+    `update_s` is the time of one update in each of the two precisions. The training is not longer than the
+    run of `run` updates.
     """
     # A tenth is for building the models and measuring the losses.
     return min(MOST_UPDATES, run, int(0.9 * seconds / (ORDERS * max(update_s, 1e-9))))

@@ -1,1 +1,1 @@
-"""Cross-validation: which samples each fold trains on, its scores, and what can be told from them."""
+"""Cross-validation: the samples that each fold trains on, its scores, and the comparison of candidates."""

@@ -44,18 +44,18 @@ def cross_validate(
     guard such as `if __name__ == "__main__"`, and functions and classes of a notebook can be used.
 
     Args:
-        models: one or several, each as `tutti.train` takes it; a dict gives them names. A module's weights
-            are where each fold begins.
-        data: as `tutti.train` takes it, floats as there. What is no name or path is read once, and kept in
+        models: one or several, each as `tutti.train` takes it; a dict gives them names. Each fold begins with
+            a module's present weights.
+        data: as `tutti.train` takes it, including floats. Data given as an object are read once, and kept in
             the folder.
         cv: how many folds; a splitter of `sklearn.model_selection` or one like it; or pairs of (train, test).
         schedules: one or several, each as `tutti.train` takes it, "none" or None; a dict gives them names.
-        groups: the group of each sample: samples of one group are never in both parts. Of data in files also
-            the name of a column, which is no input then, or of an array.
-        score: the figure that candidates are compared by, computed by each run on what it holds out: loss, or
+        groups: the group of each sample: samples of one group are never in both parts. For data in files also
+            the name of a column, which is then no input, or of an array.
+        score: the figure to compare candidates by, computed by each run on its held-out samples: loss, or
             what `metrics` takes: a name or a function. "hits:lower" says which values of it are better, where
             its name does not. "auto" is the first of `metrics`, or else the loss.
-        sweep: further options with values that are crossed in, such as {"lr": [0.1, 0.01]}.
+        sweep: further options with values to cross, such as {"lr": [0.1, 0.01]}.
         **options: strategy, optimizer, loss, metrics, sampling and augment, as for `tutti.train`; block, the
             ranks of each run; blocks, the runs at a time (by default limited by the cores and the number of
             runs); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
@@ -63,12 +63,12 @@ def cross_validate(
             such as epochs=5. `out` is the folder of everything, by default farms/DATE-MODELS-DATA.
 
     Returns:
-        The scores, the comparison, and where all is.
+        The scores, the comparison, and the folder.
 
     Raises:
         UserError: an argument is wrong; the message says which and what to do.
-        TuttiError: no fold of any candidate has come to its end.
-        RunStopped: it was asked to stop, or its time limit is over; `resume=True` goes on.
+        TuttiError: no fold of any candidate has finished.
+        RunStopped: a stop was requested, or the time limit is over; `resume=True` goes on.
 
     Example:
         >>> result = tutti.cross_validate(["lenet", "mlp"], "mnist", cv=5, epochs=3)
@@ -103,7 +103,7 @@ def cross_validate(
 
 
 def _named(given: object) -> list[tuple[str | None, object]]:
-    """Return models or schedules with the names that they were given."""
+    """Return models or schedules with their given names."""
     if isinstance(given, Mapping):
         return [(str(name), one) for name, one in given.items()]
     return [(None, one) for one in (given if isinstance(given, list | tuple) else [given])]

@@ -21,7 +21,7 @@ NONE: Final = "none"
 """The name of no schedule."""
 
 NAMED: Final = {"model": "name several models", "schedule": "name several schedules"}
-"""Options that are not swept, and what to do instead."""
+"""Options that cannot be swept, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Alternative:
 
     name: str  # in the names of candidates; a part of a path
     values: Mapping[str, Any]  # of a configuration's fields
-    objects: Mapping[str, Pickled]  # what was given as a Python object, as in a `Job`
+    objects: Mapping[str, Pickled]  # Python objects, as in a `Job`
 
 
 def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[Alternative]:
     """Return models or schedules; "none" is no schedule.
 
-    Each comes with the name that it was given. One without is called by the last name of what is in a file or
-    a package, a class or a function by its own.
+    One without a given name is called by the last part of a path or package, a class or function by its own
+    name.
     """
     if not given:
         raise BadOption(f"no {kind} is named; name at least one")
@@ -90,12 +90,12 @@ def candidates_of(
 
 
 def servers_of(candidates: Mapping[str, FarmJob]) -> int:
-    """Return the number of ranks of a block that train none of the candidates."""
+    """Return how many ranks of a block train none of the candidates."""
     return min(one.config.servers for one in candidates.values())
 
 
 def plain(text: str) -> str:
-    """Return a text as a part of a path."""
+    """Return a text in a form that can be part of a path."""
     return re.sub(r"[^A-Za-z0-9_=+,@.-]+", "-", text).lstrip(".") or "-"
 
 

@@ -1,4 +1,4 @@
-"""The words of a cross-validation: its jobs, how they go on, its scores and what they tell."""
+"""The words of a cross-validation: its jobs, their progress, its scores and findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tutti.watching.farm import known_jobs
 
 
 def print_jobs(question: CrossValidation, splits: Sequence[Split], stream: IO[str]) -> None:
-    """Print the jobs, and how many samples each fold has."""
+    """Print the jobs, and the number of samples in each fold."""
     count = len(question.candidates)
     print(f"{count * len(splits)} jobs: {count} candidates x {len(splits)} folds", file=stream)
     for number, split in enumerate(splits):
@@ -32,7 +32,7 @@ def print_jobs(question: CrossValidation, splits: Sequence[Split], stream: IO[st
 def train_shown(
     question: CrossValidation, folder: FarmFolder, blocks: Blocks, stream: IO[str]
 ) -> tuple[FarmOutcome, CrossValidated]:
-    """Train all folds, show how that goes and what came out, and write the tables."""
+    """Train all folds, showing progress and results, and write the tables."""
     with farm_shown(folder, known_jobs(folder), stream) as hear:
         outcome = question.train(folder, blocks, hear)
     found = CrossValidated.read(folder)
@@ -44,7 +44,7 @@ def train_shown(
 
 
 def print_findings(found: CrossValidated, folder: FarmFolder, stream: IO[str]) -> None:
-    """Print the scores, which differences are significant, and which jobs have failed, and why."""
+    """Print the scores, the significant differences, and the failed jobs with the reasons."""
     found.print_to(stream)
     alike: dict[tuple[str, str], list[str]] = {}
     for job, why in found.failed.items():

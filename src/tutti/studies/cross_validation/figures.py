@@ -18,11 +18,11 @@ from tutti.studies.cross_validation.result import CrossValidated
 from tutti.studies.cross_validation.scores import best_first
 
 SAMPLES: Final = 600
-"""The points of a line: of more samples some are left out."""
+"""Limit on the points of a line; further samples are thinned out."""
 
 
 def figures_of(folder: FarmFolder, found: CrossValidated) -> list[Drawn]:
-    """Draw all figures for which there is something to draw."""
+    """Draw all figures that have data."""
     names, work = best_first(found.scores), list(_work(folder))
     busy = _busy(folder, work)
     drawn: list[Drawn] = []
@@ -38,7 +38,7 @@ def figures_of(folder: FarmFolder, found: CrossValidated) -> list[Drawn]:
 
 
 def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
-    """Yield which block worked on which job, in seconds since the first began."""
+    """Yield when each block worked on which job, in seconds since the first began."""
     began: dict[int, tuple[str, float]] = {}
     first: float | None = None
     for event in folder.events().records:
@@ -59,7 +59,7 @@ def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
 
 
 def _folds(found: CrossValidated, names: list[str]) -> Any:
-    """A dot for each fold, and a line for the mean."""
+    """Return a dot for each fold, and a line for the mean."""
     score = found.scores[names[0]].score
     form = ".2%" if score.is_share else ".4g"
     dots: Data = [
@@ -109,7 +109,7 @@ def _cores(rows: Data) -> Any:
 
 
 def _busy(folder: FarmFolder, work: Data) -> Data:
-    """The load of each core; several neighbouring samples of a long farm as one."""
+    """Return the load of each core; for a long farm, several neighbouring samples become one."""
     first = min((one["began"] - one["from"] for one in work), default=0.0)
     read = [read_lines(file, UsageRecord).records for file in folder.usage] if work else []
     many = len({record.host for records in read for record in records}) > 1
@@ -126,7 +126,7 @@ def _busy(folder: FarmFolder, work: Data) -> Data:
 
 
 def _confusion(found: CrossValidated, names: list[str]) -> Any:
-    """Two matrices: of the best candidate, and of the last."""
+    """Return two matrices: of the best candidate, and of the last."""
     cells = [confusion_cells(name, found.labels, found.scores[name].confusion or []) for name in names]
     order = dict.fromkeys(label for _, labels in cells for label in labels)
     rows = [row for found_rows, _ in cells for row in found_rows]

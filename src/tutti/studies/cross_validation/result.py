@@ -1,4 +1,4 @@
-"""The result of a cross-validation, as its folder has it.
+"""The result of a cross-validation, as read from its folder.
 
 FARM/scores.csv, compare.csv             the tables
 """
@@ -49,10 +49,10 @@ class CrossValidated:
         scores: of each candidate that has any, by name, such as "lenet/cosine": those of its folds, their
             mean and deviation, and the confusion of classes.
         comparison: of each two candidates, in words: `sentence`.
-        failed: the jobs that have failed, with why in one line.
-        folder: of the farm, which has all runs and the tables.
+        failed: the failed jobs, each with the reason in one line.
+        folder: of the farm, with all runs and the tables.
         labels: the classes' names; empty when unknown.
-        left: how many jobs are yet to be done.
+        left: the number of unfinished jobs.
     """
 
     scores: dict[str, FoldScores]
@@ -64,10 +64,10 @@ class CrossValidated:
 
     @classmethod
     def read(cls, folder: FarmFolder) -> CrossValidated:
-        """Read the result from the folder of a farm, as far as its jobs have come.
+        """Read the result from the folder of a farm, including an unfinished one.
 
         Raises:
-            BadRunFolder: it is the folder of no cross-validation, or a file in it is damaged.
+            BadRunFolder: the folder is not of a cross-validation, or a file in it is damaged.
         """
         question = question_of(folder)
         failed, left = dict[str, str](), 0
@@ -98,7 +98,7 @@ class CrossValidated:
         return best_first(self.scores)[0]
 
     def predictions(self, name: str) -> Predictions:
-        """Return the predictions of a candidate for all samples that were held out, in their order.
+        """Return the predictions of a candidate for all held-out samples, in their order.
 
         With repeats there is one for each time that a sample was held out.
 
@@ -125,7 +125,7 @@ class CrossValidated:
         return text.getvalue().rstrip()
 
     def print_to(self, stream: IO[str]) -> None:
-        """Print the scores, and which differences are significant."""
+        """Print the scores and the significant differences."""
         heads, rows = self.rows()
         table = TextTable(heads)
         for row in rows:
@@ -160,7 +160,7 @@ class CrossValidated:
 
 
 def question_of(folder: FarmFolder) -> Json:
-    """Return the question of a cross-validation, as `CrossValidation.begin` has recorded it."""
+    """Return the question of a cross-validation, as recorded by `CrossValidation.begin`."""
     if folder.plan.kind != KIND:
         raise BadRunFolder(
             f"{folder.path} is the farm of a '{folder.plan.kind}', and no cross-validation; give one that "

@@ -1,4 +1,4 @@
-"""The scores of a cross-validation: what each fold's model reaches on the samples that it never saw.
+"""The scores of a cross-validation: what each fold's model reaches on the samples held out from it.
 
     fold 0    held out: 3 7 8    score 0.91   ┐
     fold 1    held out: 0 2 5    score 0.88   │ mean and standard deviation over the folds
@@ -27,9 +27,9 @@ class FoldScores:
 
     Attributes:
         score: the figure.
-        folds: its value of each fold; NaN where there is none.
-        samples: how many each holds out.
-        seconds: the training time of each; NaN where there is none.
+        folds: its value for each fold; NaN if missing.
+        samples: the number held out in each.
+        seconds: the training time of each; NaN if missing.
         confusion: samples of each class (row) by the predicted class (column), over all folds; None without
             classes. A further column counts predictions of no known class.
     """
@@ -85,11 +85,11 @@ class FoldScores:
 
 
 def best_first(scores: Mapping[str, FoldScores]) -> list[str]:
-    """Return the candidates, the best mean first; those with a score of all folds before the others."""
+    """Return the candidates, the best mean first; those with a score for every fold come first."""
 
     def place(name: str) -> tuple[bool, bool, float]:
         one = scores[name]
-        # What diverges on the hard folds looks good on the others. NaN has no place in an order.
+        # A candidate that diverges on hard folds looks good on the others. NaN has no order.
         return bool(one.missing), math.isnan(one.mean), -one.mean if one.score.higher else one.mean
 
     return sorted(scores, key=place)

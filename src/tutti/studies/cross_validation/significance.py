@@ -34,24 +34,24 @@ FEW: Final = 3
 """With fewer folds the interval is wider than scores can differ, and the sentence leaves it out."""
 
 ROUNDING: Final = 16 * float(np.finfo(np.float64).eps)
-"""Differences that vary by less than this, relative to the scores, are the same but for rounding."""
+"""Differences that vary by less than this, relative to the scores, are equal up to rounding."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two candidates over the folds that both have a score of.
+    """The difference between two candidates over the folds for which both have a score.
 
     Attributes:
         first: the name of one candidate.
         second: the name of the other.
         score: the figure.
-        folds: how many both have.
+        folds: the number of folds that both have.
         mean: of the first's scores - the second's; NaN without a fold.
         error: the corrected standard error of the mean; NaN if there is no test.
         p: two-sided; NaN if there is no test.
-        adjusted: p, adjusted for all pairs that are tested.
-        pairs: how many these are.
-        why: why there is no test; empty if there is one.
+        adjusted: p, adjusted for the number of tested pairs.
+        pairs: that number.
+        why: the reason that there is no test; empty if there is one.
     """
 
     first: str
@@ -76,7 +76,7 @@ class Difference:
 
     @property
     def better(self) -> str | None:
-        """The name of the better one; None: that cannot be told."""
+        """The name of the better one; None if there is no telling."""
         if not self.adjusted < ALPHA:
             return None
         return self.first if (self.mean > 0) == self.score.higher else self.second
@@ -102,7 +102,7 @@ class Difference:
 
 
 def compare(candidates: Mapping[str, FoldScores], ratios: Sequence[float]) -> list[Difference]:
-    """Compare all pairs of candidates; `ratios` are the held-out samples / the trained ones of each fold."""
+    """Compare all pairs of candidates; `ratios` are held-out / training samples for each fold."""
     for name, scores in candidates.items():
         if len(scores.folds) != len(ratios):
             raise BadData(f"{name} has the scores of {len(scores.folds)} folds, and there are {len(ratios)}")
@@ -118,7 +118,7 @@ def compare(candidates: Mapping[str, FoldScores], ratios: Sequence[float]) -> li
 def _difference(
     first: str, second: str, candidates: Mapping[str, FoldScores], ratios: Sequence[float]
 ) -> Difference:
-    """Compare two candidates; p is not adjusted yet."""
+    """Compare two candidates, with p not adjusted yet."""
     scores = np.array([candidates[name].folds for name in (first, second)], dtype=np.float64)
     both = np.isfinite(scores).all(0)
     differences, folds = (scores[0] - scores[1])[both], int(both.sum())
@@ -144,7 +144,7 @@ def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, f
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Adjust values of p for their number; NaN is no test, stays NaN, and does not count."""
+    """Adjust p values for their number; NaN means no test, stays NaN, and does not count."""
     found = np.array(values, dtype=np.float64)
     tested = np.flatnonzero(~np.isnan(found))
     order = tested[np.argsort(found[tested], kind="stable")]
@@ -166,12 +166,12 @@ def write_comparison(path: Path, differences: Sequence[Difference]) -> None:
 
 
 def _amount(value: float, score: Score) -> str:
-    """Return a difference in words: of shares in points of 100."""
+    """Return a difference in words; differences of shares are in points of 100."""
     return f"{_number(value, score)} {'points' if score.is_share else f'in {score}'}"
 
 
 def _number(value: float, score: Score) -> str:
-    # Nothing is -0.00.
+    # Avoid -0.00.
     return f"{round(100 * value, 2) + 0.0:.2f}" if score.is_share else f"{value + 0.0:.4g}"
 
 

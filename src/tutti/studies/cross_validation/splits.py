@@ -45,7 +45,7 @@ def splitter_of(
 def make_splits(
     cv: object, targets: Array, groups: ArrayLike | None = None, rest: Array | None = None
 ) -> list[Split]:
-    """Make the splits, of the samples in `rest` alone if that is given."""
+    """Make the splits, only of the samples in `rest` if given."""
     if rest is not None:
         splits = make_splits(cv, targets[rest], None if groups is None else np.asarray(groups)[rest])
         return [Split(rest[split.train], rest[split.test]) for split in splits]
@@ -88,6 +88,6 @@ def _of_splitter(cv: Any, targets: Array, groups: Array | None) -> list[Any]:
 
 
 def _numbers(part: ArrayLike, samples: int) -> ArrayLike:
-    """Return the numbers that a mask of all samples stands for; numbers as they are."""
+    """Return the sample numbers of a mask; numbers are returned as they are."""
     found = np.asarray(part)
     return np.flatnonzero(found) if found.dtype == bool and found.shape == (samples,) else part

@@ -2,7 +2,7 @@
 
 FARM/splits.npz                          the rows of each fold, the same for all candidates
 FARM/jobs/MODEL/SCHEDULE/fold-K/         an ordinary run, which 'tutti train --split' repeats
-FARM/scores.csv, compare.csv             what came out
+FARM/scores.csv, compare.csv             the findings
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class CrossValidation:
     """The question of a cross-validation."""
 
-    candidates: Mapping[str, FarmJob]  # what is trained on each fold, by name, with the seed of fold 0
-    cv: object  # what divides the samples, as `make_splits` takes it
-    described: Json  # how it divides them, as JSON values
+    candidates: Mapping[str, FarmJob]  # by name, to train on each fold, with the seed of fold 0
+    cv: object  # the divider of the samples, as `make_splits` takes it
+    described: Json  # its description as JSON values
     # of the samples: an array, or the name of a column or array of the data; None: there are none
     groups: str | NDArray[Any] | None = None
     score: str = AUTO  # a `Score` as text, which all candidates compute; "auto": the first of their metrics
@@ -49,11 +49,11 @@ class CrossValidation:
 
     @property
     def config(self) -> TrainConfig:
-        """The configuration of one candidate: data and seed are those of all."""
+        """The configuration of one candidate: all share data and seed."""
         return next(iter(self.candidates.values())).config
 
     def splits(self, samples: Samples) -> list[Split]:
-        """Split samples that are known."""
+        """Split samples that were looked at."""
         from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
 
         groups = samples.groups if isinstance(self.groups, str) else self.groups
@@ -78,7 +78,7 @@ class CrossValidation:
     def begin(
         self, samples: Samples, splits: list[Split], out: str | None, resume: bool = False
     ) -> FarmFolder:
-        """Make the folder of the farm, with its splits; or go on in an earlier one."""
+        """Make the folder of the farm with its splits, or go on in an earlier one."""
         record = {
             "candidates": list(self.candidates),
             "data": samples.name,
@@ -90,7 +90,7 @@ class CrossValidation:
             "splits": _digest(splits),
             "fingerprint": samples.fingerprint,
         }
-        # The paths of its files are relative in the plan: the folder may be moved.
+        # The plan has relative paths: the folder may be moved.
         planned = self.jobs(len(splits), Path()).values()
         jobs = {job.name: job.config.as_json() for jobs in planned for job in jobs}
         folder = FarmFolder.begin(out or self.usual_folder(samples), KIND, record, jobs, resume=resume)
@@ -100,23 +100,19 @@ class CrossValidation:
         return folder
 
     def usual_folder(self, samples: Samples) -> Path:
-        """Return the folder for a farm that the user gave none for."""
+        """Return the default folder for the farm."""
         models = dict.fromkeys(name.partition("/")[0] for name in self.candidates)
         return FOLDER / folder_name("-".join(models), samples.name)
 
     def train(self, folder: FarmFolder, blocks: Blocks, listener: Listener | None = None) -> FarmOutcome:
-        """Work on all jobs in a farm's folder that have not finished yet."""
+        """Work on all unfinished jobs in a farm's folder."""
         jobs = self.jobs(len(folder.plan.question["ratios"]), folder.path.absolute())
         count = sum(map(len, jobs.values()))
         return blocks.work(folder, FoldJobs(jobs), count, servers_of(self.candidates), listener)
 
 
 class FoldJobs:
-    """The jobs of all folds of all candidates: first one of each, then the longest, by what those have taken.
-
-    Args:
-        candidates: the jobs of each, by name.
-    """
+    """The jobs of all folds of all candidates: first one of each, then the longest, judging by those."""
 
     def __init__(self, candidates: Mapping[str, Sequence[FarmJob]]) -> None:
         self._waiting = {name: deque(jobs) for name, jobs in candidates.items()}
@@ -125,7 +121,7 @@ class FoldJobs:
         self._seconds: dict[str, list[float]] = {name: [] for name in candidates}
 
     def next(self) -> FarmJob | None:
-        """Return the first fold of the next candidate; of what is left then the longest."""
+        """Return the first fold of the next candidate, then the longest of the rest."""
         if self._first:
             return self._waiting[self._first.popleft()].popleft()
         left = [name for name, jobs in self._waiting.items() if jobs]
@@ -134,22 +130,22 @@ class FoldJobs:
         return self._waiting[max(left, key=self._expected)].popleft()
 
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
-        """Let the job go on."""
+        """Return False: no fold ends early."""
         return False
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Note how long it has taken."""
+        """Note how long the job took."""
         if outcome.state is JobState.FINISHED and outcome.summary is not None:
             self._seconds[self._candidate[job.name]].append(outcome.summary.seconds)
 
     def _expected(self, name: str) -> float:
-        """The seconds of a job of a candidate; of one whose first fold still runs, more than any."""
+        """Return the seconds of a candidate's job; infinity while its first fold still runs."""
         known = self._seconds[name]
         return mean(known) if known else float("inf")
 
 
 def without_groups(config: TrainConfig, groups: object) -> TrainConfig:
-    """Return a configuration whose inputs leave out the column by which samples are grouped."""
+    """Return a configuration whose inputs leave out the column that groups the samples."""
     if not isinstance(groups, str):
         return config
     return replace(config, data_options={**config.data_options, "group": groups})

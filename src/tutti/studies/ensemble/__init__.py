@@ -1,1 +1,1 @@
-"""Ensembles: which trained candidates to combine, how, and what that gains over the best of them."""
+"""Ensembles: the trained candidates to combine, how, and the gain over the best of them."""

@@ -6,9 +6,8 @@
     ...
     none              all folds                             the ensemble that is kept
 
-Samples of the fold that is held out are left out in every repeat. The gain is the difference of the two
-scores of each fold, with the interval of the corrected t-test over folds, as between candidates.
-Needs no torch.
+Samples of the held-out fold are left out in every repeat. The gain is the difference of the two scores of
+each fold, with the interval of the corrected t-test over folds, as between candidates. Needs no torch.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Selection:
 
 
 def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
-    """Read the predictions of candidates that have finished all folds; return also the names of others."""
+    """Read the predictions of candidates with all folds finished; return also the names of the others."""
     question = question_of(folder)
     found, kinds, left_out = dict[str, list[Predictions]](), dict[str, Kind](), list[str]()
     for name in question["candidates"]:
@@ -72,7 +71,7 @@ def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
 
 
 def choose(library: Library, ratios: list[float], method: str, top: int | None = None) -> Selection:
-    """Choose an ensemble of the `top` best, and score it on folds that it was not chosen by."""
+    """Choose an ensemble of the `top` best, and score it on folds that did not choose it."""
     if method not in METHODS:
         raise UnknownName("value", method, METHODS, of="--method")
     if top is not None and not 1 <= top <= len(library.names):
@@ -95,7 +94,7 @@ def choose(library: Library, ratios: list[float], method: str, top: int | None =
 
 
 def fit(library: Library, method: str, top: int | None = None) -> Weights:
-    """Fit the weights of the `top` best candidates of a library, leaving out candidates with none."""
+    """Fit the weights of the `top` best candidates of a library; those of weight 0 are left out."""
     chosen = library.of(_ranked(library)[:top])
     weights = METHODS[method](chosen)
     return {name: float(weight) for name, weight in zip(chosen.names, weights, strict=True) if weight > 0}
@@ -108,7 +107,7 @@ def combine(weights: Weights, library: Library) -> NDArray[np.float64]:
 
 
 def _ranked(library: Library) -> list[str]:
-    """Return the candidates by their score, the best first."""
+    """Return the candidates by score, the best first."""
     sign = -1 if library.score.higher else 1
     order = np.argsort([sign * library.scored(values) for values in library.values], kind="stable")
     return [library.names[at] for at in order]

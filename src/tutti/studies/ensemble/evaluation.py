@@ -26,7 +26,7 @@ def work(comm: Communicator, payload: bytes) -> None:
     with seeded(config.seed):
         target = ensemble.record.members[0].config["data_options"].get("target")
         found = open_seen(job, comm, trained, table=ensemble.table, target=target)
-    # Each member scales its inputs, and its outputs, itself.
+    # Each member scales its own inputs and outputs.
     dataset = found.with_parts(lambda part: ensemble.seen(found.name, part, (), found.table))
     name = "train" if job.part is None and job.other_data and dataset.test is None else job.part or "test"
     part = part_named(dataset, name)

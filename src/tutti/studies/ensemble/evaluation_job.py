@@ -16,12 +16,12 @@ from tutti.run.trust import check as check_trust
 
 @dataclass(frozen=True)
 class EnsembleJob(Job):
-    """The evaluation of an ensemble: `config` says with which data."""
+    """The evaluation of an ensemble on the data that `config` names."""
 
     entry: ClassVar[str] = "tutti.studies.ensemble.evaluation:work"
 
     folder: str  # of the ensemble
-    part: str | None  # that is to be evaluated; None: the test part, or all of other data that have none
+    part: str | None  # to evaluate; None: the test part, or all samples of other data without one
     other_data: bool = False  # the data are not those of its members
     trust: bool = False  # whether it may name code
 
@@ -34,7 +34,7 @@ class EnsemblePredictJob(PredictJob):
 
 
 def config_of_members(folder: Path, trust: bool, weights: str | None) -> TrainConfig:
-    """Return the configuration of the first network of an ensemble, which has weights of its own."""
+    """Return the configuration of an ensemble's first network, with its weights."""
     if weights is not None:
         raise BadOption("--weights is for a single network; an ensemble has those of its members")
     return TrainConfig.from_json(read_trusted(folder, trust).members[0].config)

@@ -1,11 +1,11 @@
-"""The library of models that an ensemble is chosen from: what each predicts for samples that it never saw.
+"""The library of models that an ensemble is chosen from: what each predicts for samples held out from it.
 
     candidate    fold 0: samples 3 7 8    fold 1: samples 0 2 5    ...
     mlp          p p p                    p p p
     lenet        p p p                    p p p
 
-Outputs of networks are made values that can be averaged: probabilities of classes and of labels, amounts as
-they are. Needs no torch.
+Outputs of networks become values that can be averaged: probabilities of classes and of labels; amounts stay
+as they are. Needs no torch.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Library:
     names: tuple[str, ...]  # of the candidates
     kind: Kind  # of the values
     values: NDArray[np.float64]  # of shape (candidates, samples, numbers)
-    targets: Array  # of the samples, of shape (samples, ...); of a class for each position one sample each
-    rows: NDArray[np.int64]  # the number of each sample in the data set, where it may be several times
-    folds: NDArray[np.int64]  # which fold each prediction is of
+    targets: Array  # of shape (samples, ...); with a class for each position, one sample per position
+    rows: NDArray[np.int64]  # the number of each sample in the data set, possibly repeated
+    folds: NDArray[np.int64]  # the fold of each prediction
 
     @property
     def score(self) -> Score:
@@ -64,7 +64,7 @@ class Library:
 
     @property
     def _truth(self) -> NDArray[np.float64]:
-        """The values that would be right, of shape (samples, numbers)."""
+        """Return the ideal values, of shape (samples, numbers)."""
         numbers = self.values.shape[2]
         if self.targets.dtype.kind in "iu" and numbers > 1 and self.targets.ndim == 1:
             found: NDArray[np.float64] = np.eye(numbers)[self.targets]
@@ -77,7 +77,7 @@ class Library:
         return replace(self, names=tuple(names), values=self.values[at])
 
     def fold(self, number: int) -> tuple[Library, Library]:
-        """Return the predictions of a fold, and those of all samples that the fold does not have."""
+        """Return the predictions of a fold, and those for all samples outside the fold."""
         own = self.folds == number
         return self._at(own), self._at(~np.isin(self.rows, self.rows[own]))
 
@@ -87,7 +87,7 @@ class Library:
 
 
 def library_of(candidates: Mapping[str, Sequence[Predictions]], kinds: Mapping[str, Kind]) -> Library:
-    """Make the library of the predictions of each candidate for each fold."""
+    """Make the library from the predictions of each candidate for each fold."""
     first = next(iter(candidates))
     kind, folds = kinds[first], candidates[first]
     for name, found in candidates.items():
@@ -118,7 +118,7 @@ def library_of(candidates: Mapping[str, Sequence[Predictions]], kinds: Mapping[s
 
 
 def _flat(found: Predictions, kind: Kind) -> Predictions:
-    """Return values of shape (samples, numbers), each with a label where there are classes."""
+    """Return values of shape (samples, numbers), each with a label if there are classes."""
     values, targets, rows = kind.values(found.outputs), found.targets, found.rows
     if kind is Kind.CLASSES:
         rows = np.repeat(rows, int(np.prod(targets.shape[1:])))

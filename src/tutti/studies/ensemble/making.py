@@ -23,7 +23,7 @@ from tutti.training.weights import set_weights, weights_to_bytes
 def ensemble_of(
     folder: FarmFolder, chosen: Selection, method: str, trust: bool
 ) -> tuple[EnsembleRecord, list[Path]]:
-    """Return an ensemble of the networks of all folds of each candidate, and where their weights are."""
+    """Return an ensemble of the networks of all folds of each candidate, and the places of their weights."""
     members, places = list[EnsembleMember](), list[Path]()
     for name in chosen.weights:
         for number in range(len(folder.plan.question["ratios"])):
@@ -44,7 +44,7 @@ def save_ensemble(out: Path, record: EnsembleRecord, places: Sequence[Path]) -> 
 
 
 def _kept(config: TrainConfig, name: str) -> dict[str, Any]:
-    """Return what an ensemble keeps of a configuration: no split, which is a path, and no Python objects."""
+    """Return the configuration to keep in an ensemble: no split, which is a path, and no Python objects."""
     if config.model.startswith(OBJECT):
         raise BadOption(
             f"the model of {name} was a Python object ('{config.model.removeprefix(OBJECT)}'), by which a "

@@ -1,4 +1,4 @@
-"""An ensemble as a module of torch: stored inputs in, the outputs of one network out."""
+"""An ensemble as a module of torch, which maps stored inputs to the outputs of one network."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tutti.training.weights import load_weights
 class Ensemble(Predictor):
     """Several networks as one.
 
-    Its inputs are as they are stored: pixels from 0 to 255, other numbers as they are. It gives logarithms of
+    Inputs are as stored: pixels from 0 to 255, other numbers unchanged. Outputs are logarithms of
     probabilities for classes, logits for labels of 0 or 1, and amounts.
 
     Args:
-        record: what it is.
-        device: where it computes.
+        record: its description.
+        device: the device to compute on.
 
     Attributes:
         members: the networks.
@@ -87,7 +87,7 @@ class _PlainEnsemble(PlainModel):
 
 
 def combined(weights: Sequence[float], kind: Kind, values: Sequence[Tensor]) -> Tensor:
-    """Return the outputs that mean the weighted sum of the candidates' values."""
+    """Return the outputs that stand for the weighted sum of the candidates' values."""
     mixed = sum(value * weight for value, weight in zip(values, weights, strict=True))
     assert isinstance(mixed, Tensor)
     if kind is Kind.AMOUNTS:
@@ -109,7 +109,7 @@ def load_ensemble(folder: str | Path, trust: bool = False, device: str = "cpu") 
     Args:
         folder: of the ensemble.
         trust: whether it may name code, which runs then.
-        device: where it computes.
+        device: the device to compute on.
 
     Raises:
         BadRunFolder: there is none, or it is damaged.

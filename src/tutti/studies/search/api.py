@@ -40,14 +40,14 @@ def tune(
 
     Args:
         model: as `tutti.train` takes it.
-        data: as `tutti.train` takes it. What is no name or path is read once, and kept in the folder; floats
-            as float32.
-        space: what is searched: for each option a range as a text, "log:1e-4..1e-1", "0.1..0.9", "16..256",
+        data: as `tutti.train` takes it; floats become float32. Data given as an object are read once, and
+            kept in the folder.
+        space: the options to search: for each a range as a text, "log:1e-4..1e-1", "0.1..0.9", "16..256",
             or a list of values; an option of a part is called "model.hidden". Or the path of a TOML file.
         trials: how many.
         sampler: tpe, gp, cma-es, random, grid or genetic.
-        pruner: what ends trials that are not promising: none, median, asha or hyperband.
-        objective: loss or a metric on what is held out, seconds, or parameters; "mine:higher" says which
+        pruner: what ends unpromising trials: none, median, asha or hyperband.
+        objective: loss or a metric on the held-out samples, seconds, or parameters; "mine:higher" says which
             values of a metric of your own are better; a function is taken as a metric. A list of several
             looks for all trials that no other is better than. "auto" is the first of the runs' metrics.
         folds: of each trial, whose value is the mean over them; 1: the validation part.
@@ -64,8 +64,8 @@ def tune(
 
     Raises:
         UserError: an argument is wrong; the message says which and what to do.
-        TuttiError: no trial has come to its end.
-        RunStopped: it was asked to stop, or its time limit is over; `resume=True` goes on.
+        TuttiError: no trial has finished.
+        RunStopped: a stop was requested, or the time limit is over; `resume=True` goes on.
 
     Example:
         >>> found = tutti.tune("mlp", "mnist", {"lr": "log:1e-4..1e-1"}, trials=30, pruner="asha", epochs=9)

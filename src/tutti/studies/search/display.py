@@ -1,4 +1,4 @@
-"""The words of a search: how it goes on, what is best, and what has mattered."""
+"""The words of a search: its progress, the best trials, and the options that mattered."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 SHOWN: Final = 5
-"""Limit on the failures that are shown."""
+"""Limit on the failures shown."""
 
 
 def print_question(search: Search, trials: int, stream: IO[str]) -> None:
-    """Print what is searched, and by what."""
+    """Print the space and the method of a search."""
     count = search.count(trials)
     folds = f" x {search.folds} folds" if search.folds > 1 else ""
     scores = " and ".join(f"{one.better} {one.name}" for one in search.scores)
@@ -42,7 +42,7 @@ def tune_shown(
     stream: IO[str],
     command: Callable[[TrainConfig], str] | None = None,
 ) -> Tuned:
-    """Search, show how that goes, and print what came out, as `print_findings` does."""
+    """Search, showing progress, and print the findings as `print_findings` does."""
     print_question(search, trials, stream)
     jobs = [job for number in range(search.count(trials)) for job in search.job_names(number)]
     with farm_shown(folder, dict.fromkeys(jobs, search.span), stream) as hear:
@@ -54,7 +54,7 @@ def tune_shown(
 def print_findings(
     found: Tuned, stream: IO[str], command: Callable[[TrainConfig], str] | None = None
 ) -> None:
-    """Print the best trials, how to train the best one alone, what has mattered, and what was saved.
+    """Print the best trials, how to train the best one alone, what mattered, and what was saved.
 
     `command` spells the command that trains a configuration.
     """
@@ -88,7 +88,7 @@ def values_text(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:
 
 
 def _front(found: Tuned) -> TextTable:
-    """Return the table of the trials that no other one is better than in all objectives."""
+    """Return the table of the trials that no other one beats in all objectives."""
     names, scores = list(found.search.space.distributions), found.search.scores
     heads = ("trial", *(score.name for score in scores), *names)
     table = TextTable(heads, drop=names[::-1], title="best trials")

@@ -16,12 +16,12 @@ STATES: Final = {"complete": "#4c78a8", "pruned": "#bab0ac"}
 
 
 def figures_of(found: Tuned) -> list[Drawn]:
-    """Draw all figures for which there is something to draw."""
+    """Draw all figures that have data."""
     rows = [row for row in found.trials if row["state"] in STATES]
     if not rows:
         return []
     scores, names = found.search.scores, list(found.search.space.distributions)
-    # In a field's name a point stands for an object, and a bracket for an array.
+    # In a field's name a point means an object, and a bracket an array.
     plain = {name: name.replace(".", " ") for name in names}
     data: Data = [
         {
@@ -44,7 +44,7 @@ def figures_of(found: Tuned) -> list[Drawn]:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value as a chart can have it."""
+    """Return a value in a form that a chart takes."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 

@@ -24,28 +24,28 @@ class _Trial:
 
     number: int  # of the trial
     jobs: Sequence[FarmJob]  # one for each fold
-    started: int = 0  # how many of them have been handed out
-    running: int = 0  # how many of these have not ended
-    epochs: dict[int, dict[int, float]] = field(default_factory=dict)  # of each fold the values of its epochs
-    ended: dict[int, list[float]] = field(default_factory=dict)  # of each fold that has, its values
-    pruned: bool = False  # whether it is not promising
-    failed: bool = False  # whether one of its jobs has
+    started: int = 0  # how many of them were handed out
+    running: int = 0  # how many of these still run
+    epochs: dict[int, dict[int, float]] = field(default_factory=dict)  # the values of each fold's epochs
+    ended: dict[int, list[float]] = field(default_factory=dict)  # the values of each fold that has ended
+    pruned: bool = False  # whether it is unpromising
+    failed: bool = False  # whether one of its jobs failed
 
 
 class SearchJobs:
     """The jobs of a search.
 
-    With a pruner the folds of a trial are trained one after the other, and what is compared after each epoch
-    is the mean over the folds so far. Without one all folds may be trained at once.
+    With a pruner the folds of a trial are trained one after the other, and trials are compared after each
+    epoch by the mean over the folds so far. Without one all folds may be trained at once.
 
     Args:
         trials: the trials.
-        count: how many there are to be.
-        jobs: makes those of a trial.
+        count: the number of trials to make.
+        jobs: makes the jobs of a trial.
         scores: the objectives.
         prunes: whether trials may end early.
         span: the epochs of each job, the most that a trial can have.
-        history: the epochs that a job has had so far, from its folder.
+        history: returns the epochs that a job has had so far, from its folder.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class SearchJobs:
         self._begin(trials.take_over())
 
     def next(self) -> FarmJob | None:
-        """Return the next job of the trials that have begun, or else the first of a new one."""
+        """Return the next job of the running trials, or else the first of a new one."""
         if not self._waiting:
             number = self._trials.ask(self._count)
-            # At the end the trials of launches that were killed are left.
+            # At the end only the trials of killed launches are left.
             self._begin(self._trials.take_over() if number is None else [number])
         if not self._waiting:
             return None
@@ -77,18 +77,18 @@ class SearchJobs:
         self._of[job.name] = trial, trial.started
         trial.started += 1
         trial.running += 1
-        # With a pruner the next fold waits for what this one says.
+        # With a pruner the next fold waits for this one's result.
         if self._prunes or trial.started == len(trial.jobs):
             self._waiting.popleft()
         return job
 
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
-        """Hear of an epoch; the job ends with it if its trial is not promising."""
+        """Note an epoch; return whether to end the job, as its trial is unpromising."""
         trial, fold = self._of[job.name]
         if not self._scores[0].by_epoch:
             return False
         if record.epoch > len(trial.epochs.get(fold, {})) + 1:
-            # It has gone on from a checkpoint.
+            # The job resumed from a checkpoint.
             for earlier in self._history(job.name):
                 if earlier.epoch < record.epoch:
                     self._hear(trial, fold, earlier)
@@ -96,7 +96,7 @@ class SearchJobs:
         return trial.pruned
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Hear how a job has ended: its trial goes on with the next fold, or has a result."""
+        """Note the end of a job: its trial goes on with the next fold, or has a result."""
         trial, fold = self._of.pop(job.name)
         trial.running -= 1
         if outcome.state is JobState.STOPPED:
@@ -108,7 +108,7 @@ class SearchJobs:
         if trial.failed or trial.pruned:
             self._waiting = deque(one for one in self._waiting if one is not trial)
         elif trial.started < len(trial.jobs) and trial not in self._waiting:
-            # What has begun comes to its end before something new begins.
+            # Running trials finish before a new one begins.
             self._waiting.appendleft(trial)
         if trial.running == 0 and (trial.failed or trial.pruned or len(trial.ended) == len(trial.jobs)):
             self._end(trial)
@@ -118,7 +118,7 @@ class SearchJobs:
             self._waiting.append(_Trial(number, self._jobs(number, self._trials.options(number))))
 
     def _hear(self, trial: _Trial, fold: int, record: EpochRecord) -> None:
-        """Note the value of an epoch, each once; report it, if trials are compared by epochs."""
+        """Note the value of an epoch, each once; report it if trials are compared by epochs."""
         known = trial.epochs.setdefault(fold, {})
         if trial.pruned or record.epoch in known:
             return
@@ -129,11 +129,11 @@ class SearchJobs:
         last = fold == len(trial.jobs) - 1 and record.epoch >= self._span
         trial.pruned = self._prunes and not last and self._trials.prunes(trial.number)
         if trial.pruned:
-            # At once: a pruner does not say it twice, and this launch may be killed.
+            # At once: a pruner says so only once, and this launch may be killed.
             self._trials.end(trial.number, PRUNED)
 
     def _finished(self, trial: _Trial, fold: int, job: FarmJob, summary: Summary) -> None:
-        # Another launch may have trained it, and ended its trial.
+        # Another launch may have trained it and ended its trial.
         trial.pruned |= self._trials.has_ended(trial.number)
         if self._scores[0].by_epoch and summary.epochs > len(trial.epochs.get(fold, {})):
             for record in self._history(job.name):
@@ -151,5 +151,5 @@ class SearchJobs:
 
 
 def _mean_at(trial: _Trial, epoch: int) -> float:
-    """Return the mean over folds at an epoch; of one that has ended before, its last value counts."""
+    """Return the mean over folds at an epoch; folds that ended earlier count with their last value."""
     return fmean(values.get(epoch, values[max(values)]) for values in trial.epochs.values())

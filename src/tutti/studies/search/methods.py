@@ -13,13 +13,13 @@ from tutti.studies.score import Score
 from tutti.studies.search.space import Space
 
 GRID: Final = "grid"
-"""The sampler that tries all combinations: they are put into the study's queue."""
+"""The sampler that tries all combinations, put into the study's queue."""
 
 POPULATION: Final = 16
 """The trials of a generation."""
 
 SAMPLERS: Final[dict[str, Callable[[int], BaseSampler]]] = {
-    # Running trials count as bad ones, so that those asked for at the same time differ.
+    # Running trials count as bad ones, so that trials asked for together differ.
     "tpe": lambda seed: TPESampler(seed=seed, constant_liar=True),
     "gp": lambda seed: GPSampler(seed=seed, warn_independent_sampling=False),
     "cma-es": lambda seed: CmaEsSampler(seed=seed, warn_independent_sampling=False),
@@ -30,10 +30,10 @@ SAMPLERS: Final[dict[str, Callable[[int], BaseSampler]]] = {
 """Each makes a sampler from a seed."""
 
 REDUCTION: Final = 3
-"""Successive halving lets one in three trials go on at each rung."""
+"""One in so many trials goes on at each rung of successive halving."""
 
 RUNGS: Final = 3
-"""Limit on the rungs: the lowest should not be at a noisy beginning."""
+"""Limit on the rungs, as the first epochs are noisy."""
 
 
 def _lowest(epochs: int) -> int:
@@ -45,7 +45,7 @@ def _asha(epochs: int) -> BasePruner:
 
 
 def _hyperband(epochs: int) -> BasePruner:
-    # Its last bracket never ends a trial: with 9 epochs that would be a third of them.
+    # Its last bracket never ends a trial, which would be a third of them with 9 epochs.
     highest = max(epochs // REDUCTION, _lowest(epochs))
     return HyperbandPruner(min_resource=_lowest(epochs), max_resource=highest, reduction_factor=REDUCTION)
 

@@ -1,11 +1,11 @@
-"""The space of a search: which options of a run are tried, and what each may be, as Optuna's distributions.
+"""The space of a search: the options to try and the values of each, as Optuna's distributions.
 
 log:1e-4..1e-1        a number, each order of magnitude equally likely
 0.1..0.9              a number
 16..256               a whole number; log:16..256 too
 64,128,256            one of these; in a file, or as JSON, a list of any values: [[64], [128, 64]]
 
-The choices of a list are JSON texts in Optuna's study, which has no lists, and takes 1 for true.
+The choices of a list are JSON texts in Optuna's study, which has no lists and takes 1 for true.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _RANGE: Final = re.compile(r"\s*(log:)?\s*([^:]*?)\s*\.\.\s*([^:]*?)\s*")
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 _FRACTIONS: Final = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "float")
-"""The options whose values are no whole numbers, even if the ends of a range are."""
+"""Options with fractional values, even if the ends of a range are whole numbers."""
 
 
 @dataclass(frozen=True)
 class Space:
     """The options that are searched, by name: "lr", or "model.hidden" for an option of a part."""
 
-    written: Json  # each as it was given, in JSON values
+    written: Json  # each as given, as JSON values
     distributions: Mapping[str, BaseDistribution]  # the same for Optuna
 
     def options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Space:
         return isinstance(self.distributions[name], CategoricalDistribution)
 
     def ends(self, name: str) -> list[Any]:
-        """Return values of an option that must be possible for all to be: the ends of a range, or all."""
+        """Return values that must be usable for all to be: the ends of a range, or all choices."""
         one = self.distributions[name]
         if isinstance(one, CategoricalDistribution):
             return [json.loads(str(text)) for text in one.choices]
@@ -75,7 +75,7 @@ class Space:
         return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
     def check(self, base: TrainConfig) -> None:
-        """Refuse a space with a value that cannot be used, where all trials share the options of `base`."""
+        """Refuse a space with an unusable value, where all trials share the options of `base`."""
         for name in self.distributions:
             refuse_shared(name, "--space")
             for value in self.ends(name):
@@ -83,7 +83,7 @@ class Space:
 
 
 def space_of(given: Mapping[str, Any]) -> Space:
-    """Return the space that is written in this way."""
+    """Return the space written in this way."""
     if not given:
         raise BadOption(
             "nothing is to be searched; give --space.lr log:1e-4..1e-1 or the like, or --space FILE"

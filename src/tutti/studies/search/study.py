@@ -1,4 +1,4 @@
-"""A search on a farm: from the question to trials and jobs, and back to what is best.
+"""A search on a farm: from the question to trials and jobs, and back to the best options.
 
 FARM/study.journal            Optuna's study: `tutti.studies.search.trials`
 FARM/splits.npz               the rows of each fold, with folds
@@ -44,29 +44,29 @@ KIND: Final = "tune"
 TRIALS: Final = "trials.csv"
 
 IN_SPACE: Final = "space."
-"""Begins the name of an option that is searched, in the plan of a farm."""
+"""Prefix of the names of searched options in the plan of a farm."""
 
 FEW: Final = 4
-"""Of fewer different results the importance of options cannot be told."""
+"""The least number of different results from which importance can be estimated."""
 
 EPOCHS: Final = 20
-"""The epochs of a run that is given neither epochs nor steps."""
+"""The epochs of a run with neither epochs nor steps given."""
 
 
 @dataclass(frozen=True)
 class Search:
     """The question of a search."""
 
-    config: TrainConfig  # what all trials have in common; its seed decides all random choices
-    space: Space  # what is tried
+    config: TrainConfig  # shared by all trials; its seed decides all random choices
+    space: Space  # the options to try
     scores: Sequence[Score]  # the objectives
     sampler: str = "tpe"  # a name in `SAMPLERS`
     pruner: str = "none"  # a name in `PRUNERS`
-    folds: int = 1  # of each trial; 1: none, but the validation part
+    folds: int = 1  # of each trial; 1: the validation part instead
     stratified: bool = False  # each fold has the same share of each class
-    # what was given as Python objects for all, as in a `Job`
+    # Python objects for all trials, as in a `Job`
     objects: Mapping[str, Pickled] = field(default_factory=dict)
-    # the data, where they are given as such, by the keys of an NPZ file: the farm keeps them
+    # data given as arrays, by the keys of an NPZ file: the farm keeps them
     arrays: Mapping[str, NDArray[Any]] | None = None
 
     @property
@@ -82,7 +82,7 @@ class Search:
         return int(min(self.space.ends("servers"))) if searched else self.config.servers
 
     def check(self) -> None:
-        """Refuse what cannot be searched, as far as that can be seen without the data."""
+        """Refuse what cannot be searched, as far as that shows without the data."""
         if self.folds < 1 or (self.stratified and self.folds == 1):
             raise BadOption(
                 f"the number of folds is {self.folds}; give at least 1, which is none, or 2 stratified"
@@ -101,7 +101,7 @@ class Search:
         check_methods(self.sampler, self.pruner, self.space, self.scores, by_epochs)
 
     def decided(self, metrics: Sequence[str]) -> Search:
-        """Return the search with its objectives, each of which is among what runs compute."""
+        """Return the search with its objectives chosen from the metrics that runs compute."""
         scores = [first_score(metrics) if one.name == AUTO else one for one in self.scores]
         for one in scores:
             if one.by_epoch and one.name not in (LOSS, *metrics):
@@ -112,7 +112,7 @@ class Search:
         return replace(self, scores=scores)
 
     def record(self) -> Json:
-        """Return the question as JSON values: who resumes it must ask the same."""
+        """Return the question as JSON values: a resumed search must ask the same."""
         left_out = ("out", "workers", "threads", "time_limit")
         config = {name: value for name, value in self.config.as_json().items() if name not in left_out}
         return {
@@ -137,13 +137,13 @@ class Search:
         return cls(config, space_of(space), [*map(Score.read, values["objective"])], **own)
 
     def count(self, trials: int) -> int:
-        """Return how many trials there are, at most `trials`: a grid comes to its end."""
+        """Return how many trials there are, at most `trials`: a grid is finite."""
         if trials < 1:
             raise BadOption(f"the number of trials is {trials}; the smallest possible is 1")
         return min(trials, len(self.space.points())) if self.sampler == GRID else trials
 
     def at_a_time(self, trials: int) -> int:
-        """Return how many jobs of all trials there may be at a time."""
+        """Return how many jobs of all trials can run at a time."""
         return self.count(trials) * (self.folds if self.pruner == "none" else 1)
 
     def config_of(self, options: Mapping[str, Any]) -> TrainConfig:
@@ -155,7 +155,7 @@ class Search:
         config, objects, prunable = self.config_of(options), dict(self.objects), self.pruner != "none"
         configs = [config]
         if self.folds > 1:
-            # What is held out is in the splits.
+            # The splits hold samples out.
             config = replace(config, validation=TrainConfig.validation, test=0.0)
             configs = [
                 replace(config, split=f"{splits}:{fold}", seed=config.seed + fold)
@@ -172,7 +172,7 @@ class Search:
         return [trial] if self.folds == 1 else [f"{trial}/fold-{fold}" for fold in range(self.folds)]
 
     def at_ends(self) -> list[FarmJob]:
-        """Return runs with the values at the ends of the space, to be checked."""
+        """Return runs with the values at the ends of the space, for checks."""
         found = [
             self.config_of({name: value})
             for name in self.space.distributions
@@ -181,7 +181,7 @@ class Search:
         return [FarmJob("", config, dict(self.objects)) for config in found]
 
     def begin(self, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
-        """Make the folder of the farm, with the splits of its folds; or go on in an earlier one."""
+        """Make the folder of the farm with the splits of its folds, or go on in an earlier one."""
         question = {**self.record(), "fingerprint": samples.fingerprint}
         path = out or FOLDER / folder_name(self.config.model, samples.name)
         folder = FarmFolder.begin(path, KIND, question, resume=resume)
@@ -198,7 +198,7 @@ class Search:
 
 
 def _in_folder(search: Search, folder: FarmFolder) -> Search:
-    """Return a search whose data are where its farm keeps them, if it does."""
+    """Return the search with the data that its farm keeps, if it does."""
     data = folder.path.absolute() / DATA
     return replace(search, config=replace(search.config, data=str(data))) if data.is_file() else search
 
@@ -209,9 +209,9 @@ class Tuned:
 
     Attributes:
         search: the question.
-        folder: of the farm, which has all runs.
+        folder: of the farm, with all runs.
         study: Optuna's.
-        outcome: how the work on it has ended; None: it is read from its folder.
+        outcome: how the work on it ended; None if it was read from its folder.
     """
 
     search: Search = field(repr=False)
@@ -260,7 +260,7 @@ class Tuned:
 
     @property
     def front(self) -> list[optuna.trial.FrozenTrial]:
-        """The best trial, if any has come to its end; with several objectives the trials on the Pareto front.
+        """The best trial, if any has finished; with several objectives the trials on the Pareto front.
 
         They are in the order of the first objective.
         """
@@ -273,7 +273,7 @@ class Tuned:
 
     @property
     def failed(self) -> dict[int, str]:
-        """Why trials have failed, by number."""
+        """The reasons why trials failed, by number."""
         found = {}
         for trial in self._trials:
             if trial.state is optuna.trial.TrialState.FAIL:
@@ -285,7 +285,7 @@ class Tuned:
 
     @property
     def epochs(self) -> tuple[int, int]:
-        """The number of epochs that were trained, and how many there were if no trial was ended."""
+        """The number of epochs trained, and the number if no trial had been ended early."""
         trials = [one for one in self._trials if one.state in (COMPLETE, PRUNED)]
         whole = self.search.span * self.search.folds
         trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
@@ -305,7 +305,7 @@ class Tuned:
 def tune(
     search: Search, folder: FarmFolder, trials: int, blocks: Blocks, listener: Listener | None = None
 ) -> Tuned:
-    """Work on the trials in a farm's folder that have no result yet; `trials` is how many there are to be."""
+    """Work on the unfinished trials in a farm's folder; there are to be `trials` in all."""
     search = _in_folder(search, folder)
     study = open_study(folder.path, search.scores)
     method = Method(search.sampler, search.pruner, search.config.seed, search.span * search.folds)

@@ -61,14 +61,7 @@ class Method:
 
 
 class Trials:
-    """The trials of a search; several launches may share them.
-
-    Args:
-        folder: of the farm.
-        study: of the search.
-        space: what is searched.
-        method: how.
-    """
+    """The trials of a search; several launches may share them."""
 
     def __init__(self, folder: Path, study: optuna.Study, space: Space, method: Method) -> None:
         self._folder, self._study, self._space, self._method = folder, study, space, method
@@ -81,7 +74,7 @@ class Trials:
                         study.enqueue_trial(point)
 
     def ask(self, count: int) -> int | None:
-        """Begin a new trial and return its number; None: there are `count` trials already."""
+        """Begin a new trial and return its number; None if there are `count` trials already."""
         with self._turn():
             number = len([one for one in self._all() if one.state is not TrialState.WAITING])
             if number >= count:
@@ -93,7 +86,7 @@ class Trials:
         return trial.number
 
     def take_over(self) -> list[int]:
-        """Return the running trials that this launch does not know yet, which it knows from now on."""
+        """Return the running trials that are new to this launch, which takes them over."""
         found = [one for one in self._all() if one.state is TrialState.RUNNING]
         new = [one for one in found if one.number not in self._running]
         self._running |= {one.number: Trial(self._study, one._trial_id) for one in new}
@@ -114,14 +107,14 @@ class Trials:
             self._running[number].report(value, step)
 
     def prunes(self, number: int) -> bool:
-        """Return whether a trial is to end, by the values that have been reported."""
+        """Return whether a trial should end, by the values reported so far."""
         return not self.has_ended(number) and self._running[number].should_prune()
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """End a trial, with its values if it is complete. If another launch has ended it, that holds."""
+        """End a trial, with its values if it is complete. A result from another launch stays."""
         if state is COMPLETE and not all(map(math.isfinite, values or [math.nan])):
             state, values = FAILED, None
-        # The value of a pruned trial is the last one that was reported.
+        # A pruned trial's value is the last one reported.
         self._study.tell(number, values, state, skip_if_finished=True)
 
     def _all(self) -> list[FrozenTrial]:

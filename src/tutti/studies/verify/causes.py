@@ -1,4 +1,4 @@
-"""Causes for which training on parts of a batch differs from training on the whole, found by trials."""
+"""Reasons why training on parts of a batch differs from training on the whole, found by trials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tutti.training.dropout import drawn_by_sample
 from tutti.training.evaluation import Objective, evaluating
 
 MICROBATCH: Final = "microbatch"
-"""The part of a batch that goes through a pipeline at once."""
+"""The name of the part of a batch that goes through a pipeline at once."""
 
 
 def by_design(
@@ -29,9 +29,9 @@ def by_design(
         objective: what is learned.
         module: the model as training begins; it is not changed.
         batch: the first one.
-        parts: how many parts are tried.
+        parts: how many parts to try.
         part: what a part is, in words.
-        normalised: BatchNorm has the statistics of the whole batch.
+        normalised: whether BatchNorm has the statistics of the whole batch.
     """
     # A model may keep some of its layers in evaluation mode.
     layers = dict(copy.deepcopy(module).train().named_modules())
@@ -82,11 +82,11 @@ def cut_batch(batch: Batch, parts: int) -> Iterator[Batch]:
 
 
 def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: int) -> str | None:
-    """Why the loss of a batch cannot be put together from its parts; None if it can."""
+    """Return why the loss of a batch cannot be put together from its parts; None if it can."""
     arithmetic = objective.arithmetic
     inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
     if objective.loss.whole or batch.weights is not None:
-        # What it needs of the outputs is not known, so these are computed for each part.
+        # Its use of the outputs is unknown, so they are computed for each part.
         whole = _mean_computed(objective, module, [batch])
         together = _mean_computed(objective, module, cut_batch(batch, parts))
     else:
@@ -94,7 +94,7 @@ def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: in
             outputs = arithmetic.forward(module, inputs)
         whole = _mean(objective, [outputs], [targets])
         together = _mean(objective, outputs.chunk(parts), targets.chunk(parts))
-    # The same numbers in another order: nothing amplifies the rounding of their sums.
+    # The same numbers in another order: nothing amplifies the rounding of sums.
     if abs(together - whole) <= AMPLE * TOLERANCES[_dtype(objective)]["loss"] * abs(whole):
         return None
     return (
@@ -105,7 +105,7 @@ def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: in
 
 
 def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -> Tensor:
-    """Return the outputs in training, from a given state of the random generators."""
+    """Return the outputs in training, starting from a given state of the random generators."""
     module = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=()), torch.no_grad(), drawn_by_sample(module, seed=0) as masks:
         torch.manual_seed(seed)
@@ -114,7 +114,7 @@ def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -
 
 
 def _mean(objective: Objective, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
-    """The loss of some samples that come in parts."""
+    """Return the loss of some samples that come in parts."""
     total = whole = 0.0
     with torch.no_grad():
         for one, its in zip(outputs, targets, strict=True):
@@ -124,7 +124,7 @@ def _mean(objective: Objective, outputs: Sequence[Tensor], targets: Sequence[Ten
 
 
 def _mean_computed(objective: Objective, module: nn.Module, batches: Iterable[Batch]) -> float:
-    """The loss of batches that are computed one by one."""
+    """Return the loss of batches that are computed one by one."""
     arithmetic, total, whole = objective.arithmetic, 0.0, 0.0
     with evaluating(module), torch.no_grad():
         for batch in batches:

@@ -3,7 +3,7 @@
 Both sides begin with the same weights and see the same batches, step by step. The sequential side is plain
 torch, on rank 0: the whole batch in one backward pass, clipping and optimizer by torch. After each backward
 pass the gradients are compared (before clipping), after each step the weights. Where ranks hold a model
-together, both are put together for that.
+together, both are put together for the comparison.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tutti.training.update_gradient import divide_by_weight
 
 @dataclass(frozen=True)
 class StepResult:
-    """A run at one step.
+    """The result of one step.
 
     Attributes:
         loss: the mean over the batch.
@@ -85,10 +85,10 @@ class Sequential:
         self.loss, self.gradient = 0.0, torch.zeros(0)
 
     def backward(self, epoch: int, batches: Iterable[Batch]) -> None:
-        """Forward and backward over a batch, which may come in parts; keep its loss and its gradient."""
+        """Run forward and backward over a batch, which may come in parts; keep its loss and its gradient."""
         self.optimizer.zero_grad()
         total = whole = 0.0
-        # The parallel run draws its random numbers from where this one drew them.
+        # The parallel run draws the same random numbers.
         with torch.random.fork_rng(devices=()), drawn_by_sample(self.module, self._seed) as masks:
             for batch in batches:
                 masks.begin(epoch, batch.samples)
@@ -133,7 +133,7 @@ class Parallel:
         self.task.module.train()
 
     def step(self, number: int, passes: Sequence[Batch]) -> StepResult:
-        """Forward, backward and a step with this rank's samples (collective); all ranks get the state."""
+        """Run forward, backward and a step with this rank's samples (collective)."""
         with (
             normalising(self.task.module, self._statistics),
             drawn_by_sample(self.task.module, self.batches.seed) as masks,
@@ -147,7 +147,7 @@ class Parallel:
         return StepResult(loss, gradient, end_to_end(self.portion.state(), self._names))
 
     def _forward_backward(self, number: int, passes: Sequence[Batch], masks: SampleMasks) -> float:
-        """Add this rank's share to its gradient; returns the loss over the whole batch."""
+        """Add this rank's share to its gradient; return the loss over the whole batch."""
         self.worker.share = sum(batch.share for batch in passes)
         total, weight, samples = torch.zeros(1, dtype=torch.float64), 0.0, 0
         for batch in passes:
@@ -191,12 +191,12 @@ class _Runs:
         task: what is learned.
         updates: how many steps there are.
         part: the samples that are computed together, in words; None: all of a batch.
-        parts: how many of them a batch has at least.
-        normalised: BatchNorm has the statistics of the whole batch.
+        parts: the least number of them in a batch.
+        normalised: whether BatchNorm has the statistics of the whole batch.
 
     Attributes:
         reasons: what makes parts differ from the whole by design. Then nothing is added up from parts.
-        causes: what was seen to make them differ, and should not.
+        causes: what was seen to make them differ, though it should not.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class _Runs:
         self.plain, self.reversed, self.added_up = (Sequential(recipe, task, updates) for _ in range(3))
 
     def backward(self) -> None:
-        """Forward and backward of all with the samples of the next update."""
+        """Run forward and backward of all with the samples of the next update."""
         number, (batch,) = next(self._rounds)
         epoch = number // self._updates
         if self._part is not None and not self.causes:
@@ -234,7 +234,7 @@ class _Runs:
         return not (self._random or self._normalised or self.reasons or self.causes)
 
     def step(self, clip: Clip, parallel: StepResult, found: dict[str, Deviation], step: int) -> None:
-        """Step, and note how far the parallel run is, and how far rounding takes the sequential ones."""
+        """Step, and note the distance of the parallel run and the rounding of the sequential ones."""
         plain = self.plain.step(clip)
         _note({name: one.found for name, one in found.items()}, step, parallel, plain)
         _note({name: one.reordered for name, one in found.items()}, step, self.reversed.step(clip), plain)
@@ -244,15 +244,7 @@ class _Runs:
 
 
 def work(comm: Communicator, payload: bytes) -> Verdict:
-    """Compare; every rank calls this (entry point of the ranks).
-
-    Args:
-        comm: all ranks of the job, servers included.
-        payload: a pickled `VerifyJob`.
-
-    Raises:
-        UserError: the input is wrong.
-    """
+    """Compare; every rank calls this, servers included (entry point of the ranks)."""
     job = load_job(payload, VerifyJob)
     with seeded(job.config.seed):
         strategy = check_recipe(job, comm.size, comm.hosts, compared=True)
@@ -263,20 +255,20 @@ def work(comm: Communicator, payload: bytes) -> Verdict:
 
 
 def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy) -> Verdict:
-    """Compare, and print what was found."""
+    """Compare, and print the findings."""
     config, layout = job.config, layout_of(job.config, comm.size)
     if config.steps is None:
         raise BadOption("a comparison needs a number of steps; give --steps 20")
     part = _part(layout, comm.size, passes_of(config, strategy))
     parts = max(2, comm.size * passes_of(config, strategy))
-    # One set of initial weights: rank 0's, which all get when the model is laid out.
+    # One set of initial weights: laying out the model gives rank 0's to all.
     sync = config.batch_norm == "sync" and layout is None and passes_of(config, strategy) == 1
     normalised = sync and comm.size > 1 and comm.in_backward and bool(batch_norms(task.module))
     sequential = _Runs(job, task, config.steps, part, parts, normalised) if comm.rank == 0 else None
     names = trained_names(task.module)
     work = task.workload(config.batch_size)
     with closing(portion_of(layout, comm, task.module, work, strategy)) as portion:
-        # Each rank gets the same share: the speeds of ranks do not count here.
+        # Each rank gets the same share: the ranks' speeds do not matter here.
         even = replace(job, config=replace(config, balance="none"))
         parallel = Parallel(assemble(even, comm, task, strategy, portion), names)
         verdict = _compare(job, comm, parallel, sequential)
@@ -287,7 +279,7 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
 
 
 def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
-    """The samples that are computed together; None: all of a batch."""
+    """Return the samples that are computed together; None: all of a batch."""
     if layout is not None and layout.way == "pipeline":
         return MICROBATCH
     if passes > 1:
@@ -317,12 +309,12 @@ def _compare(job: VerifyJob, comm: Communicator, parallel: Parallel, sequential:
 
 
 def trained_names(module: nn.Module) -> list[str]:
-    """The names of the trainable parameters."""
+    """Return the names of the trainable parameters."""
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 def end_to_end(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
-    """Tensors of a state one after the other, in float64, on the CPU."""
+    """Return the tensors of a state one after the other, in float64, on the CPU."""
     return torch.cat([state[name].reshape(-1).double() for name in names]).cpu()
 
 
@@ -335,7 +327,7 @@ def _note(distances: dict[str, Distance], step: int, one: StepResult, other: Ste
 
 
 def _turned(batch: Batch, rounded: bool) -> Batch:
-    """A batch in reverse order; and `rounded`: each input up or down by a unit of its last digit."""
+    """Return a batch in reverse order; if `rounded`, with each input moved by a unit of its last digit."""
     samples = None if batch.samples is None else batch.samples.flip(0)
     weights = None if batch.weights is None else batch.weights.flip(0)
     inputs = mapped(batch.inputs, methodcaller("flip", 0))
@@ -351,7 +343,7 @@ def _nudged(inputs: Tensor) -> Tensor:
 
 
 def _rounds(batches: Batches) -> Iterator[Round]:
-    """The rounds of all epochs, without an end."""
+    """Yield the rounds of all epochs, without an end."""
     return chain.from_iterable(map(batches.epoch, count()))
 
 

@@ -12,19 +12,19 @@ from tutti.errors import NotFinite
 from tutti.run.jobs import Job
 
 DTYPES: Final = {"float32": "fp32", "float64": "fp64"}
-"""The numbers that a comparison can compute with, and the precision of the configuration that this is."""
+"""The dtypes of a comparison, with the precision of the configuration for each."""
 
 TOLERANCES = {
     "float32": {"loss": 1e-5, "gradient": 1e-4, "weights": 1e-5},
     "float64": {"loss": 1e-12, "gradient": 1e-11, "weights": 1e-12},
 }
-"""Relative deviations that are always taken for rounding. Gradients feel each rounding of the weights."""
+"""Relative deviations always taken for rounding. Gradients feel each rounding of the weights."""
 
 MOST = {"float32": 1e-2, "float64": 1e-6}
-"""Beyond this, rounding has become so large that the comparison says nothing."""
+"""Rounding beyond this is so large that the comparison says nothing."""
 
 AMPLE = 10.0
-"""A deviation up to this multiple of what rounding alone does is taken for rounding."""
+"""Deviations up to this multiple of the rounding are taken for rounding."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Distance:
 
     Attributes:
         largest: over all steps.
-        step: where it was found, from 1.
+        step: the step of the largest, from 1.
         first: the distance in the first step.
     """
 
@@ -55,11 +55,7 @@ class Distance:
     first: float = 0.0
 
     def note(self, step: int, difference: float, size: float) -> None:
-        """Take one comparison into account.
-
-        Raises:
-            NotFinite: there is nothing to compare any more.
-        """
+        """Take one comparison into account; raise NotFinite if nothing is left to compare."""
         relative = difference / size if size else difference
         if not relative < float("inf"):
             raise NotFinite(
@@ -75,16 +71,16 @@ class Distance:
 class Deviation:
     """Distance of a quantity between the parallel and the sequential run, and what rounding explains.
 
-    Some models and optimizers amplify rounding from step to step. So the sequential run is made again in ways
-    that change the rounding and nothing else. In the first step nothing was amplified yet: a distance of
-    loss or gradient that is there at once comes from something else.
+    Some models and optimizers amplify rounding from step to step. So the sequential run is repeated in ways
+    that change only the rounding. Nothing is amplified in the first step: a distance of loss or gradient that
+    appears at once has another cause.
 
     Attributes:
         tolerance: what is always taken for rounding.
-        most: what rounding may come to before the comparison says nothing.
+        most: the limit on rounding, beyond which the comparison says nothing.
         found: between the parallel and the sequential run.
-        reordered: between the sequential run and that with the samples of each batch in another order.
-        added_up: between the sequential run and that which adds up the parts of each batch.
+        reordered: between the sequential run and the one with the samples of each batch in another order.
+        added_up: between the sequential run and the one that adds up the parts of each batch.
     """
 
     tolerance: float
@@ -114,7 +110,7 @@ class Deviation:
 
     @property
     def drowned(self) -> bool:
-        """True if rounding alone is so large that nothing can be said."""
+        """Whether rounding alone is too large for the comparison to say anything."""
         return AMPLE * self.rounding > self.most
 
     def _allowed(self, rounding: float) -> float:
@@ -128,7 +124,7 @@ class Verdict:
     Attributes:
         deviations: of loss, gradient and weights.
         reasons: what makes the two differ by design.
-        causes: what was seen to make them differ, and should not.
+        causes: what was seen to make them differ, though it should not.
     """
 
     deviations: dict[str, Deviation]
@@ -137,12 +133,12 @@ class Verdict:
 
     @property
     def follows(self) -> bool:
-        """True if every deviation is within what rounding explains."""
+        """Whether every deviation is within what rounding explains."""
         return not self.at_once and all(one.found.largest <= one.allowed for one in self.deviations.values())
 
     @property
     def at_once(self) -> bool:
-        """True if loss or gradient deviate in the first step by more than rounding explains.
+        """Whether loss or gradient deviate in the first step by more than rounding explains.
 
         Not the weights: Adam's first step makes a whole step of the smallest gradient.
         """
@@ -151,12 +147,12 @@ class Verdict:
 
 
 def deviations(dtype: str) -> dict[str, Deviation]:
-    """A deviation of each quantity, nothing noted yet, for "float32" or "float64"."""
+    """Return an empty deviation of each quantity, for "float32" or "float64"."""
     return {name: Deviation(tolerance, MOST[dtype]) for name, tolerance in TOLERANCES[dtype].items()}
 
 
 def table(verdict: Verdict) -> str:
-    """The figures, one quantity a line."""
+    """Return the figures, one quantity a line."""
     lines = [
         f"{'':10} {'largest relative deviation':>26} {'at step':>8} {'allowed':>9} {'rounding alone':>15}"
     ]
@@ -169,7 +165,7 @@ def table(verdict: Verdict) -> str:
 
 
 def describe(verdict: Verdict, dtype: str) -> str:
-    """The verdict in words."""
+    """Return the verdict in words."""
     if verdict.follows:
         return "verdict: parallel training follows sequential training"
     if verdict.reasons and not verdict.causes:

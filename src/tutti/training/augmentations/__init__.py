@@ -40,12 +40,12 @@ class SampleRandom:
         self._keys, self._device, self._draws = keys, device, 0
 
     def uniform(self, *shape: int) -> Tensor:
-        """Draw numbers of 24 bits from 0 to below 1, of shape (samples, *shape), float32."""
+        """Draw float32 numbers of 24 bits from 0 to below 1, of shape (samples, *shape)."""
         found = (self._words(shape) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
         return torch.from_numpy(found).to(self._device)
 
     def integers(self, below: int, *shape: int) -> Tensor:
-        """Draw whole numbers from 0 to below `below`, at most 2**32, of shape (samples, *shape), int64."""
+        """Draw int64 numbers from 0 to below `below`, at most 2**32, of shape (samples, *shape)."""
         found = (self._words(shape) >> np.uint64(32)) * np.uint64(below) >> np.uint64(32)
         return torch.from_numpy(found.astype(np.int64)).to(self._device)
 
@@ -58,9 +58,9 @@ class SampleRandom:
 class Augmentation:
     """The transforms of a run's training batches, one after the other.
 
-    `spec` has functions, or names with commas, each in `AUGMENTATIONS`, package.module:function or
-    file.py:function; `options` are by the name of a built-in transform. They are tried on two samples:
-    UnknownName, BadOption or BadData if there is no such transform, or it does not fit them.
+    `spec` has functions, or comma-separated names, each in `AUGMENTATIONS`, package.module:function or
+    file.py:function; `options` are by the name of a built-in transform. They are tried on two samples, and
+    raise UnknownName, BadOption or BadData if they do not fit.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Augmentation:
         """Transform the samples of these numbers in an epoch (from 0); they may be changed in place."""
         for at, transform in enumerate(self._transforms):
             keys = keys_of(samples.cpu(), self._seed, epoch, _USE + at)
-            found = transform(inputs, targets, SampleRandom(keys, targets.device))
-            if not isinstance(found, tuple) or len(found) != 2:
+            pair = transform(inputs, targets, SampleRandom(keys, targets.device))
+            if not isinstance(pair, tuple) or len(pair) != 2:
                 raise BadOption(
-                    f"a transform of --augment returns a {type(found).__name__}; it must return a pair, "
+                    f"a transform of --augment returns a {type(pair).__name__}; it must return a pair, "
                     "(inputs, targets)"
                 )
-            inputs, targets = found
+            inputs, targets = pair
         return inputs, targets
 
 
@@ -116,20 +116,20 @@ def described(values: object) -> str:
 def _transforms(
     spec: str | Transform | Sequence[str | Transform], options: Mapping[str, Any]
 ) -> list[Transform]:
-    given: Sequence[str | Transform] = [spec] if callable(spec) else spec
-    if isinstance(given, str):
-        given = [name.strip() for name in given.split(",") if name.strip()]
-    names = [one for one in given if isinstance(one, str)]
+    several: Sequence[str | Transform] = [spec] if callable(spec) else spec
+    if isinstance(several, str):
+        several = [name.strip() for name in several.split(",") if name.strip()]
+    names = [one for one in several if isinstance(one, str)]
     for key in options:
         if key not in names:
             raise UnknownName("option", key, names, of="--augment")
-    found: list[Transform] = []
-    for one in given:
+    transforms: list[Transform] = []
+    for one in several:
         function: object = AUGMENTATIONS.load(one) if isinstance(one, str) else one
         if not callable(function):
             raise BadOption(f"--augment names '{one}', which is a {type(function).__name__}, not a function")
         if isinstance(one, str) and one in options:
             parameter = list(inspect.signature(function).parameters)[-1]
             function = partial(function, **{parameter: options[one]})
-        found.append(cast("Transform", function))
-    return found
+        transforms.append(cast("Transform", function))
+    return transforms

@@ -18,7 +18,7 @@ def _refuse(right: bool, name: str, value: object, wanted: str) -> None:
 
 @part("crop")
 def crop(inputs: Tensor, targets: Tensor, random: SampleRandom, pixels: int = 4) -> tuple[Tensor, Tensor]:
-    """Move images by up to `pixels` pixels; zeros, which are the mean of pixels, come in at the edges.
+    """Shift images by up to `pixels` pixels; the edges are filled with zeros, the mean of pixels.
 
     Source: He, Zhang, Ren and Sun, Deep residual learning for image recognition, 2016, section 4.2.
     """
@@ -33,7 +33,7 @@ def crop(inputs: Tensor, targets: Tensor, random: SampleRandom, pixels: int = 4)
 
 @part("flip")
 def flip(inputs: Tensor, targets: Tensor, random: SampleRandom, share: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Exchange left and right in a share of the images, by chance."""
+    """Flip a random share of the images horizontally."""
     refuse_no_images(inputs, "flip")
     _refuse(isinstance(share, int | float) and 0 <= share <= 1, "flip", share, "a share from 0 to 1")
     turned = (random.uniform() < share).nonzero()[:, 0]

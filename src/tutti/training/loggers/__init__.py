@@ -24,7 +24,7 @@ NONE: Final = "none"
 
 
 class Logger(ABC):
-    """A place for the figures of a run; only rank 0 has one.
+    """A destination of a run's figures; only rank 0 has one.
 
     The calls come in the order `begin`, `go_on` if the run is resumed, `epoch`..., and `end` or `stop`.
 
@@ -47,7 +47,7 @@ class Logger(ABC):
         return
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
-        """The run goes on after these epochs, which may be logged already, with later ones."""
+        """The run continues after these epochs, which may be logged already."""
         for record in records:
             self.epoch(record)
 
@@ -56,19 +56,19 @@ class Logger(ABC):
         """An epoch has ended."""
 
     def end(self, summary: Summary | None) -> None:
-        """The run has ended; if it has failed, there is no summary."""
+        """The run has ended; if it has failed, `summary` is None."""
         return
 
     def stop(self) -> None:
-        """The run has stopped, to go on another time: it begins again then."""
+        """The run has stopped, to be resumed another time."""
         self.end(None)
 
 
 class Logbook:
     """All loggers of a run, open for the block.
 
-    A logger that fails when the run begins is an error. One that fails later causes a warning, and is left
-    out from then on: hours of training are worth more than a figure.
+    A logger that fails when the run begins is an error. One that fails later causes a warning, and is
+    dropped: hours of training are worth more than a figure.
     """
 
     def __init__(self, loggers: Mapping[str, Logger], config: Json) -> None:
@@ -84,7 +84,7 @@ class Logbook:
                 raise
             except Exception as error:
                 raise UserError(
-                    f"logger {name} cannot begin ({type(error).__name__}: {error}); mend that, or train "
+                    f"logger {name} cannot begin ({type(error).__name__}: {error}); fix that, or train "
                     f"without --log {name}"
                 ) from error
         return self
@@ -98,7 +98,7 @@ class Logbook:
             self._each(lambda logger: logger.end(self._summary if error is None else None))
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
-        """The run goes on after these epochs."""
+        """The run continues after these epochs."""
         self._each(lambda logger: logger.go_on(records))
 
     def epoch(self, record: EpochRecord) -> None:
@@ -110,7 +110,7 @@ class Logbook:
         self._summary = summary
 
     def stop(self) -> None:
-        """Tell the loggers at the end of the block that the run has stopped."""
+        """Note that the run has stopped, for the loggers at the end of the block."""
         self._stopped = True
 
     def _each(self, call: Callable[[Logger], None]) -> None:
@@ -124,7 +124,7 @@ class Logbook:
 
 
 def figures_of(record: EpochRecord) -> dict[str, float]:
-    """Return the figures of an epoch by name, such as "train/loss"; seconds of stages are sums over ranks."""
+    """Return the figures of an epoch by name, such as "train/loss"; stage seconds are sums over ranks."""
     found = {"epoch": float(record.epoch), **evaluation_figures("train", record.train)}
     found |= evaluation_figures("validation", record.validation)
     found |= {"samples_per_s": record.samples_per_s, "lr": record.lr}
@@ -162,7 +162,7 @@ def optional_loggers() -> list[str]:
 
 
 def logger_names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names; "none" is none."""
+    """Split a comma-separated list of logger names; "none" gives an empty tuple."""
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip() not in ("", NONE)))
     optional = optional_loggers()
     for name in names:

@@ -37,12 +37,12 @@ class CsvLogger(Logger):
 
 @part("jsonl")
 class JsonLinesLogger(Logger):
-    """One `EpochRecord` a line, all of it; each epoch is appended."""
+    """One whole `EpochRecord` a line; each epoch is appended."""
 
     always = True
 
     def go_on(self, records: Sequence[EpochRecord]) -> None:
-        """Keep these epochs alone."""
+        """Keep only these epochs."""
         self._folder.keep(EpochRecord, records)
 
     def epoch(self, record: EpochRecord) -> None:

@@ -48,7 +48,7 @@ class MlFlow(Logger):
         return packages[:1] if os.environ.get(URI, "").startswith("http") else packages
 
     def begin(self, config: Json) -> None:
-        """Create the run, or go on with the one that the run folder names."""
+        """Create the run, or continue the one that the run folder names."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -89,7 +89,7 @@ class MlFlow(Logger):
         self._write(figures_of(record))
 
     def end(self, summary: Summary | None) -> None:
-        """Write the figures of the test part, and how the run ended."""
+        """Write the figures of the test part, and the run's final status."""
         if summary is not None:
             self._write(evaluation_figures("test", summary.test))
         self._terminate("FAILED" if summary is None else "FINISHED")

@@ -4,9 +4,9 @@ A loss is a mean over parts of a batch, from several ranks and passes:
 
     loss = sum over the parts of total_part / sum over the parts of weight_part
 
-For most losses the weight of a part is its number of samples, which every rank knows. A loss with a
-denominator of its own, such as cross entropy with `ignore_index` or class weights, or a mean over tokens,
-returns a sum and its weight. So do samples with weights w: the sum of w * loss over them, and that of w.
+For most losses the weight of a part is its number of samples, which every rank knows. A loss with its own
+denominator, such as cross entropy with `ignore_index` or class weights, or a mean over tokens, returns a sum
+and its weight. So do samples with weights w: the sums of w * loss and of w.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tutti.training.targets import loss_for
 
 @dataclass(frozen=True)
 class LossBatch:
-    """The samples for a loss that takes more than outputs and targets."""
+    """The samples, for a loss that takes more than outputs and targets."""
 
     inputs: Inputs  # as the model gets them: of shape (samples, ...), or several by name or by position
     targets: Tensor  # of shape (samples, ...)
@@ -60,7 +60,7 @@ LOSSES: Registry[Loss] = parts.LOSSES
 class Loss:
     """A loss with its name. Call it: (outputs, targets) -> scalar, the sum of the losses / the samples.
 
-    With `units` the outputs are the network's own, in standard deviations, and so is the loss.
+    With `units` the network's outputs, and so the loss, are in standard deviations.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Loss:
             return self._measured(outputs, targets, weights)[0]
 
     def called(self, outputs: object, given: Tensor | LossBatch, weights: Tensor | None = None) -> Any:
-        """Call the function with amounts of the outputs' shape: (n,) and (n, 1) would make it n x n."""
+        """Call the function with amounts of the outputs' shape: (n,) and (n, 1) would broadcast to n x n."""
         if isinstance(self.function, OfLabels):
             return self.function(cast("Tensor", outputs), cast("Tensor", given), weights)
         if isinstance(given, Tensor) and isinstance(outputs, Tensor):
@@ -152,15 +152,15 @@ def named_loss(
 ) -> Loss:
     """Return the loss for a specification.
 
+    In a prepared table, mse, l1 and torch's distances of amounts are computed in standard deviations.
+
     Args:
-        spec: a name in `LOSSES`, package.module:function, file.py:function, or a callable, such as a module
-            of torch. "auto" is cross_entropy for classes, and mse for amounts.
+        spec: a name in `LOSSES`, package.module:function, file.py:function, or a callable, such as a torch
+            module. "auto" is cross_entropy for classes, and mse for amounts.
         dataset: the targets; samples without a label in any part change the denominator of cross entropy.
         options: arguments by name: of a built-in loss, of a class, or of a function besides its first two.
-        class_weights: "balanced", by the counts of the training part; the weights, separated by commas; a
-            tensor with a row for each class; or None.
-
-    Of the amounts of a prepared table mse, l1 and the distances of torch are computed in deviations.
+        class_weights: "balanced", by the counts of the training part; comma-separated weights; a tensor with
+            a row for each class; or None.
     """
     if spec == "auto":
         spec = loss_for(dataset.train.targets)
@@ -191,7 +191,7 @@ def check_labels(targets: Tensor, outputs: int, ignored: int | None = None) -> N
 
 
 def built_in(make: Callable[..., Loss]) -> Loss:
-    """Make a loss of a function whose parameters are its options: the decorator below `@part`."""
+    """Make a loss from a function whose parameters are its options: the decorator below `@part`."""
     return replace(make(), make=make)
 
 
@@ -227,7 +227,7 @@ def _on(dataset: DataSet, loss: Loss) -> Loss:
 
 
 def _of_each_sample(loss: Loss) -> Loss:
-    """Return a loss for samples with weights, which gives a value for each if it can."""
+    """Return a loss for samples with weights, with one value per sample if it can."""
     function: Any = loss.function
     if takes_option(function, "reduction"):
         function = partial(function, reduction="none")
@@ -263,12 +263,12 @@ def _own_loss(function: object, name: str, options: Mapping[str, Any]) -> Loss:
 
 
 def weights_in(loss: Loss) -> Tensor | None:
-    """Return a loss's weights of classes; None: it has none."""
+    """Return a loss's class weights, or None."""
     return loss.function.weight if isinstance(loss.function, OfLabels) else None
 
 
 def _weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
-    """Return a loss with weights of classes; their sum is its denominator."""
+    """Return a loss with class weights; their sum is its denominator."""
     targets = dataset.train.targets
     own = None if targets.is_floating_point() else of_labels(loss.function)
     if own is None:
@@ -277,7 +277,7 @@ def _weighted(loss: Loss, given: str | Tensor, dataset: DataSet) -> Loss:
             "here; choose another loss, give --data.classes 2 for labels of 0 or 1, or leave them out"
         )
     if own.weight is not None:
-        raise BadOption(f"loss '{loss.name}' has weights of its own; leave them or --class-weights out")
+        raise BadOption(f"loss '{loss.name}' already has class weights; leave them or --class-weights out")
     classes = dataset.classes or int(targets.max()) + 1
     counted = targets[targets != own.ignore_index]
     weights = given if isinstance(given, Tensor) else weights_of_classes(given, counted, classes)

@@ -72,6 +72,6 @@ class Units:
 
 
 def is_distance(function: object) -> bool:
-    """Return whether a function, a partial or a module of torch is one of `DISTANCES`."""
+    """Return whether a function, a partial or a torch module is one of `DISTANCES`."""
     function = function.func if isinstance(function, partial) else function
     return function in DISTANCES or isinstance(function, _MODULES)

@@ -36,7 +36,7 @@ class OfLabels:
     options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the function
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Weighed:
-        """Return the sum over the labels, and that of their weights; `weights` are those of the samples."""
+        """Return the sum over the labels, and the sum of their weights; `weights` are the samples'."""
         weight = None if self.weight is None else self.weight.to(outputs)
         known = {"weight": weight, "ignore_index": self.ignore_index, **self.options}
         found = self.function(outputs, targets, reduction="sum" if weights is None else "none", **known)
@@ -63,7 +63,7 @@ _MODULES: Final = {
 
 
 def of_labels(function: object) -> OfLabels | None:
-    """Return the loss on labels of a function, a partial or a module of torch; None for another."""
+    """Return the `OfLabels` of a function, a partial or a torch module; None if it is another."""
     options: dict[str, Any] = {}
     if isinstance(function, OfLabels):
         return function
@@ -89,7 +89,7 @@ BALANCED: Final = "balanced"
 
 
 def given_weights(text: str) -> list[float]:
-    """Return the weights that a text lists, empty for `BALANCED`; BadOption for anything else."""
+    """Return the listed weights, empty for `BALANCED`; BadOption for any other text."""
     if text == BALANCED:
         return []
     try:

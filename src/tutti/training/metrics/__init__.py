@@ -85,7 +85,7 @@ class Metric:
         return self if self.read is None else self.read(reading)
 
     def sum(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
-        """Return the sums over the samples, by their weights, of shape (width,), or a scalar, in float64."""
+        """Return the weighted sums over the samples, of shape (width,) or a scalar, in float64."""
         if self.gathers:
             return outputs.new_empty(0).double()
         values: Any = self.function(outputs, targets, *(weights if self.weighs else ()))
@@ -101,7 +101,7 @@ class Metric:
         return found
 
     def of_all(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> float:
-        """Return the metric of all samples; NaN where an output is."""
+        """Return the metric of all samples; NaN if an output is."""
         if outputs.isnan().any():
             return math.nan
         try:
@@ -116,10 +116,10 @@ class Metric:
 
 
 def own_metric(function: object, name: str, reading: Reading) -> Metric:
-    """Make a metric of a function of the user's, or of scikit-learn; BadOption if it is no function.
+    """Make a metric from a function of the user's, or of scikit-learn.
 
     A function whose first parameter is one of `TARGETS` gets targets and outputs of all samples at once, as
-    arrays of NumPy. Any other gets outputs and targets, as tensors.
+    NumPy arrays. Any other gets outputs and targets, as tensors.
     """
     if not callable(function) or isinstance(function, type):
         raise BadOption(f"metric '{name}' is {function!r}, not a function of (outputs, targets)")
@@ -141,7 +141,7 @@ def own_metric(function: object, name: str, reading: Reading) -> Metric:
 def _arrays(
     wanted: str, reading: Reading, outputs: Tensor, targets: Tensor
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return targets and outputs for a second parameter of the name `wanted`."""
+    """Return targets and outputs for a function whose second parameter is called `wanted`."""
     of_labels = reading.kind in (CLASSES, FLAGS)
     if wanted in DECISIONS and of_labels:
         found, true = reading.decisions(outputs, targets)
@@ -156,7 +156,7 @@ def _arrays(
 
 
 def made(make: Callable[[], Metric]) -> Metric:
-    """Make a metric of the registry: the decorator below `@part`."""
+    """Make a metric for the registry: the decorator below `@part`."""
     return make()
 
 

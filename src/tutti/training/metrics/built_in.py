@@ -26,7 +26,7 @@ Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _of_labels(name: str, read: Callable[[Reading], Metric]) -> Metric:
-    """Make a metric of labels by a function of the kind of targets."""
+    """Make a metric of labels; `read` makes it for a kind of targets."""
     return Metric(name=name, function=partial(_hits, False), takes=LABELS, read=read)
 
 
@@ -46,7 +46,7 @@ def _accuracy_of(amounts: bool) -> Metric:
 
 
 def top(count: int) -> Metric:
-    """Make the metric: the share of the labels that are among the `count` largest scores."""
+    """Make the metric: the share of labels among the `count` largest scores."""
     name = f"top{count}"
     return Metric(name=name, function=partial(_among_largest, name, count), takes=(CLASSES,))
 
@@ -101,21 +101,21 @@ def f1() -> Metric:
 @part("precision")
 @made
 def precision() -> Metric:
-    """Share of right ones among the predictions of a class, the mean over the classes (macro)."""
+    """Share of correct predictions of a class, the mean over the classes (macro)."""
     return _of_counts("precision", lambda hits, predictions, labels: hits / predictions)
 
 
 @part("recall")
 @made
 def recall() -> Metric:
-    """Share of found ones among the labels of a class, the mean over the classes (macro)."""
+    """Share of the labels of a class that are predicted, the mean over the classes (macro)."""
     return _of_counts("recall", lambda hits, predictions, labels: hits / labels)
 
 
 @part("balanced_accuracy")
 @made
 def balanced_accuracy() -> Metric:
-    """Accuracy of each class, the mean over the classes that are there."""
+    """Accuracy of each class, the mean over the classes that occur."""
     return _of_counts("balanced_accuracy", lambda hits, predictions, labels: hits / labels, torch.nan)
 
 
@@ -124,7 +124,7 @@ Ranking = Callable[[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64] 
 
 
 def _of_each_class(name: str, figure: Ranking) -> Metric:
-    """Make the mean of a figure of each class against all others, where there are both."""
+    """Make the mean of a figure of each class against all others, over the classes with both."""
 
     def function(reading: Reading, outputs: Tensor, targets: Tensor, *weights: Tensor) -> float:
         probabilities, wanted = reading.probabilities(outputs, targets)
@@ -154,7 +154,7 @@ def _of_each_class(name: str, figure: Ranking) -> Metric:
 def _area(
     there: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
 ) -> float:
-    """Return the share of pairs of a label of the class and another in their right order; ties are halves."""
+    """Return the share of pairs of a label of the class and another in the right order; ties count half."""
     if weights is not None:
         from sklearn.metrics import roc_auc_score  # It takes a second to import.
 
@@ -239,7 +239,7 @@ def _deviations(centre: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _determination(sums: Tensor, labels: float) -> float:
-    """As in scikit-learn, where all targets are equal: 1 if the outputs are too, else 0."""
+    """Return R²; as in scikit-learn, equal targets give 1 if the outputs are equal too, else 0."""
     total, squares, errors = sums.view(3, -1)
     spread = squares - total.square() / labels
     # The spread of equal targets is rounding.

@@ -19,17 +19,14 @@ from tutti.training.evaluation import Objective, evaluate
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """The part that is evaluated after every epoch, and how: "pause" or "background"."""
+    """The part to evaluate after every epoch, and how: "pause" or "background"."""
 
     part: Part
     how: str = "pause"
 
 
 class Validation:
-    """All ranks stop, evaluate their shares, and go on with the result. All make the same calls.
-
-    The arguments are those of `tutti.training.evaluation.evaluate`.
-    """
+    """All ranks stop, evaluate their shares, and continue with the result. All make the same calls."""
 
     def __init__(self, replica: Replica, part: Part, comm: Communicator, objective: Objective) -> None:
         self._replica, self._part, self._comm, self._objective = replica, part, comm, objective
@@ -46,11 +43,11 @@ class Validation:
         return found
 
     def state(self) -> State:
-        """Return the results that are not collected yet (collective)."""
+        """Return the results not collected yet (collective)."""
         return State(shared={"waiting": [to_json(found) for found in self._found]})
 
     def load_state(self, saved: Saved) -> None:
-        """Go on with the results that an earlier run has not collected."""
+        """Continue with the results that an earlier run has not collected."""
         self._found += [parse_record(left, Evaluation) for left in saved.shared.get("waiting", [])]
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""`--validate background`: processes beside the ranks evaluate.
+"""`--validate background`: evaluation in processes besides the ranks.
 
     rank       epoch 1 │copy│ epoch 2 │copy│ epoch 3 ...
     process    starts       └── evaluates 1 ──────┴── evaluates 2 ...  at the lowest priority
 
-A thread would hold the interpreter's lock while training wants it, and a fork would have locks of threads
-that it lacks: so it is a fresh process, with 2 s of imports and 300 MB of memory. The rank evaluates the
-snapshots itself that are not done when they are needed, so it never waits for the process.
+A thread would compete with training for the interpreter's lock, and a fork would inherit locks without their
+threads: so it is a fresh process, with 2 s of imports and 300 MB of memory. When unfinished snapshots are
+needed the rank evaluates them itself, so it never waits for the process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class Background(Validation):
-    """A process beside each rank evaluates its share of a copy of the weights, in idle time.
+    """A process besides each rank evaluates its share of a copy of the weights, in idle time.
 
     At the end, or at a checkpoint, the ranks evaluate the rest.
     """
@@ -186,8 +186,8 @@ class Background(Validation):
 def serve(parent: int, files: list[str], connection: int, work: int) -> None:
     """Evaluate the snapshots of the rank `parent` (entry point of the process).
 
-    `files` are Python files that the rank has imported by path, `connection` and `work` file descriptors: of
-    the connection to the rank, and of the pickled module, evaluation and settings of torch.
+    `files` are Python files that the rank has imported by path; `connection` and `work` are file descriptors:
+    of the connection to the rank, and of the pickled module, evaluation and settings of torch.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -213,6 +213,6 @@ def serve(parent: int, files: list[str], connection: int, work: int) -> None:
 
 
 def _show(replica: Replica, snapshot: Values) -> None:
-    """Put a snapshot into the module; its weights are not copied, as ranks may share the replica's own."""
+    """Point the module to a snapshot; its weights are not copied, as ranks may share the replica's."""
     replica.point_to(snapshot["weights"])
     load_buffers(replica.module, snapshot["buffers"])
