@@ -27,7 +27,7 @@ SITE_OF: Final = {
 }
 """Pages that are elsewhere on the site than in the repository."""
 
-_FENCE: Final = re.compile(r"^(\s*)(`{3,}|~{3,}).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
+_FENCE: Final = re.compile(r"^([ \t]*)(`{3,}|~{3,}).*?^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 _ELSEWHERE: Final = re.compile(r"[a-z][a-z0-9+.-]*:|#")
 

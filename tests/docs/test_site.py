@@ -42,6 +42,8 @@ def test_links_follow_their_files_to_the_site() -> None:
     assert site.rewrite(text, "docs/data.md") == (
         "[a](performance.md#data) [b](strategies/sync.md) [c](models.md)"
     )
+    blocks = "\n```\na\n```\n\n[a](../benchmarks/RESULTS.md)\n\n```\nb\n```\n"
+    assert "(performance.md)" in site.rewrite(blocks, "docs/data.md"), "a link between two blocks of code"
     assert site.rewrite("[d](../Makefile)", "docs/data.md") == "[d](files/Makefile.md)"
     assert "make train" in page_of_file("Makefile")
 
