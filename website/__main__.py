@@ -37,7 +37,7 @@ PARTS: Final[dict[str, tuple[str, Registry[Any]]]] = {
 
 def lay_out(folder: Path) -> None:
     """Write all pages of the site as Markdown, and the pictures beside them."""
-    site = SiteMap(strategies.files())
+    site = SiteMap(strategies.files() | reference.FILES)
     docs = contents.pages_of_docs()
     found = contents.sections((contents.DOCS / "README.md").read_text(encoding="utf-8"), docs)
     made = _made_pages()
@@ -71,6 +71,7 @@ def _made_pages() -> dict[str, str]:
     made |= {f"strategies/{name}": strategies.page(name) for name in STRATEGIES}
     made |= {f"options/{name}": options.command_page(name) for name in COMMANDS}
     made["options/parts"] = options.parts_page(PARTS)
+    made |= {"reference/files": reference.files_page(), "reference/exit-codes": reference.exit_codes_page()}
     return made | {page.place.removesuffix(".md"): page.text() for page in reference.pages()}
 
 

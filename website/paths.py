@@ -1,8 +1,8 @@
 """Where a file of the repository is on the site, and links that follow it there.
 
 The pages are written for a reader of the repository: `[sync.py](../src/tutti/strategies/sync.py)`. On the
-site a page of `docs/` is at the top, the page of a strategy stands for its file, and any other file that a
-page links to is a page with its text.
+site a page of `docs/` is at the top, a page that is made from a file stands for it, and any other file that
+a page links to is a page with its text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SITE_OF: Final = {
 }
 """Pages that are elsewhere on the site than in the repository."""
 
-_FENCE: Final = re.compile(r"^(\s*)(`{3,}|~{3,}).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
+_FENCE: Final = re.compile(r"^([ \t]*)(`{3,}|~{3,}).*?^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 _ELSEWHERE: Final = re.compile(r"[a-z][a-z0-9+.-]*:|#")
 
@@ -41,19 +41,18 @@ class SiteMap:
     """Where each file of the repository is on the site.
 
     Attributes:
-        strategies: the names of strategies by the file that defines them.
+        made: the places of pages that are made from a file, by that file.
         wanted: files that pages link to and that are no pages of their own, with their place on the site.
     """
 
-    strategies: dict[str, str]
+    made: dict[str, str]
     wanted: dict[str, str] = field(default_factory=dict)
 
     def place(self, path: str) -> str:
         """The place on the site of a file or folder, given by its path in the repository."""
-        if path in SITE_OF:
-            return SITE_OF[path]
-        if path in self.strategies:
-            return f"strategies/{self.strategies[path]}.md"
+        known = SITE_OF | self.made
+        if path in known:
+            return known[path]
         if path.startswith("docs/"):
             return path.removeprefix("docs/")
         self.wanted[path] = f"files/{path}.md"

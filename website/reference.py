@@ -1,4 +1,4 @@
-"""The reference: a page for each group of public names, whose entries Sphinx makes from the docstrings."""
+"""The reference, from docstrings: a page for each group of public names, the files of a run, exit codes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
+from website.docstrings import to_rst
 from website.paths import ROOT
 
 TITLES: Final = {
@@ -21,6 +22,21 @@ TITLES: Final = {
     "errors": "Errors",
 }
 """The headings of `tutti`'s names, by the folder or module that defines them, in their order on the site."""
+
+FOLDERS: Final = {
+    "A run": "run_folder",
+    "Its checkpoints": "checkpoints",
+    "A cross-validation or a search": "farm_folder",
+    "A comparison": "comparison",
+    "An ensemble": "ensemble",
+}
+"""The modules of `tutti.records` whose docstrings list the files of a folder."""
+
+FILES: Final = {
+    "src/tutti/records/run_folder.py": "reference/files.md",
+    "src/tutti/errors.py": "reference/exit-codes.md",
+}
+"""The files of the repository for which a page of the reference stands."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,23 @@ def pages() -> list[ReferencePage]:
     ]
     known = {id(getattr(tutti, name)): f"tutti.{name}" for name in tutti.__all__}
     return found + [_module_page(name, known) for name in public_modules() if name != "tutti"]
+
+
+def files_page() -> str:
+    """The page of the files that commands write."""
+    parts = [f"## {title}\n\n{_lists(f'tutti.records.{name}')}" for title, name in FOLDERS.items()]
+    return "\n".join(["# Files of a run folder\n", *parts])
+
+
+def exit_codes_page() -> str:
+    """The page of exit codes, and of the errors that they stand for."""
+    return f"# Exit codes\n\n{_lists('tutti.errors')}"
+
+
+def _lists(module: str) -> str:
+    """What a module's docstring says after its first line."""
+    lines = to_rst((inspect.getdoc(import_module(module)) or "").splitlines())
+    return "\n".join(["```{eval-rst}", *lines[1:], "```\n"])
 
 
 def _module_page(name: str, known: dict[int, str]) -> ReferencePage:

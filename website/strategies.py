@@ -25,9 +25,10 @@ _LEGEND: Final = (
 
 
 def files() -> dict[str, str]:
-    """The names of the strategies by the files that define them, as paths in the repository."""
+    """The places of the pages by the files that define the strategies, as paths in the repository."""
     return {
-        str(Path(inspect.getfile(STRATEGIES[name])).resolve().relative_to(ROOT)): name for name in STRATEGIES
+        str(Path(inspect.getfile(STRATEGIES[name])).resolve().relative_to(ROOT)): f"strategies/{name}.md"
+        for name in STRATEGIES
     }
 
 

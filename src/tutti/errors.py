@@ -1,7 +1,19 @@
-"""The errors that tutti raises on purpose, the most frequent ones.
+"""The errors that tutti raises on purpose, and its exit codes.
 
-    TuttiError                    exit code
-    ├── UserError                     2      the input is wrong; the message says what to change
+    exit code
+    0      done
+    1      a rank failed, or the verdict is no: runs differ, a trial failed, a machine is not ready
+    2      the input is wrong; the message says what to change
+    75     a run was asked to stop, and has saved its state: run it again
+    129    ended at once by SIGHUP
+    130    ended at once by Ctrl-C
+    141    the reader of the output has gone, as after `tutti ... | head`
+    143    ended at once by SIGTERM
+
+The most frequent errors, and their exit codes:
+
+    TuttiError                    1
+    ├── UserError                     2      the input is wrong
     │   ├── UnknownName                      a name that is not in a table; names the nearest one
     │   ├── BadOption                        an option whose value cannot be used
     │   ├── BadData                          a data set that is missing, broken or does not fit
@@ -14,9 +26,6 @@
     │   └── LauncherLost                     all ranks, with the mpirun that had started them
     ├── OutputClosed                  141    the reader of standard output has gone
     └── RankFailed                    1      a rank raised an exception: its traceback is in the message
-
-A run that was asked to stop, and has saved its state, is no error: it ends with `EXIT_INTERRUPTED`. One
-ended at once by a second Ctrl-C ends with 130, by SIGTERM with 143.
 
 Every message says what was found, what was expected, and what to do next.
 """
@@ -50,7 +59,7 @@ class TuttiError(Exception):
 
 
 class UserError(TuttiError):
-    """The input is wrong, and the user can fix it. The command line prints only the message, no traceback."""
+    """The input is wrong. The command line prints only the message, without a traceback."""
 
     exit_code = 2
 

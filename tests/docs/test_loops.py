@@ -129,7 +129,7 @@ def test_no_loop_is_left_out() -> None:
     assert (
         sum("tutti.shard(" in one.code for one in blocks_of("own-loop.md") if one.language == "python") == 5
     )
-    assert len(DIFFS) == 3 + 2 + 1
+    assert len(DIFFS) == 3 + 1
 
 
 def test_losses_of_the_page_are_what_it_says() -> None:

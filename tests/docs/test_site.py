@@ -15,6 +15,7 @@ from website.docstrings import to_rst
 from website.equations import latex, lines
 from website.paths import ROOT, SITE_OF, DeadLink, SiteMap, page_of_file
 
+from tutti import errors
 from tutti.cli.commands import COMMANDS
 from tutti.strategies import STRATEGIES
 
@@ -25,7 +26,9 @@ PAGES = [f"docs/{page}" for page in contents.pages_of_docs()] + [
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_of_a_page_leads_somewhere_on_the_site(page: str) -> None:
-    assert SiteMap(strategies.files()).rewrite((ROOT / page).read_text(encoding="utf-8"), page)
+    assert SiteMap(strategies.files() | reference.FILES).rewrite(
+        (ROOT / page).read_text(encoding="utf-8"), page
+    )
 
 
 def test_a_link_to_nothing_is_an_error_that_names_both() -> None:
@@ -34,11 +37,13 @@ def test_a_link_to_nothing_is_an_error_that_names_both() -> None:
 
 
 def test_links_follow_their_files_to_the_site() -> None:
-    site = SiteMap({"src/tutti/strategies/sync.py": "sync"})
+    site = SiteMap({"src/tutti/strategies/sync.py": "strategies/sync.md"})
     text = "[a](../benchmarks/RESULTS.md#data) [b](../src/tutti/strategies/sync.py) [c](models.md)"
     assert site.rewrite(text, "docs/data.md") == (
         "[a](performance.md#data) [b](strategies/sync.md) [c](models.md)"
     )
+    blocks = "\n```\na\n```\n\n[a](../benchmarks/RESULTS.md)\n\n```\nb\n```\n"
+    assert "(performance.md)" in site.rewrite(blocks, "docs/data.md"), "a link between two blocks of code"
     assert site.rewrite("[d](../Makefile)", "docs/data.md") == "[d](files/Makefile.md)"
     assert "make train" in page_of_file("Makefile")
 
@@ -74,6 +79,29 @@ def test_every_public_name_has_an_entry() -> None:
         assert same, f"{name} has no entry"
         assert any(getattr(import_module(one.rpartition(".")[0]), attribute) is value for one in same)
         assert f":: {same[0]}\n" in text
+
+
+def test_every_file_of_a_folder_is_on_the_page_of_files() -> None:
+    page = reference.files_page()
+    for name in reference.FOLDERS.values():
+        module = import_module(f"tutti.records.{name}")
+        listed = [file for kind in ("RECORDS", "LINES") for file in getattr(module, kind, {}).values()]
+        own = [
+            value
+            for key, value in vars(module).items()
+            if key.isupper() and re.match(r"\S+\.\w+$", str(value))
+        ]
+        for file in [*listed, *own]:
+            assert file in page, file
+
+
+def test_the_page_of_exit_codes_has_those_of_the_errors() -> None:
+    code = ""
+    lines = re.findall(r"^[│├└─ ]*([A-Z]\w+) {2,}(\d+)?", reference.exit_codes_page(), re.MULTILINE)
+    assert len(lines) == 14
+    for name, own in lines:
+        code = own or code
+        assert str(getattr(errors, name).exit_code) == code, name
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -1,9 +1,11 @@
-"""A comparison and its folder. Needs neither torch nor MPI.
+"""A comparison and its folder.
 
-FOLDER/comparison.json            the combinations and how often each is repeated: `Comparison`
-FOLDER/solo-1-thread/0/           the run folder of a combination's first repeat
-FOLDER/sync-2-workers/0/
-FOLDER/sync-2-workers/1/          of one that failed: with `error.txt`
+    comparison.json       the combinations, and how often each is repeated: `Comparison`
+    solo-1-thread/0/      the run folder of a combination's first repeat
+    sync-2-workers/0/
+    sync-2-workers/1/     of one that failed: with `error.txt`
+
+Needs neither torch nor MPI.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@
     data.npz              the data, where they were given as arrays
     block                 the ranks of each job, in all launches: results depend on it
     threads               how many each rank has, in all launches: results depend on it in their last bits
-    launches/             who works on it, and what happens: `tutti.records.launches`
+    launches/*/           what each launch does: events.jsonl, usage.jsonl
     jobs/NAME/            the run folder of a job: `tutti.records.run_folder`
-    jobs/NAME/log.txt     what the job has printed
-    jobs/NAME/error.txt   why it has failed: the traceback
 
 The state of a job is the state of its run folder. Needs neither torch nor MPI.
 """

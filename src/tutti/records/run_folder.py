@@ -1,27 +1,27 @@
 """The folder of a run: the names of its files, their writing and their reading.
 
-    config.json           the resolved configuration, which is enough to repeat the run
-    data.json             the data as the model saw it: `TrainedOn`
-    ranks/0.json          the newest `Heartbeat` of rank 0, replaced about once a second as long as it lives
-    ranks/1.json          ...
-    starts.jsonl          one `RunStart` a line: the first, and one each time that the run was resumed
-    usage.jsonl           one `UsageRecord` a line, of the host of rank 0
-    usage-HOST.jsonl      likewise, of another host that sees the run folder
-    history.jsonl         one `EpochRecord` a line, appended as the run goes on
-    history.csv           its figures in columns
-    checkpoints/          the states that the run can go on from: `tutti.records.checkpoints`
-    tensorboard/          event files, with --log tensorboard
-    mlflow.txt            the number of the run in MLflow, with --log mlflow
-    trace.json            the time-line of all ranks, with --trace: `tutti.records.trace`
-    trace-2.json          the same of the run after it was resumed
+    config.json           the resolved configuration: enough to repeat the run
+    data.json             the data as the model saw them: `TrainedOn`
+    starts.jsonl          one `RunStart` a line: the start, and each resume
+    history.jsonl         one `EpochRecord` a line, appended after each epoch
+    history.csv           its figures in columns: train/loss, stages/wait, ...
     summary.json          the finished run: `Summary`
     weights.safetensors   the trained model
-    predictions.npz       its outputs for the validation part, with --predictions: `Predictions`
-    pipeline.json         of a pipeline: the work of its ranks in one step, `PipelineRecord`
-    log.txt               what the run has printed, where it is a job of a farm
-    error.txt             why it has failed, where it is a job of a farm or of a comparison
-    .lock                 locked while a job writes the folder: `tutti.records.folder_lock`
-    .claim                locked while a launch of a farm has the job
+    checkpoints/          the states from which the run can go on
+    ranks/0.json, ...     the newest `Heartbeat` of each rank, replaced about once a second
+    usage.jsonl           one `UsageRecord` a line: what the host of rank 0 does, every half second
+    usage-HOST.jsonl      the same of another host that sees the run folder
+    learning-rate.svg     the loss against the learning rate, with --lr auto
+    trace.json            the time-line of all ranks, with --trace; trace-2.json after a resume
+    predictions.npz       outputs for the validation part, with --predictions: `Predictions`
+    pipeline.json         the work of the ranks of a pipeline in one step: `PipelineRecord`
+    tensorboard/          event files, with --log tensorboard
+    mlflow.txt            the number of the run in MLflow, with --log mlflow
+    resize.json           a request of tutti resize, until it is answered
+    log.txt               what a run of a cross-validation or a search has printed
+    error.txt             why it has failed
+    .lock                 locked while a job writes the folder
+    .claim                locked while a cross-validation or a search works on the run
 
 Files that are not appended to are written under another name and renamed: they are whole or not there. Needs
 neither torch nor MPI.
