@@ -101,7 +101,7 @@ class _Statistics:
 
 def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
     """Describe each part of a data set; each sample is read once."""
-    found: list[PartDescription] = []
+    parts: list[PartDescription] = []
     trained: set[bytes] = set()
     for part, (stored, targets) in contents.parts.items():
         columns = columns_of(stored)
@@ -120,7 +120,7 @@ def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
             goals = list(statistics.described())
         else:
             counts = np.bincount(targets[targets >= 0].reshape(-1), minlength=contents.classes).tolist()
-        found.append(
+        parts.append(
             PartDescription(
                 part,
                 len(targets),
@@ -134,7 +134,7 @@ def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
             )
         )
         trained = trained or {*digests}  # the training part is the first
-    return found
+    return parts
 
 
 def _read(

@@ -175,21 +175,21 @@ def like_training(
         table: the table that the model takes; None: it takes numbers unprepared.
         target: the option of the training, if the user names another file and no target.
     """
-    found = dict(options)
+    adapted = dict(options)
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if made or not isinstance(data, str | Path):
-        return found
+        return adapted
     known = options_of(Path(str(local_copy(data))).expanduser())
     if target is not None and "target" in known:
-        found.setdefault("target", target)
+        adapted.setdefault("target", target)
     if table is not None and "prepare" in known:
-        found.pop("columns", None)
-        return {**found, LIKE: table.columns}
+        adapted.pop("columns", None)
+        return {**adapted, LIKE: table.columns}
     if "prepare" in known:
-        found["prepare"] = "off"
+        adapted["prepare"] = "off"
     if columns and "columns" in known and not all(name.isdecimal() for name in columns):
-        found.setdefault("columns", list(columns))
-    return found
+        adapted.setdefault("columns", list(columns))
+    return adapted
 
 
 def _contents(

@@ -76,11 +76,11 @@ def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
 def _lengths(made: type[LRScheduler], given: Mapping[str, Any], updates: int) -> dict[str, int]:
     if "epochs" in given or "steps_per_epoch" in given:
         return {}
-    found = {name: updates for name in LENGTHS if name not in given and takes_option(made, name)}
+    lengths = {name: updates for name in LENGTHS if name not in given and takes_option(made, name)}
     growth = given.get("T_mult", 1)
     if made is lr_scheduler.CosineAnnealingWarmRestarts and "T_0" not in given and isinstance(growth, int):
-        found["T_0"] = -(-updates // max(1, sum(growth**cycle for cycle in range(RESTARTS))))
-    return found
+        lengths["T_0"] = -(-updates // max(1, sum(growth**cycle for cycle in range(RESTARTS))))
+    return lengths
 
 
 def _load_function(value: object, name: str) -> object:

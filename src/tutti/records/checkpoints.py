@@ -106,8 +106,8 @@ def present(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    found = sorted((int(match[1]), match[2] is None, path) for match, path in named if match)
-    return [path for _, _, path in found]
+    checkpoints = sorted((int(match[1]), match[2] is None, path) for match, path in named if match)
+    return [path for _, _, path in checkpoints]
 
 
 def verify(path: Path) -> Manifest:

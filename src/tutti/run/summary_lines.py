@@ -105,8 +105,8 @@ def ending(summary: Summary) -> list[str]:
     """Describe why a run ended early, and which epoch's weights it has; empty for a full-length run."""
     lines = [] if summary.ended_early is None else [f"ended early: {summary.ended_early}"]
     if summary.restored:
-        found = "" if summary.validation is None else f": validation {figures(summary.validation)}"
-        lines.append(f"weights: those of epoch {summary.best_epoch}, the best{found}")
+        figures_text = "" if summary.validation is None else f": validation {figures(summary.validation)}"
+        lines.append(f"weights: those of epoch {summary.best_epoch}, the best{figures_text}")
     return lines
 
 

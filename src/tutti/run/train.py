@@ -371,8 +371,8 @@ class FittedRun:
         outputs = predict(task.module, part, self.parts.workers.comm, task.objective.arithmetic)
         if folder is not None and outputs is not None:
             loss = task.objective.loss
-            found = predictions_of(part, loss.in_units(outputs), loss.ignored)
-            folder.write_predictions(found.as_bytes())
+            predictions = predictions_of(part, loss.in_units(outputs), loss.ignored)
+            folder.write_predictions(predictions.as_bytes())
 
     def _with_model(self, outcome: RunOutcome, weights: dict[str, Any]) -> RunOutcome:
         """Return the outcome with the model, for a caller in Python."""

@@ -132,13 +132,13 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
             f"{around.launcher.value}"
         )
     cores = cores or allowed_cores().usable
-    found: dict[str, Combination] = {}
+    combinations: dict[str, Combination] = {}
     for one in _combinations(question, cores):
         # A way that a device cannot run fails alone: the others are still compared.
         job = TrainJob(replace(config_of(question, one, 0), device=CPU, cuda_graph="auto"))
         check_recipe(job, one.workers)
-        found[one.folder] = one
-    config, ways = question.config, tuple(found.values())
+        combinations[one.folder] = one
+    config, ways = question.config, tuple(combinations.values())
     if config.data in BUILT_IN:
         BUILT_IN[config.data]()  # A failing download is refused once, not by every run.
     return Comparison(config.model, config.data, question.repeats, question.goal, ways, config.as_json())
@@ -210,7 +210,7 @@ def compare(
         said(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")
         compared.clear(one, repeat)
         try:
-            found = (train or _train)(
+            summary = (train or _train)(
                 replace(config_of(question, one, repeat), out=str(compared.run(one, repeat).path))
             )
         except RunStopped:
@@ -219,7 +219,7 @@ def compare(
             compared.run(one, repeat).write_error(str(error))
             said(f"  failed: {in_one_line(str(error))}")
         else:
-            said(f"  {summary_lines.speed(found)}")
+            said(f"  {summary_lines.speed(summary)}")
 
 
 def _train(config: TrainConfig) -> Summary:

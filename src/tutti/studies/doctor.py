@@ -198,14 +198,14 @@ def _threads() -> str:
 
 def unused_gpu(measured: Measured) -> str:
     """Return what the driver says if torch can use no GPU, and why it cannot."""
-    found = _driver_gpu()
-    if not found:
+    gpu = _driver_gpu()
+    if not gpu:
         return "none"
     if not measured.cuda:
-        return f"{found}, but torch {measured.torch} was built without CUDA"
+        return f"{gpu}, but torch {measured.torch} was built without CUDA"
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return f"{found}, but CUDA_VISIBLE_DEVICES='{os.environ['CUDA_VISIBLE_DEVICES']}' hides it"
-    return f"{found}, but its driver is too old for CUDA {measured.cuda}, which this torch was built with"
+        return f"{gpu}, but CUDA_VISIBLE_DEVICES='{os.environ['CUDA_VISIBLE_DEVICES']}' hides it"
+    return f"{gpu}, but its driver is too old for CUDA {measured.cuda}, which this torch was built with"
 
 
 def _driver_gpu() -> str:

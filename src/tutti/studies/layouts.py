@@ -26,15 +26,15 @@ def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
     with seeded(config.seed):
         task = prepare_task(job, open_config_data(job, comm))
         state = state_per_byte(lambda module: build_optimizer(job, module))
-        found: dict[str, MemoryNeed | str] = {}
+        needs: dict[str, MemoryNeed | str] = {}
         for name, layout, ranks in _layouts(job):
             try:
-                found[name] = need_of(layout, ranks, task.module, task.workload(config.batch_size), state)
+                needs[name] = need_of(layout, ranks, task.module, task.workload(config.batch_size), state)
             except UserError as error:
-                found[name] = str(error)
+                needs[name] = str(error)
     print(task.described())
-    print(_table(found, config.batch_size, config.optimizer), flush=True)
-    return found
+    print(_table(needs, config.batch_size, config.optimizer), flush=True)
+    return needs
 
 
 def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:

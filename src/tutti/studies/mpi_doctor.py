@@ -137,13 +137,13 @@ def networks_here() -> tuple[str, ...]:
     """Return the IPv4 addresses of this host with the lengths of their networks, without loopback."""
     import psutil
 
-    found = [
+    interfaces = [
         ipaddress.ip_interface(f"{one.address}/{one.netmask}")
         for several in psutil.net_if_addrs().values()
         for one in several
         if one.family == socket.AF_INET and one.netmask
     ]
-    return tuple(str(one) for one in found if not one.is_loopback)
+    return tuple(str(one) for one in interfaces if not one.is_loopback)
 
 
 def report(seen: Sequence[Seen]) -> list[Finding]:
@@ -165,22 +165,22 @@ def report(seen: Sequence[Seen]) -> list[Finding]:
 def wrongs(seen: Sequence[Seen]) -> list[str]:
     """Return what is wrong with the ranks, and what to do about it."""
     first, hosts = seen[0], by_host(seen)
-    found = [_two_mpis(first)] if first.mpi_size < first.size else []
+    problems = [_two_mpis(first)] if first.mpi_size < first.size else []
     kinds = {f"MPI's {name}": {one.host: getattr(one, name) for one in seen} for name in ("library", "file")}
     kinds |= {name: {one.host: one.versions.get(name, "none") for one in seen} for name in first.versions}
     for name, values in kinds.items():
         if len(set(values.values())) > 1:
             listing = ", ".join(f"{host}: {value}" for host, value in values.items())
-            found.append(f"{name} differs ({listing}): use one environment on all hosts")
+            problems.append(f"{name} differs ({listing}): use one environment on all hosts")
     networks = {host: {_network(one) for one in ranks[0].networks} for host, ranks in hosts.items()}
     if len(hosts) > 1 and not set.intersection(*networks.values()):
         listing = "; ".join(
             f"{host}: {', '.join(ranks[0].networks) or 'none'}" for host, ranks in hosts.items()
         )
-        found.append(
+        problems.append(
             f"no network is common to all hosts ({listing}): they need a route between their networks"
         )
-    return found
+    return problems
 
 
 def _two_mpis(one: Seen) -> str:

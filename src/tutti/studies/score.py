@@ -123,11 +123,11 @@ def scores_of(
     given: Sequence[Metric], metrics: Metric | Sequence[Metric], option: str
 ) -> tuple[list[Score], Any]:
     """Return several scores, and the metrics that runs compute, with what they need; as `score_of`."""
-    found = []
+    scores = []
     for one in given:
         score, metrics = (Score(AUTO, True), metrics) if one == AUTO else score_of(one, metrics, option)
-        found.append(score)
-    return found, metrics
+        scores.append(score)
+    return scores, metrics
 
 
 def score_by_metrics(found: Sequence[Evaluation]) -> Score:

@@ -392,12 +392,12 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 def named_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's buffers by name; for a Keras model also its frozen parameters."""
-    found = {name: buffer.detach() for name, buffer in module.named_buffers()}
+    buffers = {name: buffer.detach() for name, buffer in module.named_buffers()}
     if is_of_keras(module):
         # Keras keeps the statistics of BatchNorm in these.
         fixed = (one.detach() for one in module.parameters() if not one.requires_grad)
-        found |= {f"keras/{n}": one for n, one in enumerate(filter(Tensor.is_floating_point, fixed))}
-    return found
+        buffers |= {f"keras/{n}": one for n, one in enumerate(filter(Tensor.is_floating_point, fixed))}
+    return buffers
 
 
 def gather_rows(rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:

@@ -35,12 +35,12 @@ def train_shown(
     """Train all folds, showing progress and results, and write the tables."""
     with farm_shown(folder, known_jobs(folder), stream) as hear:
         outcome = question.train(folder, blocks, hear)
-    found = CrossValidated.read(folder)
-    found.write_tables()
-    print_findings(found, folder, stream)
+    result = CrossValidated.read(folder)
+    result.write_tables()
+    print_findings(result, folder, stream)
     print_times(outcome, stream)
     print(f"scores: {folder.path / SCORES}, comparison: {folder.path / COMPARISON}", file=stream)
-    return outcome, found
+    return outcome, result
 
 
 def print_findings(found: CrossValidated, folder: FarmFolder, stream: IO[str]) -> None:

@@ -67,8 +67,8 @@ class Library:
         """Return the ideal values, of shape (samples, numbers)."""
         numbers = self.values.shape[2]
         if self.targets.dtype.kind in "iu" and numbers > 1 and self.targets.ndim == 1:
-            found: NDArray[np.float64] = np.eye(numbers)[self.targets]
-            return found
+            truth: NDArray[np.float64] = np.eye(numbers)[self.targets]
+            return truth
         return self.targets.reshape(len(self.targets), -1).astype(np.float64)
 
     def of(self, names: Sequence[str]) -> Library:

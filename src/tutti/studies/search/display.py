@@ -46,9 +46,9 @@ def tune_shown(
     print_question(search, trials, stream)
     jobs = [job for number in range(search.count(trials)) for job in search.job_names(number)]
     with farm_shown(folder, dict.fromkeys(jobs, search.span), stream) as hear:
-        found = tune(search, folder, trials, blocks, hear)
-    print_findings(found, stream, command)
-    return found
+        tuned = tune(search, folder, trials, blocks, hear)
+    print_findings(tuned, stream, command)
+    return tuned
 
 
 def print_findings(
