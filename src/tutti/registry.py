@@ -134,8 +134,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def summary(self, name: str) -> str:
         """Return the first line of the part's docstring, or else of its file's."""
         place = self._places[name]
-        said = ast.get_docstring(place.definition) or ast.get_docstring(place.tree) or ""
-        return said.partition("\n")[0]
+        text = ast.get_docstring(place.definition) or ast.get_docstring(place.tree) or ""
+        return text.partition("\n")[0]
 
     def literal(self, name: str, variable: str) -> Any:
         """Return the literal that a part, or its file, assigns to a variable; None if there is none."""

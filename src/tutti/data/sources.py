@@ -88,7 +88,7 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
     return _checked(given, missing, "given")
 
 
-def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
+def _checked(contents: Contents[object], missing: str, name: str | None = None) -> ReadData:
     """Bring inputs into their stored form."""
     if missing == "auto":
         missing = "error" if contents.table is None else "prepare"
@@ -96,7 +96,7 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
     streamed = contents.buffer_bytes > 0
     read = {}
     for part, (_, y) in contents.parts.items():
-        word = called or part
+        word = name or part
         inputs = [(structure.label(word, at), one) for at, one in enumerate(structure.parts[part])]
         read[part] = part_columns(word, inputs, y, missing, contents.columns, finite=not streamed)
     columns = {part: x for part, (x, *_) in read.items()}
@@ -201,7 +201,7 @@ def _contents(
     missing = "error" if takes_option(factory, "missing") else _missing(options.pop("missing", "auto"))
     if factory is not None:
         spec = str(data)
-        made = call_with_options(factory, options, "data set", spec, beside=OF_ALL)
+        made = call_with_options(factory, options, "data set", spec, known=OF_ALL)
         what = f"what '{spec}' returned"
         return contents_of(made, spec.rpartition(":")[2], what, labelled), classes, missing
     if isinstance(data, str):

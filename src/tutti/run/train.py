@@ -166,9 +166,9 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
                     return FittedRun(job, team, parts, context, sampler, recording, start, tested).execute()
 
             outcome = work_or_serve(job, team, task.module, strategy, fit)
-        said = recording.save(outcome.folder if outcome is not None else None)
-        if said and not job.quiet:
-            print(*said, sep="\n", flush=True)
+        lines = recording.save(outcome.folder if outcome is not None else None)
+        if lines and not job.quiet:
+            print(*lines, sep="\n", flush=True)
         return result_for_all(recording.comm, team, outcome)
 
 

@@ -185,7 +185,7 @@ def compare(
     question: Question,
     comparison: Comparison,
     folder: Path,
-    said: Callable[[str], None],
+    report: Callable[[str], None],
     train: Callable[[TrainConfig], Summary] | None = None,
 ) -> None:
     """Run what has not been run yet.
@@ -194,7 +194,7 @@ def compare(
         question: the question.
         comparison: its combinations.
         folder: the folder of the runs; finished runs there are kept.
-        said: called with a line about every run, before it begins and when it has ended.
+        report: called with a line about every run, before it begins and when it has ended.
         train: makes one run and returns its summary; by default on new ranks.
 
     Raises:
@@ -207,7 +207,7 @@ def compare(
         if not compared.run(one, repeat).finished
     ]
     for number, (repeat, one) in enumerate(left, start=1):
-        said(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")
+        report(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")
         compared.clear(one, repeat)
         try:
             summary = (train or _train)(
@@ -217,9 +217,9 @@ def compare(
             raise
         except TuttiError as error:
             compared.run(one, repeat).write_error(str(error))
-            said(f"  failed: {in_one_line(str(error))}")
+            report(f"  failed: {in_one_line(str(error))}")
         else:
-            said(f"  {summary_lines.speed(summary)}")
+            report(f"  {summary_lines.speed(summary)}")
 
 
 def _train(config: TrainConfig) -> Summary:

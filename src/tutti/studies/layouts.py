@@ -69,12 +69,12 @@ def need_of(
         ) from error
 
 
-def _table(found: dict[str, MemoryNeed | str], batch_size: int, optimizer: str) -> str:
-    width = max(len(name) for name in found) + 2
+def _table(needs: dict[str, MemoryNeed | str], batch_size: int, optimizer: str) -> str:
+    width = max(len(name) for name in needs) + 2
     lines = [f"memory of the rank that needs most, MB; {batch_size} samples behind an update, {optimizer}"]
     lines.append(f"{'':{width}}" + "".join(f"{head:>13}" for head in HEADS) + f"{'of 1 rank':>13}")
-    first = next(iter(found.values()))
-    for name, need in found.items():
+    first = next(iter(needs.values()))
+    for name, need in needs.items():
         if isinstance(need, str):
             lines.append(f"{name:{width}}  not possible: {need}")
             continue

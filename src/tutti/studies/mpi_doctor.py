@@ -73,12 +73,12 @@ def examine_ranks() -> list[Finding]:
     place = mpi_place(os.environ)
     if place is None:
         return _without_launcher()
-    asked = [sys.executable, "-P", "-m", "tutti.studies.mpi_doctor"]
+    command = [sys.executable, "-P", "-m", "tutti.studies.mpi_doctor"]
     # The inherited connection of MPICH's ranks to their launcher.
     kept = [int(number) for number in (os.environ.get("PMI_FD", ""),) if number.isdecimal()]
     try:
         done = subprocess.run(
-            asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False, pass_fds=kept
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, pass_fds=kept
         )
     except subprocess.TimeoutExpired:
         several = f"where hosts have several networks, name the one that joins all of them: {JOINING}"
@@ -117,7 +117,7 @@ def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "none"
-    told = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    allotted = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return Seen(
         place.rank,
         place.size,
@@ -127,7 +127,7 @@ def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
         library,
         file,
         tuple(sorted(os.sched_getaffinity(0))),
-        int(told) if told.isdecimal() else os.cpu_count() or 1,
+        int(allotted) if allotted.isdecimal() else os.cpu_count() or 1,
         networks_here(),
         versions,
     )
@@ -205,8 +205,8 @@ def by_host(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
     return hosts
 
 
-def _seen_from(told: dict[str, object]) -> Seen:
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+def _seen_from(values: dict[str, object]) -> Seen:
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return Seen(**known)  # type: ignore[arg-type]
 
 

@@ -187,10 +187,10 @@ class Trainer:
         self._note(self.course.complete(results[:-1]))
         self._leave(self.course.history, results[-1])
 
-    def _leave(self, history: Sequence[EpochRecord], found: Evaluation | None) -> None:
+    def _leave(self, history: Sequence[EpochRecord], evaluation: Evaluation | None) -> None:
         """Put the final weights, or the best epoch's, in place and write them (collective)."""
         restored = self.course.restored = self._best.restore(history)
-        self.course.final = found if restored is None else restored.validation
+        self.course.final = evaluation if restored is None else restored.validation
         if self._hooks.checkpoint is not None:
             self._hooks.checkpoint()
             self._work.stages.lap("checkpoint")

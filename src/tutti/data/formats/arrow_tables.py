@@ -141,10 +141,10 @@ def read_table(
         pictures: the input, if it is pictures outside a column.
     """
     choice = choose(schema.names, options, str(path), labelled)
-    beside = (one for one in (choice.group, choice.weight) if one is not None)
+    further = (one for one in (choice.group, choice.weight) if one is not None)
     arrow = arrow_package()
     try:
-        table = read([*choice.inputs, *choice.targets, *beside])
+        table = read([*choice.inputs, *choice.targets, *further])
     except (arrow.ArrowException, OSError) as error:
         raise damaged(path, error) from error
     if not table.num_rows:

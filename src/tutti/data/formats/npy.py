@@ -58,8 +58,8 @@ class Npy(Format):
                 "x.npy and y.npy"
             )
         parts = {"train": (read_npy(path), read_npy(slots[name, "targets"]))}
-        beside = slots.get((name, "weights"))
-        return Contents(path.stem, parts, weights={} if beside is None else {"train": read_npy(beside)})
+        weights = slots.get((name, "weights"))
+        return Contents(path.stem, parts, weights={} if weights is None else {"train": read_npy(weights)})
 
 
 def files_by_key(folder: Path) -> dict[str, list[Path]]:

@@ -126,8 +126,8 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, GuardOnDataDependentSymNode):
         return "it chooses what to compute by the values of its inputs, and a program has one way"
-    said = printable(str(error).strip().partition("\n")[0][:300])
-    return f"{type(error).__name__}: {said}"
+    message = printable(str(error).strip().partition("\n")[0][:300])
+    return f"{type(error).__name__}: {message}"
 
 
 def _other(kind: type[Program], what: str) -> BadModel:

@@ -117,9 +117,9 @@ def library_of(candidates: Mapping[str, Sequence[Predictions]], kinds: Mapping[s
     return Library(tuple(candidates), kind, values, targets, rows, numbers)
 
 
-def _flat(found: Predictions, kind: Kind) -> Predictions:
+def _flat(predictions: Predictions, kind: Kind) -> Predictions:
     """Return values of shape (samples, numbers), each with a label if there are classes."""
-    values, targets, rows = kind.values(found.outputs), found.targets, found.rows
+    values, targets, rows = kind.values(predictions.outputs), predictions.targets, predictions.rows
     if kind is Kind.CLASSES:
         rows = np.repeat(rows, int(np.prod(targets.shape[1:])))
         values = np.moveaxis(values, 1, -1).reshape(-1, values.shape[1])

@@ -279,8 +279,10 @@ class Tuned:
             if trial.state is optuna.trial.TrialState.FAIL:
                 names = self.search.job_names(trial.number)
                 errors = [RunFolder(FarmFolder(self.folder).job(job)).error() for job in names]
-                said = next((error for error in errors if error), "its objective is not a finite number")
-                reasons[trial.number] = said.strip().splitlines()[-1]
+                error_text = next(
+                    (error for error in errors if error), "its objective is not a finite number"
+                )
+                reasons[trial.number] = error_text.strip().splitlines()[-1]
         return reasons
 
     @property

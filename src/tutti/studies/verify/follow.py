@@ -233,14 +233,14 @@ class _Runs:
     def _comparable_in_parts(self) -> bool:
         return not (self._random or self._normalised or self.reasons or self.causes)
 
-    def step(self, clip: Clip, parallel: StepResult, found: dict[str, Deviation], step: int) -> None:
+    def step(self, clip: Clip, parallel: StepResult, distances: dict[str, Deviation], step: int) -> None:
         """Step, and note the distance of the parallel run and the rounding of the sequential ones."""
         plain = self.plain.step(clip)
-        _note({name: one.found for name, one in found.items()}, step, parallel, plain)
-        _note({name: one.reordered for name, one in found.items()}, step, self.reversed.step(clip), plain)
+        _note({name: one.found for name, one in distances.items()}, step, parallel, plain)
+        _note({name: one.reordered for name, one in distances.items()}, step, self.reversed.step(clip), plain)
         added_up = self.added_up.step(clip)
         if self._comparable_in_parts:
-            _note({name: one.added_up for name, one in found.items()}, step, added_up, plain)
+            _note({name: one.added_up for name, one in distances.items()}, step, added_up, plain)
 
 
 def work(comm: Communicator, payload: bytes) -> Verdict:
