@@ -38,7 +38,7 @@ class MemoryNeed:
     gradients: int
     state: int
     activations: int
-    """What a step needs besides, at its peak."""
+    """The further needs of a step, at its peak."""
 
     @property
     def total(self) -> int:

@@ -79,7 +79,7 @@ GONE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run shares with others, if it is one of many."""
+    """The parts that a run shares with others, if it is one of many."""
 
     follower: Progress = field(default_factory=Progress)  # is told how the run goes, on each rank
     open_data: Callable[[Recipe, Communicator], DataSet] = open_config_data  # collective

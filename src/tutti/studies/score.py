@@ -56,12 +56,12 @@ class Score:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether each epoch has a value, so that runs can be compared before they end."""
+        """True if each epoch has a value, so that runs can be compared before they end."""
         return self.name not in COSTS
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share, shown in percent."""
+        """True if it is a share, shown in percent."""
         return is_share(self.name)
 
     def of(self, run: Summary) -> float:
