@@ -231,8 +231,8 @@ _MOST_LINE: Final = 2000
 
 def room_left(path: Path) -> str:
     """Return how much room the disk of a path has, in words, whether or not the path exists."""
-    there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.exists(place))
-    return f"which has {shutil.disk_usage(there).free:,} bytes left"
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.exists(place))
+    return f"which has {shutil.disk_usage(existing).free:,} bytes left"
 
 
 _LIMITS: Final = {

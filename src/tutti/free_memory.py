@@ -13,10 +13,10 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 def free_bytes(meminfo: Path = _MEMINFO, mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int | None:
     """Return the least of the free bytes of the machine and of each control group; None if unknown."""
-    found: list[int] = []
+    limits: list[int] = []
     with suppress(OSError, ValueError, StopIteration):
         line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
-        found.append(int(line.split()[1]) * 1024)
+        limits.append(int(line.split()[1]) * 1024)
     with suppress(OSError, StopIteration):
         # In a container the path may be the host's and not exist here: use the root's files.
         group = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
@@ -25,5 +25,5 @@ def free_bytes(meminfo: Path = _MEMINFO, mount: Path = _MOUNT, membership: Path 
             with suppress(OSError, ValueError):
                 most, taken = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
                 stat = dict(one.split() for one in (folder / "memory.stat").read_text().splitlines())
-                found.append(max(0, most - taken + int(stat.get("inactive_file", 0))))  # reclaimable
-    return min(found, default=None)
+                limits.append(max(0, most - taken + int(stat.get("inactive_file", 0))))  # reclaimable
+    return min(limits, default=None)

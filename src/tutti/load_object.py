@@ -57,7 +57,7 @@ def call_with_options(
     kind: str,
     spec: str,
     own: Mapping[str, object] = MappingProxyType({}),
-    beside: Iterable[str] = (),
+    known: Iterable[str] = (),
 ) -> object:
     """Call `factory(**options, **own)`, once the options are known to fit its signature."""
     if not callable(factory):
@@ -71,7 +71,7 @@ def call_with_options(
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in options:
         if name not in named and not open_ended:
-            raise UnknownName("option", name, {*named, *beside}, of=f"the {kind} '{spec}'")
+            raise UnknownName("option", name, {*named, *known}, of=f"the {kind} '{spec}'")
     for name in sorted(named - options.keys()):
         if parameters[name].default is inspect.Parameter.empty:
             raise BadOption(f"the {kind} '{spec}' needs the option '{name}', which is not given")
@@ -100,10 +100,10 @@ def takes_option(factory: object, name: str) -> bool:
     return parameters is not None and name in parameters
 
 
-def _names_in(found: object) -> list[str]:
+def _names_in(owner: object) -> list[str]:
     """List the public names of a module or class, without imported modules."""
-    public = [name for name in dir(found) if not name.startswith("_")]
-    return [name for name in public if not isinstance(getattr(found, name, None), ModuleType)]
+    public = [name for name in dir(owner) if not name.startswith("_")]
+    return [name for name in public if not isinstance(getattr(owner, name, None), ModuleType)]
 
 
 def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:

@@ -85,12 +85,12 @@ class Registry(Mapping[str, T], Generic[T]):
         spec = importlib.util.find_spec(outermost)
         assert spec is not None, f"no package {outermost}"
         folder = Path(next(iter(spec.submodule_search_locations or ())), *below)
-        found: dict[str, PartFile] = {}
+        places: dict[str, PartFile] = {}
         for file in sorted(folder.glob("*.py")):
             for name, attribute in _DEFINITION.findall(file.read_text(encoding="utf-8")):
-                assert name not in found, f"two parts are called {name}: in {file} and {found[name].file}"
-                found[name] = PartFile(file, f"{self._package}.{file.stem}", attribute)
-        return found
+                assert name not in places, f"two parts are called {name}: in {file} and {places[name].file}"
+                places[name] = PartFile(file, f"{self._package}.{file.stem}", attribute)
+        return places
 
     @override
     def __iter__(self) -> Iterator[str]:
@@ -134,8 +134,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def summary(self, name: str) -> str:
         """Return the first line of the part's docstring, or else of its file's."""
         place = self._places[name]
-        said = ast.get_docstring(place.definition) or ast.get_docstring(place.tree) or ""
-        return said.partition("\n")[0]
+        text = ast.get_docstring(place.definition) or ast.get_docstring(place.tree) or ""
+        return text.partition("\n")[0]
 
     def literal(self, name: str, variable: str) -> Any:
         """Return the literal that a part, or its file, assigns to a variable; None if there is none."""

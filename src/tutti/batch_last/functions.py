@@ -106,12 +106,12 @@ class MaximumPooling(Function):
         stored = batch_last(images)
         maps, height, width, samples = stored.shape
         shape = Shape(samples, maps, height, width, maps, *out, *kernel, *stride, *padding, 1)
-        found = _room(stored, samples, maps, *out)
-        places = torch.empty(found.numel(), dtype=torch.uint8)
-        library(stored).pool(shape, stored.data_ptr(), found.data_ptr(), places.data_ptr())
+        outputs = _room(stored, samples, maps, *out)
+        places = torch.empty(outputs.numel(), dtype=torch.uint8)
+        library(stored).pool(shape, stored.data_ptr(), outputs.data_ptr(), places.data_ptr())
         ctx.save_for_backward(places)
         ctx.shape = shape
-        return found
+        return outputs
 
     @staticmethod
     @once_differentiable

@@ -190,8 +190,8 @@ def received(
 ) -> Checkpoint | None:
     """Send the files of a checkpoint from rank 0 to the hosts that do not see them (collective)."""
     node = comm.node
-    found = cast("list[tuple[bool, int]]", comm.all_gather_objects((sees, node.rank)))
-    receivers = [rank for rank, one in enumerate(found) if one == (False, 0)]
+    gathered = cast("list[tuple[bool, int]]", comm.all_gather_objects((sees, node.rank)))
+    receivers = [rank for rank, one in enumerate(gathered) if one == (False, 0)]
     size = max(start + length for start, length in places.values())
     if comm.rank == 0 and receivers:
         with content() as file:
@@ -219,15 +219,15 @@ def received(
 
 def kept_in(comm: Communicator, place: MemoryPlace) -> Checkpoint | None:
     """Return the last checkpoint in memory (collective); None: there is none yet."""
-    found = cast("StateCopy", comm.broadcast_object(place.last if comm.rank == 0 else None))
-    if not found.number:
+    last = cast("StateCopy", comm.broadcast_object(place.last if comm.rank == 0 else None))
+    if not last.number:
         return None
-    memory, manifest = place.copies[found.number - 1], Manifest(found.step, found.ranks, {})
+    memory, manifest = place.copies[last.number - 1], Manifest(last.step, last.ranks, {})
     sees = comm.node.broadcast_object(comm.rank) == 0
 
     def content() -> BinaryIO:
         return os.fdopen(memory.open(), "rb")
 
-    return received(comm, sees, content, found.files, manifest) or MemoryCheckpoint(
-        memory, found.files, manifest
+    return received(comm, sees, content, last.files, manifest) or MemoryCheckpoint(
+        memory, last.files, manifest
     )

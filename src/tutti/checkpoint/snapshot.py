@@ -107,8 +107,8 @@ class MemorySnapshot:
         rank = self._comm.rank
         encoded = encode(state, rank)
         texts = [encoded.head, *([to_json(facts).encode(errors="surrogatepass")] if rank == 0 else [])]
-        told = self._comm.all_gather_objects((encoded.file_size, *map(len, texts)))
-        sizes = dict(enumerate(cast("list[Sizes]", told)))
+        gathered = self._comm.all_gather_objects((encoded.file_size, *map(len, texts)))
+        sizes = dict(enumerate(cast("list[Sizes]", gathered)))
         if not self._rooms or not all(self._rooms[other].holds(needed) for other, needed in sizes.items()):
             self._regions.clear()
             self._rooms = rooms_for(sizes)

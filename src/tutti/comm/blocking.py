@@ -165,16 +165,16 @@ class BlockingCommunicator(Communicator):
             self._check_rank(source)
         receiving = Receiving(source, tag)
         try:
-            found = self._messages.find(receiving)
-            if found is None and (now := time.monotonic()) >= self._next_check_s:
+            message = self._messages.find(receiving)
+            if message is None and (now := time.monotonic()) >= self._next_check_s:
                 self._next_check_s = now + CHECK_EVERY_S
                 self._check_peers()
                 # A rank that has left may have sent something just before.
-                found = self._messages.find(receiving)
+                message = self._messages.find(receiving)
         except PeerLost as error:
             self._leave(error.ranks)
             raise
-        return receiving.sender if found else None
+        return receiving.sender if message else None
 
     def _check_peers(self) -> None:
         """Raise if a rank of the job is lost."""

@@ -103,11 +103,11 @@ def compare_clocks(comm: Communicator, clock: Callable[[], float]) -> ClockReadi
     if comm.hosts == 1:
         return None
     node, cross = comm.node, comm.cross
-    found = None
+    reading = None
     if node.rank == 0:
         assert cross is not None, "every host has a first rank"
-        found = _answer(cross, clock) if cross.rank == 0 else _ask(cross, clock)
-    return cast("ClockReading", node.broadcast_object(found))
+        reading = _answer(cross, clock) if cross.rank == 0 else _ask(cross, clock)
+    return cast("ClockReading", node.broadcast_object(reading))
 
 
 def _answer(leaders: Communicator, clock: Callable[[], float]) -> ClockReading:
@@ -122,12 +122,12 @@ def _answer(leaders: Communicator, clock: Callable[[], float]) -> ClockReading:
 
 def _ask(leaders: Communicator, clock: Callable[[], float]) -> ClockReading:
     value = torch.zeros(1, dtype=torch.float64)
-    found = []
+    readings = []
     for _ in range(ROUNDS):
         asked = clock()
         leaders.send(value, 0, TAG)
         leaders.recv(value, 0, TAG)
         told = clock()
         middle = (asked + told) / 2
-        found.append(ClockReading(middle, middle - float(value), (told - asked) / 2))
-    return min(found, key=lambda reading: reading.residual_s)
+        readings.append(ClockReading(middle, middle - float(value), (told - asked) / 2))
+    return min(readings, key=lambda reading: reading.residual_s)

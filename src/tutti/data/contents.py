@@ -142,8 +142,8 @@ def contents_of(value: object, name: str, what: str, labelled: bool = True) -> C
             return Contents(name, {"train": (first, second)})
         if len(first) == len(second) == 2:
             return Contents(name, {"train": first, "test": second})
-    found = type(value).__name__ + (f" of {len(value)}" if isinstance(value, Sequence) else "")
-    raise BadData(f"{what} is a {found}; {_EXPECTED}")
+    kind = type(value).__name__ + (f" of {len(value)}" if isinstance(value, Sequence) else "")
+    raise BadData(f"{what} is a {kind}; {_EXPECTED}")
 
 
 def with_weights(value: object, weights: object) -> dict[str, object]:

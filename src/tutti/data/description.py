@@ -101,7 +101,7 @@ class _Statistics:
 
 def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
     """Describe each part of a data set; each sample is read once."""
-    found: list[PartDescription] = []
+    parts: list[PartDescription] = []
     trained: set[bytes] = set()
     for part, (stored, targets) in contents.parts.items():
         columns = columns_of(stored)
@@ -120,7 +120,7 @@ def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
             goals = list(statistics.described())
         else:
             counts = np.bincount(targets[targets >= 0].reshape(-1), minlength=contents.classes).tolist()
-        found.append(
+        parts.append(
             PartDescription(
                 part,
                 len(targets),
@@ -134,7 +134,7 @@ def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
             )
         )
         trained = trained or {*digests}  # the training part is the first
-    return found
+    return parts
 
 
 def _read(
@@ -161,46 +161,46 @@ def _read(
 def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescription]) -> list[str]:
     """Describe the problems for training, a sentence each."""
     train = parts[0]
-    said = [
+    lines = [
         f"{part.incomplete:,} of {part.samples:,} {part.name} samples have missing values: leave them out by "
         "--data.missing drop, or let means stand for them by --data.missing mean"
         for part in parts
         if part.incomplete and contents.table is None
     ]
-    said += [
+    lines += [
         f"{part.trained:,} of {part.samples:,} {part.name} samples are in the training part, too: its "
         "figures will be better than the model; take them out of one"
         for part in parts
         if part.trained
     ]
     if train.repeated:
-        said.append(
+        lines.append(
             f"{train.repeated:,} training samples are there more than once: a validation part cut from the "
             "training part may hold what was trained on"
         )
     for at, count in enumerate(train.counts):
         name = contents.labels[at] if contents.labels else str(at)
         if count == 0:
-            said.append(f"no training sample is of class {name}")
+            lines.append(f"no training sample is of class {name}")
         elif count < _RARE * max(train.counts):
-            said.append(
+            lines.append(
                 f"class {name} has {count:,} training samples and the largest {max(train.counts):,}: "
                 "accuracy hides what the model does with it"
             )
     if contents.table is not None:
-        return said  # columns are scaled, and constant ones left out
+        return lines  # columns are scaled, and constant ones left out
     constant = [one.name for one in train.inputs if one.deviation == 0]
     if constant:
-        said.append(f"{_first(constant)} never changes: it takes time and tells nothing")
+        lines.append(f"{_first(constant)} never changes: it takes time and tells nothing")
     for kind, values in (("inputs", train.inputs), ("targets", train.targets)):
         wide = [one for one in values if one.floats and max(abs(one.mean), one.deviation) > _WIDE]
         if wide:
-            said.append(
+            lines.append(
                 f"{_first([one.name for one in wide])} has the mean {wide[0].mean:.3g} and the deviation "
                 f"{wide[0].deviation:.3g}: a model gets {kind} as they are; bring each to mean 0 "
                 "and deviation 1"
             )
-    return said
+    return lines
 
 
 def _first(names: list[str]) -> str:

@@ -114,11 +114,11 @@ def _columns(read: Callable[[Indices], Array], rows: Indices, count: int) -> Ite
     """Yield the values of each column."""
     width, step = max(1, _AT_ONCE // len(rows)), max(1, _CACHED // count)
     for first in range(0, count, width):
-        found = np.empty((min(width, count - first), len(rows)), read(rows[:1]).dtype)
+        columns = np.empty((min(width, count - first), len(rows)), read(rows[:1]).dtype)
         for start in range(0, len(rows), step):
             block = read(rows[start : start + step])
-            found[:, start : start + step] = block[:, first : first + width].T
-        yield from found
+            columns[:, start : start + step] = block[:, first : first + width].T
+        yield from columns
 
 
 def _of_numbers(column: TableColumn, known: Array, gaps: bool, by_mean: bool) -> PreparedColumn:

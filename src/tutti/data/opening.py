@@ -356,9 +356,9 @@ def _fit(part: Part, table: Table, train: Indices, filled: bool, embeds: bool) -
 
 
 def _write(memory: Tensor, rows: Rows) -> None:
-    found = memory.numpy()
+    array = memory.numpy()
     for start, chunk in chunks_of(rows):
-        found[start : start + len(chunk)] = chunk
+        array[start : start + len(chunk)] = chunk
 
 
 def _room(tensor: Tensor) -> int:
@@ -372,11 +372,11 @@ def _fingerprint(inputs: Stored[Rows], targets: Array) -> str:
     columns = columns_of(inputs)
     shapes = [rows.shape for column in columns for rows in (column.rows, column.values) if rows is not None]
     names = inputs.names if isinstance(inputs, Columns) else ()
-    found = hashlib.sha256(repr((shapes, names)).encode())
+    digest = hashlib.sha256(repr((shapes, names)).encode())
     for array in (targets, *(array for column in columns for array in _some_of(column, some))):
         kept = np.dtype(np.float32) if array.dtype.kind == "f" else stored_dtype(array)
-        found.update(np.ascontiguousarray(array, kept).tobytes())
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(array, kept).tobytes())
+    return digest.hexdigest()
 
 
 def _some_of(column: Column[Rows], some: Indices) -> Iterator[Array]:

@@ -114,8 +114,8 @@ def decoded(pictures: Pictures, size: object = None) -> Array:
         print(f"decoding {len(pictures.names):,} pictures of {pictures.source}", file=sys.stderr, flush=True)
         _decode(pictures, _shape(pictures, wanted), place)
         mapped = np.load(place, mmap_mode="r")
-    found = np.asarray(mapped)
-    return found.transpose(0, 3, 1, 2) if found.ndim == 4 else found
+    array = np.asarray(mapped)
+    return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
 
 
 def _size(given: object) -> tuple[int, int] | None:

@@ -80,9 +80,9 @@ class PreparedTable(Scale):
         made = stored.new_zeros(stored.shape[0], plan.width)  # `len` would tie a program to it
         if len(plan.codes):
             codes = filled.index_select(1, plan.codes).long().add_(plan.starts)
-            found = plan.lookup.index_select(0, codes.view(-1)).view(codes.shape)
-            made.scatter_(1, found[:, : plan.one_hot], 1)
-            made[:, plan.first_category : plan.inputs] = found[:, plan.one_hot :]
+            columns = plan.lookup.index_select(0, codes.view(-1)).view(codes.shape)
+            made.scatter_(1, columns[:, : plan.one_hot], 1)
+            made[:, plan.first_category : plan.inputs] = columns[:, plan.one_hot :]
         # These overwrite what stands for texts without a flag.
         numbers = made[:, : len(plan.numbers)]
         torch.sub(filled.index_select(1, plan.numbers), plan.mean.to(stored), out=numbers)

@@ -143,13 +143,13 @@ def _listed(url: str) -> tuple[Any, str, dict[str, Mapping[str, Any]]]:
     if scheme in _WEB or system.isfile(root):
         return system, root, {"": system.info(root)}
     root = root.rstrip("/")
-    found = {path.removeprefix(f"{root}/"): one for path, one in system.find(root, detail=True).items()}
-    if not found:
+    files = {path.removeprefix(f"{root}/"): one for path, one in system.find(root, detail=True).items()}
+    if not files:
         raise BadData("there are no files")
-    for inner in found:
+    for inner in files:
         if ".." in PurePosixPath(inner).parts or inner.startswith("/"):
             raise BadData(f"it has a file {inner}, which lies outside of it")
-    return system, root, found
+    return system, root, files
 
 
 def _copy(system: Any, path: str, to: Path, size: int | None) -> None:

@@ -47,11 +47,11 @@ class StoredRows:
         if isinstance(wanted, slice):
             start, stop, step = wanted.indices(len(self))
             return self._read(start, max(start, stop))[::step]
-        found = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+        rows = np.empty((len(wanted), *self.shape[1:]), self.dtype)
         for run in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(wanted) != 1) + 1):
             if len(run):
-                found[run] = self._read(int(wanted[run[0]]), int(wanted[run[-1]]) + 1)
-        return found
+                rows[run] = self._read(int(wanted[run[0]]), int(wanted[run[-1]]) + 1)
+        return rows
 
     def changed(self, shape: tuple[int, ...], change: Callable[[Array], Array]) -> StoredRows:
         """Return the samples in another shape, which `change` gives to some of them."""

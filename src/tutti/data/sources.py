@@ -88,7 +88,7 @@ def read_inputs(data: object, options: Mapping[str, object], part: str | None = 
     return _checked(given, missing, "given")
 
 
-def _checked(contents: Contents[object], missing: str, called: str | None = None) -> ReadData:
+def _checked(contents: Contents[object], missing: str, name: str | None = None) -> ReadData:
     """Bring inputs into their stored form."""
     if missing == "auto":
         missing = "error" if contents.table is None else "prepare"
@@ -96,7 +96,7 @@ def _checked(contents: Contents[object], missing: str, called: str | None = None
     streamed = contents.buffer_bytes > 0
     read = {}
     for part, (_, y) in contents.parts.items():
-        word = called or part
+        word = name or part
         inputs = [(structure.label(word, at), one) for at, one in enumerate(structure.parts[part])]
         read[part] = part_columns(word, inputs, y, missing, contents.columns, finite=not streamed)
     columns = {part: x for part, (x, *_) in read.items()}
@@ -175,21 +175,21 @@ def like_training(
         table: the table that the model takes; None: it takes numbers unprepared.
         target: the option of the training, if the user names another file and no target.
     """
-    found = dict(options)
+    adapted = dict(options)
     made = isinstance(data, str) and (data in BUILT_IN or names_object(data))
     if made or not isinstance(data, str | Path):
-        return found
+        return adapted
     known = options_of(Path(str(local_copy(data))).expanduser())
     if target is not None and "target" in known:
-        found.setdefault("target", target)
+        adapted.setdefault("target", target)
     if table is not None and "prepare" in known:
-        found.pop("columns", None)
-        return {**found, LIKE: table.columns}
+        adapted.pop("columns", None)
+        return {**adapted, LIKE: table.columns}
     if "prepare" in known:
-        found["prepare"] = "off"
+        adapted["prepare"] = "off"
     if columns and "columns" in known and not all(name.isdecimal() for name in columns):
-        found.setdefault("columns", list(columns))
-    return found
+        adapted.setdefault("columns", list(columns))
+    return adapted
 
 
 def _contents(
@@ -201,7 +201,7 @@ def _contents(
     missing = "error" if takes_option(factory, "missing") else _missing(options.pop("missing", "auto"))
     if factory is not None:
         spec = str(data)
-        made = call_with_options(factory, options, "data set", spec, beside=OF_ALL)
+        made = call_with_options(factory, options, "data set", spec, known=OF_ALL)
         what = f"what '{spec}' returned"
         return contents_of(made, spec.rpartition(":")[2], what, labelled), classes, missing
     if isinstance(data, str):

@@ -138,8 +138,8 @@ class Source:
         """Return the stored inputs of some samples."""
         began = time.perf_counter()
         some = numbers if self.picked is None else self.picked[numbers]
-        found = np.ascontiguousarray(self.files[some.numpy()])
-        stored = torch.from_numpy(found).to(self.dtype)
+        rows = np.ascontiguousarray(self.files[some.numpy()])
+        stored = torch.from_numpy(rows).to(self.dtype)
         self.read_s += time.perf_counter() - began
         return stored
 

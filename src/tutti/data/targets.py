@@ -273,17 +273,17 @@ def _digits(value: float) -> str:
 
 def _renumbered(values: Array, different: Array, places: Array) -> Array:
     """Replace each of the different values by the number at its place."""
-    found: Array = places[np.searchsorted(different, values).clip(0, len(places) - 1)]
-    return found if values.dtype.kind == "U" else np.where(values == NO_LABEL, NO_LABEL, found)
+    numbers: Array = places[np.searchsorted(different, values).clip(0, len(places) - 1)]
+    return numbers if values.dtype.kind == "U" else np.where(values == NO_LABEL, NO_LABEL, numbers)
 
 
 def _different(values: Array) -> Array:
     """Return the distinct values, sorted, without `NO_LABEL`; refuse targets without any."""
-    found = np.unique(np.concatenate([np.unique(chunk) for _, chunk in chunks_of(values)]))
-    found = found if found.dtype.kind == "U" else found[found != NO_LABEL]
-    if not len(found):
+    labels = np.unique(np.concatenate([np.unique(chunk) for _, chunk in chunks_of(values)]))
+    labels = labels if labels.dtype.kind == "U" else labels[labels != NO_LABEL]
+    if not len(labels):
         raise BadData(f"no sample has a label: all targets are {NO_LABEL}; give class numbers from 0")
-    return found
+    return labels
 
 
 def _texts_of(values: Array) -> tuple[str, ...]:

@@ -57,19 +57,19 @@ class TorchForm(Form):
     @staticmethod
     def read(path: Path) -> Exported:
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # A foreign pickle raises anything.
             raise BadCheckpoint(
                 f"{path} is damaged, or not what torch.save writes ({type(error).__name__}: {error}); save "
                 "it again, as a state dictionary"
             ) from error
-        if isinstance(found, Mapping):
-            found = next((found[name] for name in ("model", "state_dict") if name in found), found)
-        if not isinstance(found, Mapping) or not all(isinstance(x, Tensor) for x in found.values()):
+        if isinstance(content, Mapping):
+            content = next((content[name] for name in ("model", "state_dict") if name in content), content)
+        if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
             raise BadCheckpoint(
                 f"{path} is no state dictionary; save one with torch.save(model.state_dict(), path)"
             )
-        return Exported({str(name): value.detach() for name, value in found.items()})
+        return Exported({str(name): value.detach() for name, value in content.items()})
 
     @override
     @staticmethod

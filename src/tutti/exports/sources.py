@@ -42,10 +42,10 @@ def read_from(place: Path) -> Exported:
 
 def load_from(place: Path, module: nn.Module, warn: bool) -> None:
     """Set the parameters and buffers of a module from a path."""
-    found = read_from(place)
-    for note in found.notes if warn else ():
+    exported = read_from(place)
+    for note in exported.notes if warn else ():
         warn_on_stderr(note)
-    set_weights(module, found.weights, place)
+    set_weights(module, exported.weights, place)
 
 
 def _newest(place: Path) -> Exported:

@@ -260,13 +260,13 @@ class HostPool:
 
     def _received(self, channel: Connection) -> list[object]:
         """Return the messages from rank 0 of a block so far, without waiting."""
-        found: list[object] = []
+        messages: list[object] = []
         try:
             while channel.poll():
-                found.append(channel.recv())
+                messages.append(channel.recv())
         except (EOFError, OSError):
             self._unwatch(channel)
-        return found
+        return messages
 
     def _hear_server(self) -> list[PoolEvent]:
         if self._server.next_message() is None:

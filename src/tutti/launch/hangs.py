@@ -146,10 +146,10 @@ class HangWatch:
         self._histories: dict[int, _History] = {}
         self._looked_at: float | None = None
 
-    def look(self, found: Mapping[int, RankStatus], now: float) -> dict[int, str]:
+    def look(self, statuses: Mapping[int, RankStatus], now: float) -> dict[int, str]:
         """Return the ranks that hang, each with the reason; none while one may still make progress."""
         passed, self._looked_at = now - (self._looked_at or now), now
-        histories = {rank: self._histories.setdefault(rank, _History()) for rank in found}
+        histories = {rank: self._histories.setdefault(rank, _History()) for rank in statuses}
         if passed > PAUSE_S:
             for history in histories.values():
                 history.since += passed
@@ -157,25 +157,25 @@ class HangWatch:
                 history.stopped_at = None
             return {}
         limit_s = self._timeout_s
-        stuck = [rank for rank, status in found.items() if histories[rank].is_stuck(status, limit_s)]
-        late = [rank for rank, status in found.items() if histories[rank].is_stopped(status, now, limit_s)]
+        stuck = [rank for rank, status in statuses.items() if histories[rank].is_stuck(status, limit_s)]
+        late = [rank for rank, status in statuses.items() if histories[rank].is_stopped(status, now, limit_s)]
         if late or stuck:
             # Ranks that wait for a stopped one are as stuck as it is, and may be found first.
-            stopped = [rank for rank in found if histories[rank].stopped_at is not None]
+            stopped = [rank for rank in statuses if histories[rank].stopped_at is not None]
             if stopped:
-                return {rank: STOPPED_WHY if found[rank].stopped else SILENT_WHY for rank in stopped}
-        if busy := [rank for rank in stuck if not found[rank].waits]:
+                return {rank: STOPPED_WHY if statuses[rank].stopped else SILENT_WHY for rank in stopped}
+        if busy := [rank for rank in stuck if not statuses[rank].waits]:
             return {rank: self._no_step(rank, now, "waited for no other rank: it hung") for rank in busy}
         if any(
-            not status.waits or (status.steps > 0 and rank not in stuck) for rank, status in found.items()
+            not status.waits or (status.steps > 0 and rank not in stuck) for rank, status in statuses.items()
         ):
             return {}  # They wait for one that works, or whose last step was seen a little later.
         return {rank: self._no_step(rank, now, "waited for the others as they did for it") for rank in stuck}
 
-    def silent(self, found: Mapping[int, RankStatus], now: float) -> dict[int, str]:
+    def silent(self, statuses: Mapping[int, RankStatus], now: float) -> dict[int, str]:
         """Return a warning, once, for each rank that is silent for too long outside of steps."""
         warnings = dict[int, str]()
-        for rank, status in found.items():
+        for rank, status in statuses.items():
             history = self._histories[rank]
             since = history.silent_since
             if status.steps < 0 and since is not None and now - since > self._timeout_s:

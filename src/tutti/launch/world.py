@@ -118,15 +118,15 @@ def leave_world_of_one() -> None:
 def _stranger(context: LaunchContext, seen: int) -> str:
     from tutti.comm.mpi.library import library, library_file
 
-    said = f"{context.launcher.value} started {context.size} ranks, but MPI sees {seen}"
+    text = f"{context.launcher.value} started {context.size} ranks, but MPI sees {seen}"
     if context.launcher is Launcher.SRUN:
         return (
-            f"{said}: srun has not told {library()} of the others. Try 'srun --mpi=pmix' ('srun --mpi=list' "
+            f"{text}: srun has not told {library()} of the others. Try 'srun --mpi=pmix' ('srun --mpi=list' "
             "shows what there is), or leave srun out and have mpirun start the ranks of the allocation: "
             "--hosts slurm"
         )
     return (
-        f"{said}: it is not the launcher of {library()}, which mpi4py uses ({library_file()}). Start the "
+        f"{text}: it is not the launcher of {library()}, which mpi4py uses ({library_file()}). Start the "
         "ranks with that library's mpirun, or have mpi4py use the launcher's library: MPI4PY_LIBMPI=FILE"
     )
 

@@ -53,8 +53,8 @@ def _store(comm: Communicator) -> Store:
         return FileStore(f"/proc/self/fd/{make_for_all('store', comm)}", comm.size)
     host = socket.gethostname()
     server = TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False) if comm.rank == 0 else None
-    found = comm.broadcast_object(None if server is None else (host, server.port))
+    address = comm.broadcast_object(None if server is None else (host, server.port))
     if server is not None:
         return server
-    where, port = cast("tuple[str, int]", found)
+    where, port = cast("tuple[str, int]", address)
     return TCPStore(where, port, comm.size, is_master=False)

@@ -38,7 +38,7 @@ class MemoryNeed:
     gradients: int
     state: int
     activations: int
-    """What a step needs besides, at its peak."""
+    """The further needs of a step, at its peak."""
 
     @property
     def total(self) -> int:
@@ -62,15 +62,15 @@ class PeakMemory(TorchDispatchMode):
         given = {
             x.untyped_storage()._cdata for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)
         }
-        found = func(*args, **(kwargs or {}))
-        for made in pytree.tree_leaves(found):
+        outputs = func(*args, **(kwargs or {}))
+        for made in pytree.tree_leaves(outputs):
             if isinstance(made, Tensor):
                 storage = made.untyped_storage()
                 if storage._cdata not in given and storage._cdata not in self._alive:
                     self._count(storage)
         if func is torch.ops.aten.convolution_backward.default:
             self.peak = max(self.peak, self._live + _rearranged(*args[:2]))
-        return found
+        return outputs
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         place, nbytes = storage._cdata, storage.nbytes()

@@ -83,14 +83,14 @@ class ShardedPortion(TeamPortion):
             inputs, targets = self._workload.batch(1)
         began = perf_counter()
         weights = batch.weights if count else None
-        found = self._objective.compute(self.module, inputs, targets, weights)
+        computed = self._objective.compute(self.module, inputs, targets, weights)
         seconds = {"forward": perf_counter() - began}
         # FSDP makes the mean of a team's gradients; what is wanted is their sum.
-        torch.autograd.backward(found.loss, found.loss.new_tensor(batch.share * self.ranks.team.size))
-        outputs, targets = found.outputs.detach()[:count], targets[:count]
+        torch.autograd.backward(computed.loss, computed.loss.new_tensor(batch.share * self.ranks.team.size))
+        outputs, targets = computed.outputs.detach()[:count], targets[:count]
         if not count:
             return Computed(0.0, outputs, targets, 0.0, seconds)
-        return Computed(found.reported.item(), outputs, targets, found.weight, seconds)
+        return Computed(computed.reported.item(), outputs, targets, computed.weight, seconds)
 
 
 class ShardedWorker(Worker):

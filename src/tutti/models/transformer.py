@@ -152,8 +152,8 @@ class EncoderLayer(nn.Module):
             for made in (self.queries, self.keys, self.values)
         )
         mask = None if there is None else there[:, None, None, :]
-        found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-        joined: Tensor = self.join(found.transpose(1, 2).flatten(2))
+        attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        joined: Tensor = self.join(attended.transpose(1, 2).flatten(2))
         return joined
 
 

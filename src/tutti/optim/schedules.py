@@ -44,16 +44,16 @@ def schedule(
         if given:
             raise UnknownName("option", next(iter(given)), [], of="the schedule 'constant'")
         return None
-    made, presets = _find(name)
+    scheduler_class, presets = _find(name)
     for key in ("optimizer", "last_epoch"):
         if key in given:
             raise BadOption(f"option '{key}' of schedule '{name}' is set by the run; leave it out")
     given = {key: _load_function(value, key) for key, value in given.items()}
-    arguments = {**_lengths(made, {**presets, **given}, updates), **presets, **given}
-    if made is lr_scheduler.OneCycleLR:
+    arguments = {**_lengths(scheduler_class, {**presets, **given}, updates), **presets, **given}
+    if scheduler_class is lr_scheduler.OneCycleLR:
         arguments.setdefault("max_lr", [float(group["lr"]) for group in optimizer.param_groups])
     try:
-        scheduler = call_with_options(made, arguments, "schedule", name, {"optimizer": optimizer})
+        scheduler = call_with_options(scheduler_class, arguments, "schedule", name, {"optimizer": optimizer})
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise BadOption(
             f"schedule '{name}' cannot be made with {given} for {updates} updates: {error}"
@@ -65,22 +65,26 @@ def schedule(
 def _find(name: str) -> tuple[type[LRScheduler], dict[str, Any]]:
     """Return the class called `name`, and the options that the name implies."""
     if names_object(name):
-        made = load_object(name, "schedule")
-        if not (isinstance(made, type) and issubclass(made, LRScheduler)):
+        scheduler_class = load_object(name, "schedule")
+        if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, LRScheduler)):
             raise BadOption(f"schedule '{name}' is no class; expected a subclass of torch's LRScheduler")
-        return made, {}
+        return scheduler_class, {}
     full, presets = find_schedule(name)
     return SCHEDULES[full], presets
 
 
-def _lengths(made: type[LRScheduler], given: Mapping[str, Any], updates: int) -> dict[str, int]:
+def _lengths(scheduler_class: type[LRScheduler], given: Mapping[str, Any], updates: int) -> dict[str, int]:
     if "epochs" in given or "steps_per_epoch" in given:
         return {}
-    found = {name: updates for name in LENGTHS if name not in given and takes_option(made, name)}
+    lengths = {name: updates for name in LENGTHS if name not in given and takes_option(scheduler_class, name)}
     growth = given.get("T_mult", 1)
-    if made is lr_scheduler.CosineAnnealingWarmRestarts and "T_0" not in given and isinstance(growth, int):
-        found["T_0"] = -(-updates // max(1, sum(growth**cycle for cycle in range(RESTARTS))))
-    return found
+    if (
+        scheduler_class is lr_scheduler.CosineAnnealingWarmRestarts
+        and "T_0" not in given
+        and isinstance(growth, int)
+    ):
+        lengths["T_0"] = -(-updates // max(1, sum(growth**cycle for cycle in range(RESTARTS))))
+    return lengths
 
 
 def _load_function(value: object, name: str) -> object:

@@ -243,7 +243,7 @@ def _slices(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[Pa
     """Return the slices of parameters to move in `place`, by param group."""
     group_of = groups_of(optimizer)
     elementwise = is_elementwise(optimizer)
-    found: dict[int, list[ParameterSlice]] = {}
+    slices: dict[int, list[ParameterSlice]] = {}
     ends = [*(span.start for span in flat.spans[1:]), len(flat.weights)]
     for parameter, span, end in zip(flat.parameters, flat.spans, ends, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
@@ -253,8 +253,8 @@ def _slices(optimizer: Optimizer, flat: Flat, place: slice) -> dict[int, list[Pa
             # With the gap: fused kernels may round differently after the last full register, and an update
             # must be bit-equal wherever the vector is cut.
             stop = min(end, place.stop) if elementwise else stop
-            found.setdefault(group, []).append(ParameterSlice(parameter, elements, slice(start, stop)))
-    return found
+            slices.setdefault(group, []).append(ParameterSlice(parameter, elements, slice(start, stop)))
+    return slices
 
 
 def check_parameters(optimizer: Optimizer, replica: Replica) -> None:

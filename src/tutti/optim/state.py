@@ -122,14 +122,14 @@ def load(
 
 def by_name(held: Iterable[Named]) -> dict[str, dict[str, Any]]:
     """Return an optimizer's state of each parameter, by its name; later ones take precedence."""
-    found: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     for one in held:
         for full, value in [*one.numbers.items(), *one.tensors.items()]:
             prefix, _, rest = full.partition("/")
             name, _, key = rest.rpartition("/")
             if prefix == PREFIX:
-                found.setdefault(name, {})[key] = value
-    return found
+                states.setdefault(name, {})[key] = value
+    return states
 
 
 def _placed(

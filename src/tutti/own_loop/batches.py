@@ -43,9 +43,9 @@ def mapped(batch: Any, function: Callable[[Values], Values]) -> Any:
         values = {key: mapped(value, function) for key, value in batch.items()}
         if isinstance(batch, dict) or not isinstance(batch, MutableMapping):
             return values
-        found = copy.copy(batch)  # such as a batch of Hugging Face's collators
-        found.update(values)
-        return found
+        moved = copy.copy(batch)  # such as a batch of Hugging Face's collators
+        moved.update(values)
+        return moved
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(mapped(value, function) for value in batch))
     if isinstance(batch, (tuple, list)):

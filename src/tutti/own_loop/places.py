@@ -85,5 +85,5 @@ def generators_of(batches: object) -> list[torch.Generator]:
     owners: list[Any] = [batches]
     if isinstance(batches, DataLoader):
         owners += [batches.sampler, batches.batch_sampler, getattr(batches.batch_sampler, "sampler", None)]
-    found = (getattr(owner, "generator", None) for owner in owners)
-    return list(dict.fromkeys(one for one in found if isinstance(one, torch.Generator)))
+    generators = (getattr(owner, "generator", None) for owner in owners)
+    return list(dict.fromkeys(one for one in generators if isinstance(one, torch.Generator)))

@@ -53,9 +53,9 @@ class Stepper:
 
         def step(optimizer: Optimizer, closure: Closure | None = None) -> object:
             optimizer._opt_called = True  # type: ignore[attr-defined]
-            found = self._step(native, closure)
+            loss = self._step(native, closure)
             loop.note_step()
-            return found
+            return loss
 
         # A scheduler that was made before warns of an optimizer whose step lacks its mark.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

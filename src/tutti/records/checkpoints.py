@@ -106,8 +106,8 @@ def present(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    found = sorted((int(match[1]), match[2] is None, path) for match, path in named if match)
-    return [path for _, _, path in found]
+    checkpoints = sorted((int(match[1]), match[2] is None, path) for match, path in named if match)
+    return [path for _, _, path in checkpoints]
 
 
 def verify(path: Path) -> Manifest:
@@ -223,17 +223,17 @@ def _delete(path: Path) -> None:
             path.unlink()
 
 
-def _not_kept(found: list[Path], step: int, keep: int) -> list[Path]:
+def _not_kept(checkpoints: list[Path], step: int, keep: int) -> list[Path]:
     """Return the checkpoints to remove after one of a step was written."""
     whole = [
         path
-        for path in found
+        for path in checkpoints
         if (match := _NAME.fullmatch(path.name)) and not match[2] and int(match[1]) <= step
     ]
     scores = {path: _score(path) for path in whole}
     top = max(whole, key=lambda path: scores[path], default=None)
     kept = {*whole[-keep:], *([top] if top is not None and scores[top] > -math.inf else [])}
-    return [path for path in found if path not in kept]
+    return [path for path in checkpoints if path not in kept]
 
 
 def _score(path: Path) -> float:

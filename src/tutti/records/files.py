@@ -45,16 +45,16 @@ def make_file(path: Path, content: bytes) -> bool:
 @contextmanager
 def _written_beside(path: Path, content: bytes, flush: bool = True) -> Iterator[Path]:
     """Write a file that no other process writes, and remove it if it is still there afterwards."""
-    beside = path.with_name(f"{unfinished_file(path).name}-{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{unfinished_file(path).name}-{secrets.token_hex(8)}")
     try:
-        with open(beside, "xb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             if flush:
                 file.flush()
                 os.fsync(file.fileno())
-        yield beside
+        yield temporary
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)

@@ -120,16 +120,16 @@ def read_lines(path: Path, kind: type[T]) -> JsonLinesFile[T]:
         lines = []
     except OSError as error:
         raise BadRunFolder(f"cannot read {path}: {error.strerror}; give the folder of a run") from error
-    found: JsonLinesFile[T] = JsonLinesFile([], [])
+    content: JsonLinesFile[T] = JsonLinesFile([], [])
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            found.records.append(parse_record(line, kind))
+            content.records.append(parse_record(line, kind))
         except ValueError as error:
             what = "is cut off" if number == len(lines) else f"is no record ({error})"
-            found.damage.append(f"line {number} of {path} {what}; it was left out")
-    return found
+            content.damage.append(f"line {number} of {path} {what}; it was left out")
+    return content
 
 
 def read_all(paths: Iterable[Path], kind: type[T]) -> JsonLinesFile[T]:

@@ -40,9 +40,9 @@ class Predictions:
         missing = [name for name in _KEYS if name not in arrays]
         if missing:
             raise BadData(f"{path} lacks {' and '.join(missing)}, so it holds no predictions")
-        found = cls(**arrays)
+        predictions = cls(**arrays)
         lengths = {len(arrays[name]) if arrays[name].ndim else -1 for name in _KEYS}
-        if len(lengths) != 1 or found.rows.ndim != 1 or found.rows.dtype != np.int64:
+        if len(lengths) != 1 or predictions.rows.ndim != 1 or predictions.rows.dtype != np.int64:
             shapes = ", ".join(f"{name} {arrays[name].shape} {arrays[name].dtype}" for name in _KEYS)
             raise BadData(f"the arrays in {path} do not belong together: {shapes}; make them again")
-        return found
+        return predictions

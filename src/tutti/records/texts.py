@@ -150,8 +150,8 @@ def best_text(summary: Summary, history: Sequence[EpochRecord]) -> str | None:
     if best is None or summary.epochs == 1:
         return None
     part, _, metric = summary.best_by.partition(" ")
-    found = best.validation if part == "validation" else best.train
-    values = {} if found is None else {"loss": found.loss, **found.metrics}
+    evaluation = best.validation if part == "validation" else best.train
+    values = {} if evaluation is None else {"loss": evaluation.loss, **evaluation.metrics}
     value = f" {metric_text(metric, values[metric])}" if metric in values else ""
     text = f"epoch {best.epoch} of {summary.epochs} was the best, by its {summary.best_by}{value}"
     if best.epoch == summary.epochs:

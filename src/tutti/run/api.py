@@ -351,8 +351,8 @@ def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
     options.setdefault("batch_size", first.batch_size)
     if not quiet:
         print(first.said, flush=True)
-    found = [one.dataset if isinstance(one, Unloaded) else one for one in loaders]
-    return tuple(found) if pair else found[0]
+    datasets = [one.dataset if isinstance(one, Unloaded) else one for one in loaders]
+    return tuple(datasets) if pair else datasets[0]
 
 
 def spell(options: TrainOptions) -> None:

@@ -29,11 +29,11 @@ _OPTION: Final = re.compile(
 def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
     """Return a message with the known options as arguments; other words stay as they are."""
 
-    def argument(found: re.Match[str]) -> str:
-        name, key = found[1].replace("-", "_"), found[2]
-        number = {" ": "=", " none": "='none'"}.get(found[3] or "", "")
+    def argument(match: re.Match[str]) -> str:
+        name, key = match[1].replace("-", "_"), match[2]
+        number = {" ": "=", " none": "='none'"}.get(match[3] or "", "")
         if name not in known:
-            return found[0]
+            return match[0]
         if key is not None:
             return f"{name}_options['{key.replace('-', '_')}']{number}"
         return f"{'workers' if name == 'n' else name}{number}"

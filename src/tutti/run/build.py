@@ -161,9 +161,9 @@ def data_seed(config: TrainConfig) -> int:
 
     A file of splits has its own. Workers of a `tutti centre` hold out the same samples whatever their seeds.
     """
-    found = None if config.split is None else seed_of_data(Path(split_of(config.split)[0]).expanduser())
+    seed = None if config.split is None else seed_of_data(Path(split_of(config.split)[0]).expanduser())
     own = 0 if config.strategy_options.get("centre") else config.seed
-    return own if found is None else found
+    return own if seed is None else seed
 
 
 def given_data(recipe: Recipe) -> tuple[object, Options]:

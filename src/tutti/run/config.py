@@ -395,8 +395,8 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     model = given.get("model", TrainConfig.model)
     of_model = MODELS.literal(model, "DEFAULTS") or {} if model in MODELS else {}
-    beside = {"optimizer": ("lr", "optimizer_options"), "steps": ("epochs",)}
-    chosen = {*given, *(other for name in given for other in beside.get(name, ()))}
+    related = {"optimizer": ("lr", "optimizer_options"), "steps": ("epochs",)}
+    chosen = {*given, *(other for name in given for other in related.get(name, ()))}
     return {**{name: one for name, one in of_model.items() if name not in chosen}, **given}
 
 

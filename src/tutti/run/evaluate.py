@@ -65,8 +65,8 @@ def open_seen(
     if as_before:
         return seen_as(open_config_data(recipe, comm, options=options, trained=trained), trained)
     known = KnownClasses(trained.classes, tuple(map(str, trained.labels)))
-    found = open_config_data(recipe, comm, known=known, options=options, trained=trained)
-    return seen_as(found, trained, "columns" in config.data_options)
+    dataset = open_config_data(recipe, comm, known=known, options=options, trained=trained)
+    return seen_as(dataset, trained, "columns" in config.data_options)
 
 
 def seen_as(dataset: DataSet, trained: TrainedOn, chosen: bool = False) -> DataSet:

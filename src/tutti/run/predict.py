@@ -82,9 +82,9 @@ def _other(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[s
     if data.fill:
         options.setdefault("missing", "mean")
     with reading_shown(job.config.data, comm.rank == 0 and not job.quiet):
-        found = open_inputs(job.config.data, comm, options, job.part)
-    columns = () if "columns" in job.config.data_options else found.columns
-    return found.name, predictor.seen(found.name, found.train, columns, found.table)
+        inputs = open_inputs(job.config.data, comm, options, job.part)
+    columns = () if "columns" in job.config.data_options else inputs.columns
+    return inputs.name, predictor.seen(inputs.name, inputs.train, columns, inputs.table)
 
 
 def _own(job: PredictJob, comm: Communicator, predictor: Predictor) -> tuple[str, Part]:

@@ -61,21 +61,21 @@ def resize(run: str | Path, workers: int) -> str:
             f"remove {path / REQUEST} if no 'tutti resize' is running"
         )
     try:
-        found = read_request(path)
-        while found is not None and not found.answer:
+        request = read_request(path)
+        while request is not None and not request.answer:
             _refuse_ended(folder, workers)
             time.sleep(_LOOK_S)
-            found = read_request(path)
+            request = read_request(path)
     finally:
         remove_request(path)
-    if found is None:
+    if request is None:
         refuse_no_folder(path)
         raise BadRunFolder(
             f"{path / REQUEST} was removed before there was an answer in it; see what the run has printed"
         )
-    if not found.agreed:
-        raise BadOption(found.answer)
-    return found.answer
+    if not request.agreed:
+        raise BadOption(request.answer)
+    return request.answer
 
 
 def _refuse_ended(folder: RunFolder, workers: int) -> None:

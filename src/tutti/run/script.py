@@ -37,8 +37,8 @@ def run_program(
         raise BadOption(f"there is no program {program}; give the path of a Python file")
     payload = json.dumps([str(path.resolve()), arguments]).encode()
     placement = place_ranks(workers, threads, hosts=hosts)
-    found = start("tutti.run.script:work", payload, placement, announce=_announce)
-    return cast("int | None", found) or 0
+    result = start("tutti.run.script:work", payload, placement, announce=_announce)
+    return cast("int | None", result) or 0
 
 
 def _announce(line: str) -> None:

@@ -57,13 +57,13 @@ class SharedData:
 
     def open(self, recipe: Recipe, comm: Communicator) -> DataSet:
         """Open the data set of a run (collective), as `open_config_data` does, reading it at most once."""
-        found: _Lying | UserError | None = None
+        location: _Lying | UserError | None = None
         if comm.node.rank == 0:
             try:
-                found = self._look_up(recipe)
+                location = self._look_up(recipe)
             except UserError as error:
-                found = error  # the other ranks wait for the leader's word
-        lying = cast("_Lying | UserError", comm.node.broadcast_object(found))
+                location = error  # the other ranks wait for the leader's word
+        lying = cast("_Lying | UserError", comm.node.broadcast_object(location))
         if isinstance(lying, UserError):
             raise lying
         pool = self._pool(lying)

@@ -52,11 +52,11 @@ def table(preparation: Preparation) -> str:
         kinds += [plural(len(some), kind) + (f" ({', '.join(how)})" if how else "")] if some else []
     gaps = sum(column.gaps and bool(column.mean) for column in preparation.columns)
     stands = "mean" if preparation.by_mean else "median"
-    said = [f"table: {', '.join(kinds)}"]
-    said += [f"gaps in {plural(gaps, 'column')} become the {stands}"] if gaps else []
+    parts = [f"table: {', '.join(kinds)}"]
+    parts += [f"gaps in {plural(gaps, 'column')} become the {stands}"] if gaps else []
     left_out = [f"{printable(name)} ({why})" for name, why in preparation.left_out.items()]
     more = f", ... ({len(left_out):,} in all)" if len(left_out) > 8 else ""
-    return "; ".join([*said, *([f"left out: {', '.join(left_out[:8])}{more}"] if left_out else [])])
+    return "; ".join([*parts, *([f"left out: {', '.join(left_out[:8])}{more}"] if left_out else [])])
 
 
 def training(config: TrainConfig, together: bool) -> str:
@@ -105,8 +105,8 @@ def ending(summary: Summary) -> list[str]:
     """Describe why a run ended early, and which epoch's weights it has; empty for a full-length run."""
     lines = [] if summary.ended_early is None else [f"ended early: {summary.ended_early}"]
     if summary.restored:
-        found = "" if summary.validation is None else f": validation {figures(summary.validation)}"
-        lines.append(f"weights: those of epoch {summary.best_epoch}, the best{found}")
+        figures_text = "" if summary.validation is None else f": validation {figures(summary.validation)}"
+        lines.append(f"weights: those of epoch {summary.best_epoch}, the best{figures_text}")
     return lines
 
 

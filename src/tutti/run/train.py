@@ -79,7 +79,7 @@ GONE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run shares with others, if it is one of many."""
+    """The parts that a run shares with others, if it is one of many."""
 
     follower: Progress = field(default_factory=Progress)  # is told how the run goes, on each rank
     open_data: Callable[[Recipe, Communicator], DataSet] = open_config_data  # collective
@@ -166,9 +166,9 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
                     return FittedRun(job, team, parts, context, sampler, recording, start, tested).execute()
 
             outcome = work_or_serve(job, team, task.module, strategy, fit)
-        said = recording.save(outcome.folder if outcome is not None else None)
-        if said and not job.quiet:
-            print(*said, sep="\n", flush=True)
+        lines = recording.save(outcome.folder if outcome is not None else None)
+        if lines and not job.quiet:
+            print(*lines, sep="\n", flush=True)
         return result_for_all(recording.comm, team, outcome)
 
 
@@ -371,8 +371,8 @@ class FittedRun:
         outputs = predict(task.module, part, self.parts.workers.comm, task.objective.arithmetic)
         if folder is not None and outputs is not None:
             loss = task.objective.loss
-            found = predictions_of(part, loss.in_units(outputs), loss.ignored)
-            folder.write_predictions(found.as_bytes())
+            predictions = predictions_of(part, loss.in_units(outputs), loss.ignored)
+            folder.write_predictions(predictions.as_bytes())
 
     def _with_model(self, outcome: RunOutcome, weights: dict[str, Any]) -> RunOutcome:
         """Return the outcome with the model, for a caller in Python."""

@@ -357,10 +357,10 @@ def _is_mixed(X: object) -> bool:
 def _checked_weights(weights: Any, X: Any) -> Array | None:
     if weights is None:
         return None
-    found = cast("Array", _check_sample_weight(weights, X, dtype=np.float64, ensure_non_negative=True))
-    if not found.any():
+    checked = cast("Array", _check_sample_weight(weights, X, dtype=np.float64, ensure_non_negative=True))
+    if not checked.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
-    return found
+    return checked
 
 
 def _warn_of_sizes(inputs: Array) -> None:

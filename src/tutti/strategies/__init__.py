@@ -65,17 +65,17 @@ def named(name: str) -> type[Strategy]:
     """
     if not names_object(name):
         return STRATEGIES.named(name)
-    found = load_object(name, "strategy")
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
-        kind = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
+    strategy = load_object(name, "strategy")
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
+        kind = strategy.__name__ if isinstance(strategy, type) else f"a {type(strategy).__name__}"
         raise BadOption(
             f"the strategy '{name}' is {kind}, which is no subclass of tutti.strategies.Strategy; derive it "
             "from that (docs/write-your-own-strategy.md shows how)"
         )
-    abstract = sorted(found.__abstractmethods__)
-    missing = [needed for needed in ("name", "home") if not hasattr(found, needed)] + abstract
+    abstract = sorted(strategy.__abstractmethods__)
+    missing = [needed for needed in ("name", "home") if not hasattr(strategy, needed)] + abstract
     if missing:
         raise BadOption(
             f"the strategy '{name}' does not define: {', '.join(missing)}; every strategy must have these"
         )
-    return found
+    return strategy

@@ -132,13 +132,13 @@ def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
             f"{around.launcher.value}"
         )
     cores = cores or allowed_cores().usable
-    found: dict[str, Combination] = {}
+    combinations: dict[str, Combination] = {}
     for one in _combinations(question, cores):
         # A way that a device cannot run fails alone: the others are still compared.
         job = TrainJob(replace(config_of(question, one, 0), device=CPU, cuda_graph="auto"))
         check_recipe(job, one.workers)
-        found[one.folder] = one
-    config, ways = question.config, tuple(found.values())
+        combinations[one.folder] = one
+    config, ways = question.config, tuple(combinations.values())
     if config.data in BUILT_IN:
         BUILT_IN[config.data]()  # A failing download is refused once, not by every run.
     return Comparison(config.model, config.data, question.repeats, question.goal, ways, config.as_json())
@@ -185,7 +185,7 @@ def compare(
     question: Question,
     comparison: Comparison,
     folder: Path,
-    said: Callable[[str], None],
+    report: Callable[[str], None],
     train: Callable[[TrainConfig], Summary] | None = None,
 ) -> None:
     """Run what has not been run yet.
@@ -194,7 +194,7 @@ def compare(
         question: the question.
         comparison: its combinations.
         folder: the folder of the runs; finished runs there are kept.
-        said: called with a line about every run, before it begins and when it has ended.
+        report: called with a line about every run, before it begins and when it has ended.
         train: makes one run and returns its summary; by default on new ranks.
 
     Raises:
@@ -207,19 +207,19 @@ def compare(
         if not compared.run(one, repeat).finished
     ]
     for number, (repeat, one) in enumerate(left, start=1):
-        said(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")
+        report(f"{number} of {len(left)}: {one.name}, repeat {repeat + 1}")
         compared.clear(one, repeat)
         try:
-            found = (train or _train)(
+            summary = (train or _train)(
                 replace(config_of(question, one, repeat), out=str(compared.run(one, repeat).path))
             )
         except RunStopped:
             raise
         except TuttiError as error:
             compared.run(one, repeat).write_error(str(error))
-            said(f"  failed: {in_one_line(str(error))}")
+            report(f"  failed: {in_one_line(str(error))}")
         else:
-            said(f"  {summary_lines.speed(found)}")
+            report(f"  {summary_lines.speed(summary)}")
 
 
 def _train(config: TrainConfig) -> Summary:

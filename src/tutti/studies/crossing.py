@@ -65,11 +65,11 @@ def with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> Train
 
     `values` are as `TrainConfig.as_json` gives them. An option of a part is given as "strategy.every".
     """
-    found = dict(values)
+    changed = dict(values)
     for name, value in options.items():
         part, dot, key = name.partition(".")
         if dot:
-            found[f"{part}_options"] = {**found.get(f"{part}_options", {}), key: value}
+            changed[f"{part}_options"] = {**changed.get(f"{part}_options", {}), key: value}
         else:
-            found[name] = value
-    return TrainConfig.from_json(found)
+            changed[name] = value
+    return TrainConfig.from_json(changed)

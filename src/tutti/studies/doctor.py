@@ -165,7 +165,7 @@ def mpi_library() -> str:
     environment = dict(os.environ)
     give_home(environment)
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", MPI_QUESTION],
             env=environment,
             capture_output=True,
@@ -175,9 +175,9 @@ def mpi_library() -> str:
         )
     except subprocess.TimeoutExpired:
         return f"mpi4py is installed, but MPI did not start within {PATIENCE_S} s"
-    answer = asked.stdout.strip().splitlines()
-    if asked.returncode != 0 or not answer:
-        reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1]
+    answer = process.stdout.strip().splitlines()
+    if process.returncode != 0 or not answer:
+        reason = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         return f"mpi4py is installed, but no MPI library works: {reason}; try: pip install 'tutti[mpi]'"
     return f"{answer[0]}, mpi4py {_version('mpi4py')}"
 
@@ -198,14 +198,14 @@ def _threads() -> str:
 
 def unused_gpu(measured: Measured) -> str:
     """Return what the driver says if torch can use no GPU, and why it cannot."""
-    found = _driver_gpu()
-    if not found:
+    gpu = _driver_gpu()
+    if not gpu:
         return "none"
     if not measured.cuda:
-        return f"{found}, but torch {measured.torch} was built without CUDA"
+        return f"{gpu}, but torch {measured.torch} was built without CUDA"
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return f"{found}, but CUDA_VISIBLE_DEVICES='{os.environ['CUDA_VISIBLE_DEVICES']}' hides it"
-    return f"{found}, but its driver is too old for CUDA {measured.cuda}, which this torch was built with"
+        return f"{gpu}, but CUDA_VISIBLE_DEVICES='{os.environ['CUDA_VISIBLE_DEVICES']}' hides it"
+    return f"{gpu}, but its driver is too old for CUDA {measured.cuda}, which this torch was built with"
 
 
 def _driver_gpu() -> str:
@@ -213,9 +213,9 @@ def _driver_gpu() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
-    asked = [program, "--query-gpu=name", "--format=csv,noheader"]
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         return "a GPU whose driver does not answer"
     lines = answer.stdout.strip().splitlines() if answer.returncode == 0 else []

@@ -26,15 +26,15 @@ def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
     with seeded(config.seed):
         task = prepare_task(job, open_config_data(job, comm))
         state = state_per_byte(lambda module: build_optimizer(job, module))
-        found: dict[str, MemoryNeed | str] = {}
+        needs: dict[str, MemoryNeed | str] = {}
         for name, layout, ranks in _layouts(job):
             try:
-                found[name] = need_of(layout, ranks, task.module, task.workload(config.batch_size), state)
+                needs[name] = need_of(layout, ranks, task.module, task.workload(config.batch_size), state)
             except UserError as error:
-                found[name] = str(error)
+                needs[name] = str(error)
     print(task.described())
-    print(_table(found, config.batch_size, config.optimizer), flush=True)
-    return found
+    print(_table(needs, config.batch_size, config.optimizer), flush=True)
+    return needs
 
 
 def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
@@ -69,12 +69,12 @@ def need_of(
         ) from error
 
 
-def _table(found: dict[str, MemoryNeed | str], batch_size: int, optimizer: str) -> str:
-    width = max(len(name) for name in found) + 2
+def _table(needs: dict[str, MemoryNeed | str], batch_size: int, optimizer: str) -> str:
+    width = max(len(name) for name in needs) + 2
     lines = [f"memory of the rank that needs most, MB; {batch_size} samples behind an update, {optimizer}"]
     lines.append(f"{'':{width}}" + "".join(f"{head:>13}" for head in HEADS) + f"{'of 1 rank':>13}")
-    first = next(iter(found.values()))
-    for name, need in found.items():
+    first = next(iter(needs.values()))
+    for name, need in needs.items():
         if isinstance(need, str):
             lines.append(f"{name:{width}}  not possible: {need}")
             continue

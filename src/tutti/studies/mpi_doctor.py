@@ -73,12 +73,12 @@ def examine_ranks() -> list[Finding]:
     place = mpi_place(os.environ)
     if place is None:
         return _without_launcher()
-    asked = [sys.executable, "-P", "-m", "tutti.studies.mpi_doctor"]
+    command = [sys.executable, "-P", "-m", "tutti.studies.mpi_doctor"]
     # The inherited connection of MPICH's ranks to their launcher.
     kept = [int(number) for number in (os.environ.get("PMI_FD", ""),) if number.isdecimal()]
     try:
         done = subprocess.run(
-            asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False, pass_fds=kept
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, pass_fds=kept
         )
     except subprocess.TimeoutExpired:
         several = f"where hosts have several networks, name the one that joins all of them: {JOINING}"
@@ -117,7 +117,7 @@ def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "none"
-    told = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    allotted = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return Seen(
         place.rank,
         place.size,
@@ -127,7 +127,7 @@ def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
         library,
         file,
         tuple(sorted(os.sched_getaffinity(0))),
-        int(told) if told.isdecimal() else os.cpu_count() or 1,
+        int(allotted) if allotted.isdecimal() else os.cpu_count() or 1,
         networks_here(),
         versions,
     )
@@ -137,13 +137,13 @@ def networks_here() -> tuple[str, ...]:
     """Return the IPv4 addresses of this host with the lengths of their networks, without loopback."""
     import psutil
 
-    found = [
+    interfaces = [
         ipaddress.ip_interface(f"{one.address}/{one.netmask}")
         for several in psutil.net_if_addrs().values()
         for one in several
         if one.family == socket.AF_INET and one.netmask
     ]
-    return tuple(str(one) for one in found if not one.is_loopback)
+    return tuple(str(one) for one in interfaces if not one.is_loopback)
 
 
 def report(seen: Sequence[Seen]) -> list[Finding]:
@@ -165,22 +165,22 @@ def report(seen: Sequence[Seen]) -> list[Finding]:
 def wrongs(seen: Sequence[Seen]) -> list[str]:
     """Return what is wrong with the ranks, and what to do about it."""
     first, hosts = seen[0], by_host(seen)
-    found = [_two_mpis(first)] if first.mpi_size < first.size else []
+    problems = [_two_mpis(first)] if first.mpi_size < first.size else []
     kinds = {f"MPI's {name}": {one.host: getattr(one, name) for one in seen} for name in ("library", "file")}
     kinds |= {name: {one.host: one.versions.get(name, "none") for one in seen} for name in first.versions}
     for name, values in kinds.items():
         if len(set(values.values())) > 1:
             listing = ", ".join(f"{host}: {value}" for host, value in values.items())
-            found.append(f"{name} differs ({listing}): use one environment on all hosts")
+            problems.append(f"{name} differs ({listing}): use one environment on all hosts")
     networks = {host: {_network(one) for one in ranks[0].networks} for host, ranks in hosts.items()}
     if len(hosts) > 1 and not set.intersection(*networks.values()):
         listing = "; ".join(
             f"{host}: {', '.join(ranks[0].networks) or 'none'}" for host, ranks in hosts.items()
         )
-        found.append(
+        problems.append(
             f"no network is common to all hosts ({listing}): they need a route between their networks"
         )
-    return found
+    return problems
 
 
 def _two_mpis(one: Seen) -> str:
@@ -205,8 +205,8 @@ def by_host(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
     return hosts
 
 
-def _seen_from(told: dict[str, object]) -> Seen:
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+def _seen_from(values: dict[str, object]) -> Seen:
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return Seen(**known)  # type: ignore[arg-type]
 
 

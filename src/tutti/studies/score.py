@@ -56,12 +56,12 @@ class Score:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether each epoch has a value, so that runs can be compared before they end."""
+        """True if each epoch has a value, so that runs can be compared before they end."""
         return self.name not in COSTS
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share, shown in percent."""
+        """True if it is a share, shown in percent."""
         return is_share(self.name)
 
     def of(self, run: Summary) -> float:
@@ -74,8 +74,8 @@ class Score:
         """Return the value after an epoch."""
         return self._of(epoch.validation)
 
-    def _of(self, found: Evaluation | None) -> float:
-        values = {} if found is None else {LOSS: found.loss, **found.metrics}
+    def _of(self, evaluation: Evaluation | None) -> float:
+        values = {} if evaluation is None else {LOSS: evaluation.loss, **evaluation.metrics}
         if self.name not in values:
             raise BadRunFolder(
                 f"the runs have no '{self.name}' on a validation part, but {', '.join(values) or 'nothing'}; "
@@ -104,14 +104,14 @@ def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> 
     listed = _listed(metrics)
     known = {*map(name_of, listed), LOSS, *COSTS}
     known |= {*AUTOMATIC} if "auto" in known else set()
-    said = better or _better(name)
+    direction = better or _better(name)
     if isinstance(text, str) and ":" not in text and name not in known and _better(name) is None:
         raise UnknownName("metric", name, {*HIGHER, *LOWER, *known} - {"auto", "none"}, of=option)
-    if said is None:
+    if direction is None:
         how = f"{text}:higher or {text}:lower"
         how = how if isinstance(text, str) else f"'{name}:higher' or '{name}:lower', and metrics=[{name}]"
         raise BadOption(f"{option} does not say which values of '{name}' are better; write {how}")
-    score = Score(name, said == "higher")
+    score = Score(name, direction == "higher")
     if name in known:
         return score, metrics
     several = [*(one for one in listed if one != "none"), text]
@@ -123,17 +123,17 @@ def scores_of(
     given: Sequence[Metric], metrics: Metric | Sequence[Metric], option: str
 ) -> tuple[list[Score], Any]:
     """Return several scores, and the metrics that runs compute, with what they need; as `score_of`."""
-    found = []
+    scores = []
     for one in given:
         score, metrics = (Score(AUTO, True), metrics) if one == AUTO else score_of(one, metrics, option)
-        found.append(score)
-    return found, metrics
+        scores.append(score)
+    return scores, metrics
 
 
-def score_by_metrics(found: Sequence[Evaluation]) -> Score:
+def score_by_metrics(evaluations: Sequence[Evaluation]) -> Score:
     """Return the score of runs that asked for none: their first metric, or else the loss."""
-    names = found[0].metrics if found else ()
-    return first_score([name for name in names if all(name in one.metrics for one in found)])
+    names = evaluations[0].metrics if evaluations else ()
+    return first_score([name for name in names if all(name in one.metrics for one in evaluations)])
 
 
 def first_score(metrics: Iterable[str]) -> Score:

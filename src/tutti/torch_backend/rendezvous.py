@@ -84,8 +84,8 @@ class GroupStore:
                 raise Absent("init_process_group", [self._global_ranks[rank]], self._timeout_s)
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, _LONGEST_STORE_NAP_S)
-        found: bytes = self._store.get(key)
-        return found.decode()
+        value: bytes = self._store.get(key)
+        return value.decode()
 
 
 def join_by_store(rank: int, size: int) -> HostCommunicator:

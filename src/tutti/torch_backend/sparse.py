@@ -50,9 +50,9 @@ def _gather_and_sum(
     mean: bool,
 ) -> Steps:
     own = torch.tensor([len(values), tensor.sparse_dim(), *tensor.shape], device="cpu")
-    found = [torch.empty_like(own) for _ in range(transport.size)]
-    yield from transport.all_gather(own, found)
-    forms = [one.tolist() for one in found]
+    received = [torch.empty_like(own) for _ in range(transport.size)]
+    yield from transport.all_gather(own, received)
+    forms = [one.tolist() for one in received]
     if any(form[1:] != forms[0][1:] for form in forms):
         shapes = [tuple(form[2:]) for form in forms]
         raise CallsDiffer(

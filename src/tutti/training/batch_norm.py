@@ -106,9 +106,9 @@ class BatchStatistics:
 
     def sum(self, vector: Tensor) -> Tensor:
         """Return the sum over all ranks (collective), in float64 on the CPU."""
-        found = vector.double().cpu()
-        self._comm.all_reduce(found)
-        return found
+        sums = vector.double().cpu()
+        self._comm.all_reduce(sums)
+        return sums
 
 
 class _Normalised(Function):

@@ -125,8 +125,8 @@ class Callbacks:
 
     def why_end(self) -> str | None:
         """Return the reason for ending the run of the lowest rank that has one (collective)."""
-        asked = self._comm.all_gather_objects(self._course._reason)
-        return next((str(reason) for reason in asked if reason is not None), None)
+        reasons = self._comm.all_gather_objects(self._course._reason)
+        return next((str(reason) for reason in reasons if reason is not None), None)
 
     def state(self) -> Values:
         """Return the states of the callbacks that have one."""

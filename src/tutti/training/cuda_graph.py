@@ -112,11 +112,11 @@ class GraphedPass:
     def _pass(self, positions: Tensor, share: Tensor) -> Pass:
         inputs, targets = self._part.take(positions)
         inputs, targets = self._arithmetic.inputs(inputs), self._arithmetic.targets(targets)
-        found = self._objective.compute(self._module, inputs, targets)
+        computed = self._objective.compute(self._module, inputs, targets)
         # `backward` would add each gradient in its own call.
-        gradients = torch.autograd.grad(found.loss, self._parameters, share, allow_unused=True)
+        gradients = torch.autograd.grad(computed.loss, self._parameters, share, allow_unused=True)
         self._written = _add(self._parameters, gradients)
-        return found.reported.detach(), found.outputs.detach(), targets
+        return computed.reported.detach(), computed.outputs.detach(), targets
 
 
 def _add(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> list[Tensor]:

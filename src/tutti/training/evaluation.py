@@ -161,15 +161,15 @@ class Tally:
         """Return the sums over all ranks (collective); equal on all of them."""
         return self.total_of(self.sums(), comm)
 
-    def total_of(self, found: Sums, comm: Communicator) -> Evaluation:
+    def total_of(self, totals: Sums, comm: Communicator) -> Evaluation:
         """Return the `total` from each rank's sums."""
-        comm.all_reduce(found.counts)
-        comm.all_reduce(found.sums)
+        comm.all_reduce(totals.counts)
+        comm.all_reduce(totals.sums)
         if not self._gathers:
-            return self._evaluation(found, [])
-        rows = gather_rows(found.rows, comm)
+            return self._evaluation(totals, [])
+        rows = gather_rows(totals.rows, comm)
         values = comm.broadcast_object(self._of_all(rows) if comm.rank == 0 else None)
-        return self._evaluation(found, cast("list[float]", values))
+        return self._evaluation(totals, cast("list[float]", values))
 
     def sums(self) -> Sums:
         """Return the sums of this rank."""
@@ -251,12 +251,12 @@ class Tally:
         gathered = [metric for metric in self._metrics if metric.gathers]
         return [metric.of_all(*rows) if rows else math.nan for metric in gathered]
 
-    def _evaluation(self, found: Sums, gathered: Sequence[float]) -> Evaluation:
+    def _evaluation(self, totals: Sums, gathered: Sequence[float]) -> Evaluation:
         """Return the figures, with the values of metrics that gather."""
-        samples, labels, *cells = found.counts.tolist()
-        weight, loss = found.sums[:2].tolist()
+        samples, labels, *cells = totals.counts.tolist()
+        weight, loss = totals.sums[:2].tolist()
         given, metrics = iter(gathered), dict[str, float]()
-        for metric, sums in zip(self._metrics, self._split(found.sums), strict=True):
+        for metric, sums in zip(self._metrics, self._split(totals.sums), strict=True):
             if metric.gathers:
                 value = next(given, None)
             else:
@@ -327,16 +327,21 @@ def undone(modules: Iterable[nn.Module]) -> Iterator[None]:
     # A forward pass may write to frozen parameters, such as averages.
     before = {tensor: tensor.detach().clone() for tensor in tensors if not tensor.requires_grad}
     parts = {part for module in modules for part in module.modules()}
-    named = [there for part in parts for there in (vars(part), part._buffers) if isinstance(there, dict)]
-    known = [dict(there) for there in named]
+    named = [
+        attributes
+        for part in parts
+        for attributes in (vars(part), part._buffers)
+        if isinstance(attributes, dict)
+    ]
+    known = [dict(attributes) for attributes in named]
     try:
         with torch.random.fork_rng(devices={tensor.device for tensor in tensors if tensor.is_cuda}):
             yield
     finally:
-        for there, then in zip(named, known, strict=True):
-            for name in there.keys() - then.keys():
-                del there[name]
-            there.update(then)
+        for attributes, then in zip(named, known, strict=True):
+            for name in attributes.keys() - then.keys():
+                del attributes[name]
+            attributes.update(then)
         with torch.no_grad():
             copy_all(before, before.values())
 
@@ -392,12 +397,12 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 def named_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's buffers by name; for a Keras model also its frozen parameters."""
-    found = {name: buffer.detach() for name, buffer in module.named_buffers()}
+    buffers = {name: buffer.detach() for name, buffer in module.named_buffers()}
     if is_of_keras(module):
         # Keras keeps the statistics of BatchNorm in these.
         fixed = (one.detach() for one in module.parameters() if not one.requires_grad)
-        found |= {f"keras/{n}": one for n, one in enumerate(filter(Tensor.is_floating_point, fixed))}
-    return found
+        buffers |= {f"keras/{n}": one for n, one in enumerate(filter(Tensor.is_floating_point, fixed))}
+    return buffers
 
 
 def gather_rows(rows: tuple[Tensor, ...], comm: Communicator) -> tuple[Tensor, ...]:

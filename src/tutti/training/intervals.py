@@ -81,10 +81,10 @@ class Averaging(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Averaging:
         """Parse the value of `--average`."""
-        found = _AVERAGE.fullmatch(text)
-        if found is None:
+        match = _AVERAGE.fullmatch(text)
+        if match is None:
             raise BadOption(
                 f"--average is '{text}'; give a decay below 1, such as ema:0.999, or the share of the run at "
                 "which the average begins, such as swa:0.75"
             )
-        return cls(found[1], Fraction(found[2]))
+        return cls(match[1], Fraction(match[2]))

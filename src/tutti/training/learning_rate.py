@@ -50,7 +50,7 @@ class LearningRate:
         options = as_values(options_of(self._optimizer), "the optimizer's param_groups")
         return {"made": self._stepped, "state": kept, "options": options}
 
-    def load_state(self, at: Values, made: int, alike: bool = True) -> None:
+    def load_state(self, at: Values, steps: int, alike: bool = True) -> None:
         """Continue after `made` updates, from an earlier state if the run is `alike` in length."""
         if self._schedule is None:
             return
@@ -61,4 +61,4 @@ class LearningRate:
             self._stepped = at["made"]
             load_state_of(self._schedule, at["state"])
         else:
-            self.step_until(made)
+            self.step_until(steps)

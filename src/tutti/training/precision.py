@@ -118,14 +118,14 @@ class Arithmetic:
         return self._call(module, inputs)
 
     def _call(self, module: Callable[..., object], inputs: Inputs) -> object:
-        told: dict[str, bool] = {}
+        options: dict[str, bool] = {}
         kind: Any = type(module)
         if _is_of_keras(kind) and isinstance(module, nn.Module):
-            inputs, told = of_keras.arguments(module, inputs), {"training": module.training}
+            inputs, options = of_keras.arguments(module, inputs), {"training": module.training}
         if self.precision in _HALF:
             with torch.autocast(self.device, dtype=_HALF[self.precision]):
-                return _called(module, inputs, told)
-        return _called(module, inputs, told)
+                return _called(module, inputs, options)
+        return _called(module, inputs, options)
 
     def _placed(self, tensor: Tensor) -> Tensor:
         if self.device != "cpu" and tensor.is_cpu:
@@ -136,12 +136,12 @@ class Arithmetic:
         return tensor
 
 
-def _called(module: Callable[..., object], inputs: Inputs, told: Mapping[str, bool]) -> object:
+def _called(module: Callable[..., object], inputs: Inputs, options: Mapping[str, bool]) -> object:
     if isinstance(inputs, Tensor):
-        return module(inputs, **told)
+        return module(inputs, **options)
     if isinstance(inputs, dict):
-        return module(**inputs, **told)
-    return module(*inputs, **told)
+        return module(**inputs, **options)
+    return module(*inputs, **options)
 
 
 def _channels_last(images: Tensor) -> Tensor:

@@ -52,9 +52,9 @@ class TrainingState:
         """True if nothing more is trained now."""
         return self.stopped is not None or self.ended is not None
 
-    def complete(self, found: Sequence[Evaluation | None]) -> list[EpochRecord]:
+    def complete(self, evaluations: Sequence[Evaluation | None]) -> list[EpochRecord]:
         """Remove the next epochs from `unvalidated`, and return their records with these validations."""
-        return [replace(self.unvalidated.popleft(), validation=one) for one in found]
+        return [replace(self.unvalidated.popleft(), validation=one) for one in evaluations]
 
     def state(self) -> Values:
         """Return the state to continue from."""

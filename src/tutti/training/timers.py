@@ -91,9 +91,9 @@ class RankWork:
         """Return the records of all ranks, and count from zero again (collective)."""
         figures = self._traffic.take().figures()
         mine = RankRecord(self.steps, samples, self.stages.take(), **figures, left_out=left_out)
-        found = comm.all_gather_objects((mine, self._own_s.tobytes()))
+        gathered = comm.all_gather_objects((mine, self._own_s.tobytes()))
         self.steps, self._own_s = 0, array("f")
-        return compared(cast("list[tuple[RankRecord, bytes]]", found))
+        return compared(cast("list[tuple[RankRecord, bytes]]", gathered))
 
 
 def compared(ranks: Sequence[tuple[RankRecord, bytes]]) -> list[RankRecord]:

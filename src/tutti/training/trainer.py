@@ -183,14 +183,14 @@ class Trainer:
         self._average.show()
         if self._ending.average is not None and not self._average.count:
             self.course.ended = f"{self.course.ended}; the weights are not averaged: --average had not begun"
-        found = self._validate(final=True)
-        self._note(self.course.complete(found[:-1]))
-        self._leave(self.course.history, found[-1])
+        results = self._validate(final=True)
+        self._note(self.course.complete(results[:-1]))
+        self._leave(self.course.history, results[-1])
 
-    def _leave(self, history: Sequence[EpochRecord], found: Evaluation | None) -> None:
+    def _leave(self, history: Sequence[EpochRecord], evaluation: Evaluation | None) -> None:
         """Put the final weights, or the best epoch's, in place and write them (collective)."""
         restored = self.course.restored = self._best.restore(history)
-        self.course.final = found if restored is None else restored.validation
+        self.course.final = evaluation if restored is None else restored.validation
         if self._hooks.checkpoint is not None:
             self._hooks.checkpoint()
             self._work.stages.lap("checkpoint")

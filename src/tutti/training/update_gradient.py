@@ -127,19 +127,21 @@ class UpdateGradient:
         arithmetic = self.objective.arithmetic
         inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
         self._stages.lap("copy")
-        found = self.objective.compute(self._replica.module, inputs, targets, batch.weights)
+        computed = self.objective.compute(self._replica.module, inputs, targets, batch.weights)
         self._stages.lap("forward")
         # Backward from the share gives the gradient of loss * share, and saves a multiplication.
         factor = batch.share if self.scale is None else batch.share * self.scale.factor
         share = self._shares.get(factor)
         if share is None:
-            share = self._shares[factor] = found.loss.new_tensor(factor)
+            share = self._shares[factor] = computed.loss.new_tensor(factor)
         # `torch.autograd.backward` imports sympy to compare the two shapes: a third of a second before the
         # first step, and microseconds in each.
         _engine_run_backward(
-            (found.loss,), (share,), False, False, (), allow_unreachable=True, accumulate_grad=True
+            (computed.loss,), (share,), False, False, (), allow_unreachable=True, accumulate_grad=True
         )
-        return Computed(arithmetic.number(found.reported), found.outputs.detach(), targets, found.weight)
+        return Computed(
+            arithmetic.number(computed.reported), computed.outputs.detach(), targets, computed.weight
+        )
 
     def _absent(self, statistics: BatchStatistics) -> Computed:
         """Take part in the statistics of a batch with a sample that does not count."""
@@ -147,9 +149,9 @@ class UpdateGradient:
         inputs, targets = self._batches.part.take(torch.zeros(1, dtype=torch.int64))
         inputs, targets = arithmetic.inputs(inputs), arithmetic.targets(targets)
         with statistics.absent():
-            found = self.objective.compute(self._replica.module, inputs, targets)
-            torch.autograd.backward(found.loss, torch.zeros_like(found.loss))
-        return Computed(0.0, found.outputs.detach()[:0], targets[:0], 0.0)
+            computed = self.objective.compute(self._replica.module, inputs, targets)
+            torch.autograd.backward(computed.loss, torch.zeros_like(computed.loss))
+        return Computed(0.0, computed.outputs.detach()[:0], targets[:0], 0.0)
 
     def _charge(self, samples: int) -> None:
         """Advance the virtual clock, if there is one, by the cost of the samples."""

@@ -66,9 +66,9 @@ class WeightAverage:
         self._aside: list[Tensor] = []  # copies of `_changed` while the average is in its place
         self.count = 0  # of the weights in the average
 
-    def add(self, made: int, epoch_of: int = 0) -> None:
+    def add(self, updates: int, epoch_of: int = 0) -> None:
         """Count the weights after `made` updates, or the settled ones after an epoch of some updates."""
-        if not self._kind or self._each_update is bool(epoch_of) or made < self._first:
+        if not self._kind or self._each_update is bool(epoch_of) or updates < self._first:
             return
         if not self.count:
             copy_all(self._kept, self._live)

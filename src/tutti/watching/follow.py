@@ -130,8 +130,8 @@ def _epochs(records: tuple[EpochRecord, ...]) -> TextTable:
 def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
     if evaluation is None:
         return [""] * (len(names) + 1)
-    found = evaluation.metrics
-    cells = [metric_text(name, found[name]) if name in found else "" for name in names]
+    metrics = evaluation.metrics
+    cells = [metric_text(name, metrics[name]) if name in metrics else "" for name in names]
     return [loss_text(evaluation.loss), *cells]
 
 
@@ -224,8 +224,8 @@ class NewLines:
             lines.append(f"{label}  {epoch_text(record)}")
         self._epochs = len(run.history)
         # The numbers in a remark change from one reading to the next.
-        found = {re.sub(r"\d", "0", text): text for _, text in remarks(run, health)}
-        lines += [text for kind, text in found.items() if kind not in self._remarks]
-        self._remarks = set(found)
+        shown = {re.sub(r"\d", "0", text): text for _, text in remarks(run, health)}
+        lines += [text for kind, text in shown.items() if kind not in self._remarks]
+        self._remarks = set(shown)
         for line in lines:
             print(line, file=self._stream, flush=True)

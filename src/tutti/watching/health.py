@@ -79,7 +79,7 @@ class Health:
 
     @property
     def well(self) -> bool:
-        """Whether the run goes on, has finished or has been stopped, with all its ranks."""
+        """True if the run goes on, has finished or has been stopped, with all its ranks."""
         return self.condition is not Condition.FAILED and not any(one.lost for one in self.findings)
 
 

@@ -42,8 +42,8 @@ class Snapshot:
     @property
     def workers(self) -> int:
         """The number of ranks that train, as far as known."""
-        told = str((self.config or {}).get("workers", ""))
-        count = int(told) if told.isdecimal() else 0
+        given = str((self.config or {}).get("workers", ""))
+        count = int(given) if given.isdecimal() else 0
         return max([count, *(beat.rank + 1 for beat in self.beats)])
 
     def usage_of(self, rank: int) -> tuple[RankUsage, float] | None:

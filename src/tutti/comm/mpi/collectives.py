@@ -133,27 +133,29 @@ class HierarchicalCollectives:
         others = [host for host in range(len(self._hosts)) if host != self._host]
         # Between two hosts both reduce all of it, which moves as few bytes and takes one step less.
         if len(others) == 1 or self._is_short(own):
-            found = [own if host == self._host else torch.empty_like(own) for host in range(len(self._hosts))]
+            gathered = [
+                own if host == self._host else torch.empty_like(own) for host in range(len(self._hosts))
+            ]
             yield from self._requests.exchange(
-                {partners[host]: own for host in others}, {partners[host]: found[host] for host in others}
+                {partners[host]: own for host in others}, {partners[host]: gathered[host] for host in others}
             )
             # Only the first or the second may be the result, too.
-            result = own if self._host < 2 else found[0]
-            reduction.partial.fold(found, result)
+            result = own if self._host < 2 else gathered[0]
+            reduction.partial.fold(gathered, result)
             reduction.finish(result, self.size)
             if result is not own:
                 own.copy_(result)
             return
         parts = [own[place] for place in cut(len(own), len(self._hosts))]
         mine = parts[self._host]
-        found = [torch.empty_like(mine) for _ in self._hosts]
-        found[self._host].copy_(mine)
+        gathered = [torch.empty_like(mine) for _ in self._hosts]
+        gathered[self._host].copy_(mine)
         yield from self._requests.exchange(
             {partners[host]: parts[host] for host in others},
-            {partners[host]: found[host] for host in others},
+            {partners[host]: gathered[host] for host in others},
         )
         if len(mine):
-            reduction.partial.fold(found, mine)
+            reduction.partial.fold(gathered, mine)
             reduction.finish(mine, self.size)
         yield from self._requests.exchange(
             {partners[host]: mine for host in others},
@@ -169,9 +171,9 @@ class HierarchicalCollectives:
         """
         if rounds(output.dtype):
             inputs = [vector.float() for vector in inputs]
-        found = [torch.empty_like(inputs[self.rank]) for _ in self._hosts]
+        gathered = [torch.empty_like(inputs[self.rank]) for _ in self._hosts]
         sources = [members[self._lane % len(members)] for members in self._hosts]
-        coming = {sources[host]: found[host] for host in range(len(self._hosts)) if host != self._host}
+        coming = {sources[host]: gathered[host] for host in range(len(self._hosts)) if host != self._host}
         requests: list[Request] = []
         for members in self._hosts:
             for owners in self._turns(members):
@@ -180,15 +182,15 @@ class HierarchicalCollectives:
                 yield from self._fold_rows(parts, part, reduction)
                 owner = owners[self._lane]
                 if owner == self.rank:
-                    found[self._host] = part
+                    gathered[self._host] = part
                 elif owner is not None:
                     requests += self._requests.begin({owner: part}, {})
         requests += self._requests.begin({}, coming)
         yield from self._requests.finish(requests)
         if len(output):
-            reduction.partial.fold(found, found[0])
-            reduction.finish(found[0], self.size)
-            output.copy_(found[0])
+            reduction.partial.fold(gathered, gathered[0])
+            reduction.finish(gathered[0], self.size)
+            output.copy_(gathered[0])
 
     def _turns(self, members: Sequence[int]) -> list[list[int | None]]:
         """Return a host's ranks in turns of this host's number of ranks; the last is filled up with None."""

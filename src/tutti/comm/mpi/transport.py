@@ -138,5 +138,5 @@ class MpiMessages:
 
 
 def _array(vector: Tensor) -> numpy.ndarray[Any, Any]:
-    found: numpy.ndarray[Any, Any] = as_bytes(vector.detach()).numpy()
-    return found
+    array: numpy.ndarray[Any, Any] = as_bytes(vector.detach()).numpy()
+    return array

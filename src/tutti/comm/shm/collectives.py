@@ -155,13 +155,13 @@ class HostCollectives(HostBarrier):
     def _place(self, dtype: torch.dtype, rank: int, length: int, begin: int = 0) -> Tensor:
         """Return a part of a rank's row in the current set."""
         key = dtype, self._set, rank, length, begin
-        found = self._places.get(key)
-        if found is None:
+        place = self._places.get(key)
+        if place is None:
             if len(self._places) >= _PLACES:
                 self._places.clear()
-            found = self._memory_of(dtype)[self._set, rank, begin : begin + length]
-            self._places[key] = found
-        return found
+            place = self._memory_of(dtype)[self._set, rank, begin : begin + length]
+            self._places[key] = place
+        return place
 
     # --- reductions
 
@@ -212,9 +212,9 @@ class HostCollectives(HostBarrier):
             ]
             for rows in self._memory_of(dtype)
         ]
-        found = Call.of(Collective.ALL_REDUCE, dtype, length, reduction=number), sets
-        self._short_plans[dtype, shape, number] = found
-        return found
+        call = Call.of(Collective.ALL_REDUCE, dtype, length, reduction=number), sets
+        self._short_plans[dtype, shape, number] = call
+        return call
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `tensor`, contiguous, on every rank with the reduction of the ranks' tensors.
@@ -255,13 +255,13 @@ class HostCollectives(HostBarrier):
 
     def _plan(self, dtype: torch.dtype, length: int) -> _Plan:
         """Return the half rows that the pieces of a vector pass through, by the set of the first piece."""
-        found = self._plans.get((dtype, length))
-        if found is None:
+        plan = self._plans.get((dtype, length))
+        if plan is None:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             most = HALF // dtype.itemsize
             halves = self._memory_of(dtype).view(2, self.size, 2, most).transpose(1, 2)
-            found = [
+            plan = [
                 [
                     Piece(
                         self.rank,
@@ -274,8 +274,8 @@ class HostCollectives(HostBarrier):
                 ]
                 for first in range(2)
             ]
-            self._plans[dtype, length] = found
-        return found
+            self._plans[dtype, length] = plan
+        return plan
 
     def reduce_scatter(self, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> Steps:
         """Overwrite `output` with the reduction of the ranks' vectors for this rank."""

@@ -27,5 +27,5 @@ def cifar10() -> Contents[object]:
             "https://huggingface.co/datasets/uoft-cs/cifar10; or set TUTTI_DATA to another folder that has a "
             "folder cifar10"
         )
-    found = read_path(folder, {"target": "label", "columns": "img"})
-    return Contents("cifar10", found.parts, len(LABELS), LABELS)
+    contents = read_path(folder, {"target": "label", "columns": "img"})
+    return Contents("cifar10", contents.parts, len(LABELS), LABELS)

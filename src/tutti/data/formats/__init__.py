@@ -92,10 +92,10 @@ def read_path(path: Path, options: Mapping[str, object], labelled: bool = True) 
     """Read a file or a folder of any format; `options` are its format's, and "missing"."""
     form, known = format_of(path), options_of(path)
     check_options(options, known, f"the {form.name} data '{path}'")
-    found = form.read(path, options, labelled)
+    contents = form.read(path, options, labelled)
     if "pyarrow" in sys.modules:
         sys.modules["pyarrow"].default_memory_pool().release_unused()  # It keeps what is free now.
-    return found
+    return contents
 
 
 def read_files(
@@ -179,15 +179,15 @@ def _rows(value: object) -> Rows:
 
 def in_order(files: Iterable[Path]) -> list[Path]:
     """Return the files of an array or of a part in the order of the numbers in their names."""
-    found = sorted(files, key=lambda file: [one.zfill(20) for one in re.split(r"(\d+)", file.name)])
-    matches = [re.search(r"-of-(\d+)", file.name) for file in found]
+    ordered = sorted(files, key=lambda file: [one.zfill(20) for one in re.split(r"(\d+)", file.name)])
+    matches = [re.search(r"-of-(\d+)", file.name) for file in ordered]
     counts = {match and int(match[1]) for match in matches}
-    if found and counts not in ({None}, {len(found)}):
-        names = listed([file.name for file in found])
+    if ordered and counts not in ({None}, {len(ordered)}):
+        names = listed([file.name for file in ordered])
         raise BadData(
-            f"{found[0].parent} has {len(found):,} files {names}, whose names say more; copy them again"
+            f"{ordered[0].parent} has {len(ordered):,} files {names}, whose names say more; copy them again"
         )
-    return found
+    return ordered
 
 
 def format_of(path: Path) -> type[Format]:

@@ -195,14 +195,14 @@ def _cast(values: Any, wanted: TableColumn) -> Any:
     """Return a column in the kind of another table's; raise ArrowException if a value does not fit."""
     import pyarrow
 
-    found = kind_of(values.type)
-    if found == wanted.kind:
+    kind = kind_of(values.type)
+    if kind == wanted.kind:
         return values
-    if (found, wanted.kind) == (TEXT, DATE):
+    if (kind, wanted.kind) == (TEXT, DATE):
         return _parsed(pyarrow.compute.utf8_trim_whitespace(values), wanted.form)
-    if (found, wanted.kind) == (TEXT, NUMBER):
+    if (kind, wanted.kind) == (TEXT, NUMBER):
         values = _without_signs(pyarrow.compute.utf8_trim_whitespace(values))
-    if (found, wanted.kind) == (NUMBER, DATE):
+    if (kind, wanted.kind) == (NUMBER, DATE):
         raise pyarrow.ArrowInvalid("numbers may be days or seconds")
     kinds = {NUMBER: pyarrow.float64(), DATE: pyarrow.timestamp("us")}
     return values.cast(kinds.get(wanted.kind, pyarrow.string()))

@@ -105,8 +105,8 @@ def arrow_table(frame: Any) -> Any:
 def read_frame(frame: Any, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
     """Read a table in memory; `options` are `TABLE_OPTIONS` and "missing"."""
     table, name = arrow_table(frame), type(frame).__name__
-    found = read_table(Path(f"the {name}"), table.schema, table.select, options, labelled)
-    return replace(found, name=name)
+    contents = read_table(Path(f"the {name}"), table.schema, table.select, options, labelled)
+    return replace(contents, name=name)
 
 
 def table_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -141,10 +141,10 @@ def read_table(
         pictures: the input, if it is pictures outside a column.
     """
     choice = choose(schema.names, options, str(path), labelled)
-    beside = (one for one in (choice.group, choice.weight) if one is not None)
+    further = (one for one in (choice.group, choice.weight) if one is not None)
     arrow = arrow_package()
     try:
-        table = read([*choice.inputs, *choice.targets, *beside])
+        table = read([*choice.inputs, *choice.targets, *further])
     except (arrow.ArrowException, OSError) as error:
         raise damaged(path, error) from error
     if not table.num_rows:
@@ -160,10 +160,10 @@ def read_table(
         values = chosen(decoded(pictures, options.get("size")), rows)
     else:
         values, stored = _inputs(path, table, rows, choice.inputs, options)
-    found = table if len(rows) == table.num_rows else table.take(rows)
-    targets = _targets(path, found, choice.targets) if labelled else None
+    selected = table if len(rows) == table.num_rows else table.take(rows)
+    targets = _targets(path, selected, choice.targets) if labelled else None
     groups, weights = (
-        None if name is None else _target(path, found.column(name), name)
+        None if name is None else _target(path, selected.column(name), name)
         for name in (choice.group, choice.weight)
     )
     stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0]
@@ -238,16 +238,16 @@ def _absent(values: Any) -> NDArray[np.bool_]:
 
 def _targets(path: Path, table: Any, names: Sequence[str]) -> Array:
     """Return targets: one for each row, or several numbers."""
-    found = [_target(path, table.column(name), name) for name in names]
-    if len(found) == 1:
-        return found[0]
-    for name, values in zip(names, found, strict=True):
+    targets = [_target(path, table.column(name), name) for name in names]
+    if len(targets) == 1:
+        return targets[0]
+    for name, values in zip(names, targets, strict=True):
         if values.dtype.kind not in "biuf":
             raise BadData(
                 f"the target '{name}' of {path} holds texts, such as '{values[0]}'; several targets must "
                 "be numbers"
             )
-    stacked = np.stack(found, axis=1)
+    stacked = np.stack(targets, axis=1)
     return as_floats(stacked) if stacked.dtype.kind == "f" else stacked
 
 
@@ -259,9 +259,9 @@ def _target(path: Path, values: Any, name: str) -> Array:
         return as_array(values if types.is_boolean(kind) else plain_numbers(values))
     if kind_of(kind) is not None:
         return np.array(values.cast(arrow_package().string()).to_pylist(), dtype=str)
-    found = _lists(path, values, name) if _is_list(kind) else None
-    if isinstance(found, np.ndarray):
-        return found
+    lists = _lists(path, values, name) if _is_list(kind) else None
+    if isinstance(lists, np.ndarray):
+        return lists
     raise BadData(
         f"{path} has values of type {kind}, or lists of several lengths, in '{name}'; give numbers, texts or "
         "lists of numbers of one length"

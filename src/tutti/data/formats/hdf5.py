@@ -126,9 +126,9 @@ def _rows(path: Path, file: _File, wanted: object) -> Any:
     def read(start: int, stop: int) -> Array:
         try:
             with h5py.File(path, "r") as again:
-                found: Array = again[name][start:stop]
+                rows: Array = again[name][start:stop]
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise damaged(path, error) from error
-        return found.astype(dtype, copy=False)
+        return rows.astype(dtype, copy=False)
 
     return StoredRows(tuple(stored.shape), dtype, read)

@@ -47,25 +47,25 @@ class Idx(Format):
     @override
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
         there = sorted(file.name for file in path.iterdir() if file.is_file())
-        found: dict[tuple[str, str], Path] = {}
+        files: dict[tuple[str, str], Path] = {}
         sets = set()
         for match in filter(None, map(_IDX_NAME.fullmatch, there)):
             name = "test" if match["part"] == "t10k" else PARTS[match["part"]]
             # Sorted names put an unpacked file before the same one as .gz; the first is kept.
-            found.setdefault((name, match["kind"]), path / match.string)
+            files.setdefault((name, match["kind"]), path / match.string)
             sets.add(match["set"])
         if len(sets) > 1:
             raise BadData(
                 f"{path} holds {len(sets)} data sets ({', '.join(sorted(sets))}); put each into a folder"
             )
         if not labelled:
-            alone = {name: (read_idx(file), None) for (name, kind), file in found.items() if kind == "images"}
+            alone = {name: (read_idx(file), None) for (name, kind), file in files.items() if kind == "images"}
             return Contents(path.resolve().name, alone)
         explained = (
             f"it has: {listed(there)}; expected train-images-idx3-ubyte and train-labels-idx1-ubyte (also as "
             ".gz, and t10k-... for the test part)"
         )
-        pairs = pair_up(found, ("images", "labels"), str(path), explained)
+        pairs = pair_up(files, ("images", "labels"), str(path), explained)
         parts = {name: (read_idx(images), read_idx(labels)) for name, (images, labels) in pairs.items()}
         return Contents(path.resolve().name, parts)
 

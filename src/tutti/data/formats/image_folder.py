@@ -42,8 +42,8 @@ class ImageFolder(Format):
     def read(path: Path, options: Mapping[str, Any], labelled: bool = True) -> Contents[object]:
         """Read the pictures of all classes, in the order of their names."""
         size = options.get("size")
-        found = {name: _of_part(folder, size, labelled) for name, folder in _parts(path).items()}
-        return Contents(path.resolve().name, found)
+        parts = {name: _of_part(folder, size, labelled) for name, folder in _parts(path).items()}
+        return Contents(path.resolve().name, parts)
 
 
 def _of_part(folder: Path, size: object, labelled: bool) -> tuple[object, object]:
@@ -70,10 +70,10 @@ def _of_part(folder: Path, size: object, labelled: bool) -> tuple[object, object
 
 def _parts(folder: Path) -> dict[str, Path]:
     """Return the folders of the parts; the folder itself is the training part if it has no such folders."""
-    found = {PARTS[one.name.lower()]: one for one in _folders(folder) if one.name.lower() in PARTS}
-    if "train" not in found:
+    folders = {PARTS[one.name.lower()]: one for one in _folders(folder) if one.name.lower() in PARTS}
+    if "train" not in folders:
         return {"train": folder}
-    return {name: found[name] for name in ("train", "validation", "test") if name in found}
+    return {name: folders[name] for name in ("train", "validation", "test") if name in folders}
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -58,8 +58,8 @@ class Npy(Format):
                 "x.npy and y.npy"
             )
         parts = {"train": (read_npy(path), read_npy(slots[name, "targets"]))}
-        beside = slots.get((name, "weights"))
-        return Contents(path.stem, parts, weights={} if beside is None else {"train": read_npy(beside)})
+        weights = slots.get((name, "weights"))
+        return Contents(path.stem, parts, weights={} if weights is None else {"train": read_npy(weights)})
 
 
 def files_by_key(folder: Path) -> dict[str, list[Path]]:
@@ -121,20 +121,20 @@ class Mapped(StoredRows):
 
     def _take(self, numbers: Indices) -> Array:
         if len(self.arrays) == 1:
-            found = np.asarray(self.arrays[0][numbers])
+            rows = np.asarray(self.arrays[0][numbers])
         else:
-            found = np.empty((len(numbers), *self.arrays[0].shape[1:]), self.dtype)
+            rows = np.empty((len(numbers), *self.arrays[0].shape[1:]), self.dtype)
             files = self._ends.searchsorted(numbers, "right")
             for file in np.unique(files):
                 own = files == file
-                found[own] = self.arrays[file][numbers[own] - self._starts[file]]
-        return found if self.layout is None else self.layout(found)
+                rows[own] = self.arrays[file][numbers[own] - self._starts[file]]
+        return rows if self.layout is None else self.layout(rows)
 
     def _stretch(self, start: int, stop: int) -> Array:
         if len(self.arrays) > 1:
             return self._take(np.arange(start, max(start, stop)))
-        found = np.asarray(self.arrays[0][start:stop])
-        return found if self.layout is None else self.layout(found)
+        rows = np.asarray(self.arrays[0][start:stop])
+        return rows if self.layout is None else self.layout(rows)
 
     def read_ahead(self, start: int, stop: int) -> None:
         """Ask the operating system to begin to read a stretch of samples."""

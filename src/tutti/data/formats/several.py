@@ -60,10 +60,10 @@ class Pattern(Format):
     @staticmethod
     @override
     def files(path: Path) -> list[Path]:
-        found = in_order(map(Path, glob.glob(str(path))))
-        if not found:
+        paths = in_order(map(Path, glob.glob(str(path))))
+        if not paths:
             raise BadData(f"no file is called {path}; {nearest(path)}")
-        return found
+        return paths
 
 
 @part("folder of parts")

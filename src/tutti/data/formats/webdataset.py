@@ -58,8 +58,8 @@ class WebDataset(Format):
                     kind = ending.lower().rpartition(".")[2]
                     if kind in _VALUES:
                         content = os.pread(raw.fileno(), entry.size, entry.offset_data)
-                        found = _value(path, printable(entry.name), kind, content)
-                        named = found if isinstance(found, dict) else {ending: found}
+                        decoded = _value(path, printable(entry.name), kind, content)
+                        named = decoded if isinstance(decoded, dict) else {ending: decoded}
                         values.setdefault(key, {}).update(named)
                 if not os.pread(raw.fileno(), 1, archive.offset):
                     raise EOFError("it lacks its end mark")

@@ -84,7 +84,7 @@ def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Map
         try:
             with quiet():
                 kind.write(unfinished, module, examples[0], facts)
-            found = [kind.run(unfinished, one) for one in examples]
+            outputs = [kind.run(unfinished, one) for one in examples]
         except (TuttiError, OSError):
             raise
         except Exception as error:  # Tracers raise anything.
@@ -92,7 +92,7 @@ def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Map
                 f"the model cannot be written as '{kind.name}' ({_reason(error)}); write its weights "
                 "instead, by --to safetensors or --to torch"
             ) from error
-        for one, other in zip(found, wanted, strict=True):
+        for one, other in zip(outputs, wanted, strict=True):
             if one.shape != other.shape:
                 raise _other(kind, f"outputs of shape {tuple(one.shape)} instead of {tuple(other.shape)}")
             off = (one - other).abs().max() / max(1.0, float(other.abs().max()))
@@ -126,8 +126,8 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, GuardOnDataDependentSymNode):
         return "it chooses what to compute by the values of its inputs, and a program has one way"
-    said = printable(str(error).strip().partition("\n")[0][:300])
-    return f"{type(error).__name__}: {said}"
+    message = printable(str(error).strip().partition("\n")[0][:300])
+    return f"{type(error).__name__}: {message}"
 
 
 def _other(kind: type[Program], what: str) -> BadModel:

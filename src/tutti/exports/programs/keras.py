@@ -65,6 +65,6 @@ class KerasProgram(Program):
         given = arguments(model, inputs)
         assert isinstance(given, tuple), "a single input is an argument by position"
         with torch.no_grad():
-            found = model(*given, training=False)
-        assert isinstance(found, Tensor), "a model of Keras computes by torch"
-        return found.cpu()
+            outputs = model(*given, training=False)
+        assert isinstance(outputs, Tensor), "a model of Keras computes by torch"
+        return outputs.cpu()

@@ -31,9 +31,9 @@ def read_keras(path: Path, shape: object) -> nn.Module:
     try:
         model = keras.saving.load_model(path, compile=False)
     except Exception as error:  # a file may break Keras in any way
-        said, _, _ = str(error).strip().partition("\n")
+        message, _, _ = str(error).strip().partition("\n")
         raise BadModel(
-            f"the model '{path}' cannot be read by Keras {keras.__version__}: {said}; if it needs "
+            f"the model '{path}' cannot be read by Keras {keras.__version__}: {message}; if it needs "
             "classes of yours, name a function that loads it with them: file.py:factory"
         ) from error
     return cast("nn.Module", model)

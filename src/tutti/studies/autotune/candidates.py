@@ -140,14 +140,14 @@ def choices_for(
     for size, precision in itertools.product(sizes, kinds):
         replace(config, batch_size=size, precision=precision)  # raises if unusable
     layouts = (config.layout,) if "layout" in fixed else _layouts(config.device, kinds)
-    found = Choices(tuple(_shapes(config, fixed, cores)), kinds, layouts, sizes)
-    if not found.candidates():
-        least = min(ranks for ranks, _ in found.shapes)
+    choices = Choices(tuple(_shapes(config, fixed, cores)), kinds, layouts, sizes)
+    if not choices.candidates():
+        least = min(ranks for ranks, _ in choices.shapes)
         raise BadOption(
             f"a batch of {max(sizes)} samples cannot be split over {least} ranks; use '--batch-size {least}' "
             "or more, or fewer workers"
         )
-    return found
+    return choices
 
 
 def _speed_decides(strategy: str) -> bool:

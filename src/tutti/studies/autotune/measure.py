@@ -79,11 +79,11 @@ class Rehearsal:
     def measure(self, candidate: Candidate, steps: int) -> Timing:
         """Make steps on all ranks; called on rank 0, while the others `follow`."""
         self._comm.broadcast_object((candidate, steps))
-        found = self._obey((candidate, steps))
-        assert found is not None, "rank 0 belongs to every team"
-        if isinstance(found, UserError):
-            raise found
-        return found
+        timing = self._obey((candidate, steps))
+        assert timing is not None, "rank 0 belongs to every team"
+        if isinstance(timing, UserError):
+            raise timing
+        return timing
 
     def end(self) -> None:
         """Release the other ranks (called on rank 0)."""
@@ -200,17 +200,19 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
             load_from(Path(job.config.weights), task.module, comm.rank == 0)
         reseed(job.config.seed, 1 + comm.rank)
         rehearsal = Rehearsal(job, comm, task)
-        before, began, found = thread_times(), comm.clock(), None
+        before, began, recommendation = thread_times(), comm.clock(), None
         if comm.rank:
             rehearsal.follow()
         else:
             if not job.quiet:
                 print(task.described(), flush=True)
-            found = _measure_all(job, comm, task, rehearsal)
-            found = replace(found, seconds=comm.clock() - began, samples=len(task.dataset.train))
+            recommendation = _measure_all(job, comm, task, rehearsal)
+            recommendation = replace(
+                recommendation, seconds=comm.clock() - began, samples=len(task.dataset.train)
+            )
             rehearsal.end()
         waited = _share_waited(comm, before, thread_times())
-        return found and replace(found, waited=waited)
+        return recommendation and replace(recommendation, waited=waited)
 
 
 def _share_waited(comm: Communicator, before: ThreadTimes | None, after: ThreadTimes | None) -> float:
@@ -242,20 +244,24 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
         return began + allowed_s * FOR_CHOICE if len(candidates) > 1 else clock()
 
     ways = race(candidates, rehearsal.measure, clock, end_of_race, exhaustive=job.exhaustive)
-    found, deadline = Recommendation(ways, allowed_s=allowed_s), began + allowed_s
+    recommendation, deadline = Recommendation(ways, allowed_s=allowed_s), began + allowed_s
     if not job.dared:
-        return found
-    best = found.pick.candidate
+        return recommendation
+    best = recommendation.pick.candidate
     # Which shape is fastest hardly depends on the precision, while the layout does matter to some kernels.
     further = replace(choices, precisions=job.dared, shapes=((best.ranks, best.threads),)).candidates()
     if not dares or clock() >= deadline:
-        return replace(found, others=[Entry(one) for one in further])
+        return replace(recommendation, others=[Entry(one) for one in further])
     end = clock() + (deadline - clock()) * FOR_SPEED
-    found = replace(found, others=race([best, *further], rehearsal.measure, clock, lambda _: end))
-    faster = found.faster
+    recommendation = replace(
+        recommendation, others=race([best, *further], rehearsal.measure, clock, lambda _: end)
+    )
+    faster = recommendation.faster
     if faster is None:
-        return found
-    return replace(found, twins=compare_twins(job, task, rehearsal, faster.candidate, clock, deadline))
+        return recommendation
+    return replace(
+        recommendation, twins=compare_twins(job, task, rehearsal, faster.candidate, clock, deadline)
+    )
 
 
 def compare_twins(

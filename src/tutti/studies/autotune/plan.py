@@ -156,26 +156,29 @@ def planned(
         return
     announce(f"measuring for at most {SHARE:.0%} of the run, and {budget_s:g} s")
     with closing(Arena.create()) as arena:
-        found = _measured(replace(job, data=arena.address))
-        for line in found.in_short():
+        recommendation = _measured(replace(job, data=arena.address))
+        for line in recommendation.in_short():
             announce(line)
-        yield found.pick.candidate.applied_to(config), arena.address
+        yield recommendation.pick.candidate.applied_to(config), arena.address
 
 
 def _measured(job: PlanJob) -> Recommendation:
     """Start the ranks that measure; remember their findings, unless other programs used the cores."""
-    found = run(job)
-    assert isinstance(found, Recommendation)
-    pick = found.pick
-    if found.waited > BUSY:
+    recommendation = run(job)
+    assert isinstance(recommendation, Recommendation)
+    pick = recommendation.pick
+    if recommendation.waited > BUSY:
         announce(
-            f"warning: ranks waited {found.waited:.0%} of the time for a core, as other programs compute; "
-            "plan again without them: what is fastest now may not be so then"
+            f"warning: ranks waited {recommendation.waited:.0%} of the time for a core, as other "
+            "programs compute; plan again without them: what is fastest now may not be so then"
         )
-    elif pick.rate and found.allowed_s > 0:
+    elif pick.rate and recommendation.allowed_s > 0:
         update_s = pick.candidate.batch_size / pick.rate
-        keep(_place(job), RememberedPlan(pick.candidate, update_s, found.samples, found.allowed_s))
-    return found
+        keep(
+            _place(job),
+            RememberedPlan(pick.candidate, update_s, recommendation.samples, recommendation.allowed_s),
+        )
+    return recommendation
 
 
 def _remembered(job: PlanJob) -> RememberedPlan | None:

@@ -69,13 +69,13 @@ def find(place: Path | None) -> RememberedPlan | None:
     return None
 
 
-def keep(place: Path | None, found: RememberedPlan) -> None:
+def keep(place: Path | None, remembered: RememberedPlan) -> None:
     """Remember a plan if there is a folder for it."""
     if place is None:
         return
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(place, to_json_lines(found).encode(), flush=False)
+        replace_file(place, to_json_lines(remembered).encode(), flush=False)
 
 
 def _state(word: str) -> object:

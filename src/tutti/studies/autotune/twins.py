@@ -1,4 +1,4 @@
-"""Whether the loss in another precision follows that of fp32, judged by short trainings. Needs no torch.
+"""The test whether the loss in another precision follows that of fp32, by short trainings. Needs no torch.
 
     order 0   fp32 ────╮ loss 0.613       bf16 ────╮ 0.611      difference -0.002
     order 1   fp32 ───╮  loss 0.640       bf16 ───╮  0.645      difference +0.005
@@ -70,12 +70,12 @@ class Twins:
 
     @property
     def learned(self) -> bool:
-        """Whether fp32's loss has fallen by more than it varies."""
+        """True if fp32's loss has fallen by more than it varies."""
         return self.before - fmean(self.reference) > self.spread
 
     @property
     def follows(self) -> bool:
-        """Whether the precision may be chosen."""
+        """True if the precision may be chosen."""
         return not self.problem and self.learned and self.deviation <= self.spread
 
     def why(self) -> str:

@@ -76,17 +76,17 @@ def candidates_of(
         if isinstance(values, str) or not len(values):
             raise BadOption(f"--sweep {name} is {values!r}; give a list of at least one value")
         refuse_shared(name, "--sweep", NAMED)
-    found = {}
+    candidates = {}
     for model, schedule, swept in itertools.product(models, schedules, crossed(sweep)):
         common = {**base.config.as_json(), **model.values, **schedule.values}
         given = {field: one for field, one in common.items() if one != getattr(TrainConfig, field, {})}
         common |= with_defaults(given)
         name = "/".join([model.name, schedule.name, *_swept(swept)])
-        if name in found:
+        if name in candidates:
             raise BadOption(f"two candidates would be called '{name}'; give --sweep each value once")
         objects = {**base.objects, **model.objects, **schedule.objects}
-        found[name] = FarmJob(name, with_options(common, swept), objects)
-    return found
+        candidates[name] = FarmJob(name, with_options(common, swept), objects)
+    return candidates
 
 
 def servers_of(candidates: Mapping[str, FarmJob]) -> int:

@@ -35,19 +35,19 @@ def train_shown(
     """Train all folds, showing progress and results, and write the tables."""
     with farm_shown(folder, known_jobs(folder), stream) as hear:
         outcome = question.train(folder, blocks, hear)
-    found = CrossValidated.read(folder)
-    found.write_tables()
-    print_findings(found, folder, stream)
+    result = CrossValidated.read(folder)
+    result.write_tables()
+    print_findings(result, folder, stream)
     print_times(outcome, stream)
     print(f"scores: {folder.path / SCORES}, comparison: {folder.path / COMPARISON}", file=stream)
-    return outcome, found
+    return outcome, result
 
 
-def print_findings(found: CrossValidated, folder: FarmFolder, stream: IO[str]) -> None:
+def print_findings(result: CrossValidated, folder: FarmFolder, stream: IO[str]) -> None:
     """Print the scores, the significant differences, and the failed jobs with the reasons."""
-    found.print_to(stream)
+    result.print_to(stream)
     alike: dict[tuple[str, str], list[str]] = {}
-    for job, why in found.failed.items():
+    for job, why in result.failed.items():
         alike.setdefault((job.rpartition("/")[0], why), []).append(job)
     for (candidate, why), jobs in alike.items():
         count = f"{len(jobs)} jobs" if len(jobs) > 1 else "a job"
@@ -55,12 +55,12 @@ def print_findings(found: CrossValidated, folder: FarmFolder, stream: IO[str]) -
         print(f"{count} of {printable(candidate)} failed: {printable(why)}; see {where}", file=stream)
 
 
-def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None = None) -> Path:
+def write_cv_page(folder: FarmFolder, result: CrossValidated, page: Path | None = None) -> Path:
     """Write the page of a cross-validation and return it, with its figures beside it."""
     require_drawing()
     from tutti.studies.cross_validation.figures import figures_of
 
-    heads, rows = found.rows()
+    heads, rows = result.rows()
     kinds = ["best", *[""] * len(rows)]
     words = {
         "title": f"Cross-validation on {folder.plan.question['data']}",
@@ -72,8 +72,8 @@ def write_cv_page(folder: FarmFolder, found: CrossValidated, page: Path | None =
                 "rows": [{"kind": kind, "cells": row} for kind, row in zip(kinds, rows, strict=False)],
             }
         ],
-        "note": f"{found.left} jobs are yet to be done: 'tutti cv --resume' goes on." if found.left else "",
-        "lists": {"Comparison": [one.sentence for one in found.comparison]},
-        "failures": list(found.failed.items()),
+        "note": f"{result.left} jobs are yet to be done: 'tutti cv --resume' goes on." if result.left else "",
+        "lists": {"Comparison": [one.sentence for one in result.comparison]},
+        "failures": list(result.failed.items()),
     }
-    return write_page(page or folder.path / PAGE, words, figures_of(folder, found))
+    return write_page(page or folder.path / PAGE, words, figures_of(folder, result))

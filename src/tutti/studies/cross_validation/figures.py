@@ -21,19 +21,19 @@ SAMPLES: Final = 600
 """Limit on the points of a line; further samples are thinned out."""
 
 
-def figures_of(folder: FarmFolder, found: CrossValidated) -> list[Drawn]:
+def figures_of(folder: FarmFolder, result: CrossValidated) -> list[Drawn]:
     """Draw all figures that have data."""
-    names, work = best_first(found.scores), list(_work(folder))
+    names, work = best_first(result.scores), list(_work(folder))
     busy = _busy(folder, work)
     drawn: list[Drawn] = []
     if names:
-        drawn.append(Drawn("folds", "The score of each fold", _folds(found, names)))
+        drawn.append(Drawn("folds", "The score of each fold", _folds(result, names)))
     if work:
         drawn.append(Drawn("blocks", "What each block did", _blocks(work, names)))
     if busy:
         drawn.append(Drawn("cores", "How busy the cores were", _cores(busy)))
-    if any(one.confusion for one in found.scores.values()):
-        drawn.append(Drawn("confusion", "What was taken for what", _confusion(found, names)))
+    if any(one.confusion for one in result.scores.values()):
+        drawn.append(Drawn("confusion", "What was taken for what", _confusion(result, names)))
     return drawn
 
 
@@ -58,16 +58,16 @@ def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
             }
 
 
-def _folds(found: CrossValidated, names: list[str]) -> Any:
+def _folds(result: CrossValidated, names: list[str]) -> Any:
     """Return a dot for each fold, and a line for the mean."""
-    score = found.scores[names[0]].score
+    score = result.scores[names[0]].score
     form = ".2%" if score.is_share else ".4g"
     dots: Data = [
         {"candidate": name, "fold": f"fold {fold}", "score": value}
         for name in names
-        for fold, value in enumerate(found.scores[name].folds)
+        for fold, value in enumerate(result.scores[name].folds)
     ]
-    means: Data = [{"candidate": name, "score": found.scores[name].mean} for name in names]
+    means: Data = [{"candidate": name, "score": result.scores[name].mean} for name in names]
     axis = alt.Axis(format="%") if score.is_share else alt.Axis()
     x = alt.X("score:Q", title=score.name, axis=axis, scale=alt.Scale(zero=False))
     y = alt.Y("candidate:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
@@ -125,9 +125,9 @@ def _busy(folder: FarmFolder, work: Data) -> Data:
     return rows
 
 
-def _confusion(found: CrossValidated, names: list[str]) -> Any:
+def _confusion(result: CrossValidated, names: list[str]) -> Any:
     """Return two matrices: of the best candidate, and of the last."""
-    cells = [confusion_cells(name, found.labels, found.scores[name].confusion or []) for name in names]
+    cells = [confusion_cells(name, result.labels, result.scores[name].confusion or []) for name in names]
     order = dict.fromkeys(label for _, labels in cells for label in labels)
     rows = [row for found_rows, _ in cells for row in found_rows]
     return confusion_pair(rows, [*order], [names[0], names[-1]][: len(names)])

@@ -112,9 +112,9 @@ class CrossValidated:
             raise UnknownName("candidate", name, self.scores)
         folder = FarmFolder.open(self.folder)
         jobs = [folder.job(job_name(name, fold)) for fold in range(len(self.scores[name].folds))]
-        found = [Predictions.read(job / PREDICTIONS) for job in jobs if (job / PREDICTIONS).is_file()]
+        parts = [Predictions.read(job / PREDICTIONS) for job in jobs if (job / PREDICTIONS).is_file()]
         rows, outputs, targets = (
-            np.concatenate([getattr(one, part) for one in found]) for part in ("rows", "outputs", "targets")
+            np.concatenate([getattr(one, part) for one in parts]) for part in ("rows", "outputs", "targets")
         )
         order = np.argsort(rows, kind="stable")
         return Predictions(rows[order], outputs[order], targets[order])

@@ -122,16 +122,18 @@ def _difference(
     scores = np.array([candidates[name].folds for name in (first, second)], dtype=np.float64)
     both = np.isfinite(scores).all(0)
     differences, folds = (scores[0] - scores[1])[both], int(both.sum())
-    found = Difference(
+    difference = Difference(
         first, second, candidates[first].score, folds, float(differences.mean()) if folds else math.nan
     )
     if folds < 2:
-        return replace(found, why=f"they share the scores of {folds} folds; a comparison needs at least two")
+        return replace(
+            difference, why=f"they share the scores of {folds} folds; a comparison needs at least two"
+        )
     if float(np.ptp(differences)) <= ROUNDING * float(np.abs(scores[:, both]).max()):
-        same = _amount(abs(found.mean), found.score)
-        return replace(found, why=f"they differ by the same {same} in each fold")
+        same = _amount(abs(difference.mean), difference.score)
+        return replace(difference, why=f"they differ by the same {same} in each fold")
     error, p = corrected_test(differences.tolist(), float(np.mean(np.array(ratios)[both])))
-    return replace(found, error=error, p=p)
+    return replace(difference, error=error, p=p)
 
 
 def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, float]:
@@ -145,12 +147,12 @@ def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, f
 
 def holm(values: Sequence[float]) -> list[float]:
     """Adjust p values for their number; NaN means no test, stays NaN, and does not count."""
-    found = np.array(values, dtype=np.float64)
-    tested = np.flatnonzero(~np.isnan(found))
-    order = tested[np.argsort(found[tested], kind="stable")]
+    adjusted = np.array(values, dtype=np.float64)
+    tested = np.flatnonzero(~np.isnan(adjusted))
+    order = tested[np.argsort(adjusted[tested], kind="stable")]
     factors = np.arange(len(order), 0, -1)
-    found[order] = np.minimum(np.maximum.accumulate(found[order] * factors), 1)
-    return [float(value) for value in found]
+    adjusted[order] = np.minimum(np.maximum.accumulate(adjusted[order] * factors), 1)
+    return [float(value) for value in adjusted]
 
 
 def write_comparison(path: Path, differences: Sequence[Difference]) -> None:

@@ -89,5 +89,5 @@ def _of_splitter(cv: Any, targets: Array, groups: Array | None) -> list[Any]:
 
 def _numbers(part: ArrayLike, samples: int) -> ArrayLike:
     """Return the sample numbers of a mask; numbers are returned as they are."""
-    found = np.asarray(part)
-    return np.flatnonzero(found) if found.dtype == bool and found.shape == (samples,) else part
+    numbers = np.asarray(part)
+    return np.flatnonzero(numbers) if numbers.dtype == bool and numbers.shape == (samples,) else part

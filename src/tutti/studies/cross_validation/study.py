@@ -152,9 +152,9 @@ def without_groups(config: TrainConfig, groups: object) -> TrainConfig:
 
 
 def _digest(splits: list[Split]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for split in splits:
         for part in (split.train, split.test):
-            found.update(len(part).to_bytes(8, "little"))
-            found.update(part.tobytes())
-    return found.hexdigest()[:16]
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part.tobytes())
+    return digest.hexdigest()[:16]

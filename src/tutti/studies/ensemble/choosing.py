@@ -88,9 +88,9 @@ def choose(library: Library, ratios: list[float], method: str, top: int | None =
             scores[name].append(held_out.scored(values))
         scores[ENSEMBLE].append(held_out.scored(combine(fit(rest, method, top), held_out)))
         scores[BEST].append(scores[_ranked(rest)[0]][fold])
-    found = {name: FoldScores(library.score, tuple(values)) for name, values in scores.items()}
-    (gain,) = compare({name: found[name] for name in (ENSEMBLE, BEST)}, ratios)
-    return Selection(library.kind, fit(library, method, top), found, gain)
+    scores_of = {name: FoldScores(library.score, tuple(values)) for name, values in scores.items()}
+    (gain,) = compare({name: scores_of[name] for name in (ENSEMBLE, BEST)}, ratios)
+    return Selection(library.kind, fit(library, method, top), scores_of, gain)
 
 
 def fit(library: Library, method: str, top: int | None = None) -> Weights:

@@ -67,8 +67,8 @@ class Library:
         """Return the ideal values, of shape (samples, numbers)."""
         numbers = self.values.shape[2]
         if self.targets.dtype.kind in "iu" and numbers > 1 and self.targets.ndim == 1:
-            found: NDArray[np.float64] = np.eye(numbers)[self.targets]
-            return found
+            truth: NDArray[np.float64] = np.eye(numbers)[self.targets]
+            return truth
         return self.targets.reshape(len(self.targets), -1).astype(np.float64)
 
     def of(self, names: Sequence[str]) -> Library:
@@ -117,9 +117,9 @@ def library_of(candidates: Mapping[str, Sequence[Predictions]], kinds: Mapping[s
     return Library(tuple(candidates), kind, values, targets, rows, numbers)
 
 
-def _flat(found: Predictions, kind: Kind) -> Predictions:
+def _flat(predictions: Predictions, kind: Kind) -> Predictions:
     """Return values of shape (samples, numbers), each with a label if there are classes."""
-    values, targets, rows = kind.values(found.outputs), found.targets, found.rows
+    values, targets, rows = kind.values(predictions.outputs), predictions.targets, predictions.rows
     if kind is Kind.CLASSES:
         rows = np.repeat(rows, int(np.prod(targets.shape[1:])))
         values = np.moveaxis(values, 1, -1).reshape(-1, values.shape[1])

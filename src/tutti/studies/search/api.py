@@ -96,11 +96,11 @@ def tune(
     search = search.decided(samples.metrics)
     folder = search.begin(samples, given.out, given.resume)
     with given.stream() as stream:
-        found = tune_shown(search, folder, trials, given.blocks, stream)
-    if found.outcome is not None and found.outcome.stopped is not None:
+        tuned = tune_shown(search, folder, trials, given.blocks, stream)
+    if tuned.outcome is not None and tuned.outcome.stopped is not None:
         where = f"resume=True and out={str(folder.path)!r}"
-        raise RunStopped(f"the search was stopped: {found.outcome.stopped}; go on with it by {where}")
-    if not found.front:
-        number, why = next(iter(found.failed.items()))
+        raise RunStopped(f"the search was stopped: {tuned.outcome.stopped}; go on with it by {where}")
+    if not tuned.front:
+        number, why = next(iter(tuned.failed.items()))
         raise TuttiError(f"no trial has come to its end: trial {number} failed: {why}; see {folder.path}")
-    return found
+    return tuned

@@ -46,91 +46,91 @@ def tune_shown(
     print_question(search, trials, stream)
     jobs = [job for number in range(search.count(trials)) for job in search.job_names(number)]
     with farm_shown(folder, dict.fromkeys(jobs, search.span), stream) as hear:
-        found = tune(search, folder, trials, blocks, hear)
-    print_findings(found, stream, command)
-    return found
+        tuned = tune(search, folder, trials, blocks, hear)
+    print_findings(tuned, stream, command)
+    return tuned
 
 
 def print_findings(
-    found: Tuned, stream: IO[str], command: Callable[[TrainConfig], str] | None = None
+    tuned: Tuned, stream: IO[str], command: Callable[[TrainConfig], str] | None = None
 ) -> None:
     """Print the best trials, how to train the best one alone, what mattered, and what was saved.
 
     `command` spells the command that trains a configuration.
     """
-    best, rows = found.front, found.trials
+    best, rows = tuned.front, tuned.trials
     counted = Counter("failed" if row["state"] == "fail" else row["state"] for row in rows)
     print(f"trials: {', '.join(f'{count} {state}' for state, count in sorted(counted.items()))}", file=stream)
-    for number, why in [*found.failed.items()][:SHOWN]:
+    for number, why in [*tuned.failed.items()][:SHOWN]:
         print(f"trial {number} failed: {printable(why)}", file=stream)
     if len(best) > 1:
-        console_on(stream).print(_front(found))
+        console_on(stream).print(_front(tuned))
     if best:
-        print(f"best: trial {best[0].number}, {values_text(found, best[0])}", file=stream)
-        for name, value in found.best.items():
+        print(f"best: trial {best[0].number}, {values_text(tuned, best[0])}", file=stream)
+        for name, value in tuned.best.items():
             print(f"  {printable(name)}: {printable(str(value))}", file=stream)
     if best and command is not None:
-        print(f"to train it alone: {printable(command(found.config))}", file=stream)
-    shares = ", ".join(f"{printable(name)} {share:.0%}" for name, share in found.importance.items())
+        print(f"to train it alone: {printable(command(tuned.config))}", file=stream)
+    shares = ", ".join(f"{printable(name)} {share:.0%}" for name, share in tuned.importance.items())
     if shares:
         print(f"importance: {shares}", file=stream)
-    trained, whole = found.epochs
-    if found.search.pruner != "none" and whole:
+    trained, whole = tuned.epochs
+    if tuned.search.pruner != "none" and whole:
         print(f"epochs: {trained} of {whole} trained, {1 - trained / whole:.0%} saved", file=stream)
-    print_times(found.outcome, stream)
-    print(f"study: {printable(str(found.folder / JOURNAL))}, trials: {found.write_table()}", file=stream)
+    print_times(tuned.outcome, stream)
+    print(f"study: {printable(str(tuned.folder / JOURNAL))}, trials: {tuned.write_table()}", file=stream)
 
 
-def values_text(found: Tuned, trial: optuna.trial.FrozenTrial) -> str:
+def values_text(tuned: Tuned, trial: optuna.trial.FrozenTrial) -> str:
     """Return the objectives of a trial in words."""
-    pairs = zip(found.search.scores, trial.values or [], strict=True)
+    pairs = zip(tuned.search.scores, trial.values or [], strict=True)
     return ", ".join(f"{printable(score.name)} {score.text(value)}" for score, value in pairs)
 
 
-def _front(found: Tuned) -> TextTable:
+def _front(tuned: Tuned) -> TextTable:
     """Return the table of the trials that no other one beats in all objectives."""
-    names, scores = list(found.search.space.distributions), found.search.scores
+    names, scores = list(tuned.search.space.distributions), tuned.search.scores
     heads = ("trial", *(score.name for score in scores), *names)
     table = TextTable(heads, drop=names[::-1], title="best trials")
-    for trial in found.front:
+    for trial in tuned.front:
         figures = [score.text(value) for score, value in zip(scores, trial.values, strict=True)]
-        options = found.search.space.options(trial.params)
+        options = tuned.search.space.options(trial.params)
         table.add_row(str(trial.number), *figures, *(str(options[name]) for name in names))
     return table
 
 
-def write_tune_page(found: Tuned, page: Path | None = None) -> Path:
+def write_tune_page(tuned: Tuned, page: Path | None = None) -> Path:
     """Write the page of a search and return it, with its figures beside it."""
     require_drawing()
     from tutti.studies.search.figures import figures_of
 
-    search, best = found.search, found.front
-    verdict = f"Trial {best[0].number} is the best: {values_text(found, best[0])}" if best else ""
+    search, best = tuned.search, tuned.front
+    verdict = f"Trial {best[0].number} is the best: {values_text(tuned, best[0])}" if best else ""
     words = {
         "title": f"Search for {search.config.model} on {search.config.data}",
         "verdict": verdict,
         "heads": ["trial", "state", *(score.name for score in search.scores), *search.space.distributions],
-        "tables": [{"title": "All trials", "rows": _rows(found)}],
+        "tables": [{"title": "All trials", "rows": _rows(tuned)}],
         "note": f"Sampler {search.sampler}, pruner {search.pruner}, seed {search.config.seed}.",
         "lists": {},
-        "failures": [(f"trial {number}", why) for number, why in found.failed.items()],
+        "failures": [(f"trial {number}", why) for number, why in tuned.failed.items()],
     }
-    return write_page(page or found.folder / PAGE, words, figures_of(found))
+    return write_page(page or tuned.folder / PAGE, words, figures_of(tuned))
 
 
-def _rows(found: Tuned) -> list[dict[str, Any]]:
+def _rows(tuned: Tuned) -> list[dict[str, Any]]:
     """Return the rows of the table of all trials, the best first."""
-    best, scores = {trial.number for trial in found.front}, found.search.scores
+    best, scores = {trial.number for trial in tuned.front}, tuned.search.scores
     first = str(scores[0])
     rows = sorted(
-        found.trials,
+        tuned.trials,
         key=lambda row: (row[first] is None, (row[first] or 0) * (-1 if scores[0].higher else 1)),
     )
     shown = []
     for row in rows:
         values = [(score, row[str(score)]) for score in scores]
         cells = ["" if value is None else score.text(value) for score, value in values]
-        options = [_short(row[name]) for name in found.search.space.distributions]
+        options = [_short(row[name]) for name in tuned.search.space.distributions]
         kind = "best" if row["trial"] in best else "failed" if row["state"] == "fail" else ""
         shown.append({"kind": kind, "cells": [row["trial"], row["state"], *cells, *options]})
     return shown

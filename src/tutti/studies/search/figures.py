@@ -15,12 +15,12 @@ STATES: Final = {"complete": "#4c78a8", "pruned": "#bab0ac"}
 """The colours of the trials that have a value."""
 
 
-def figures_of(found: Tuned) -> list[Drawn]:
+def figures_of(tuned: Tuned) -> list[Drawn]:
     """Draw all figures that have data."""
-    rows = [row for row in found.trials if row["state"] in STATES]
+    rows = [row for row in tuned.trials if row["state"] in STATES]
     if not rows:
         return []
-    scores, names = found.search.scores, list(found.search.space.distributions)
+    scores, names = tuned.search.scores, list(tuned.search.space.distributions)
     # In a field's name a point means an object, and a bracket an array.
     plain = {name: name.replace(".", " ") for name in names}
     data: Data = [
@@ -34,12 +34,12 @@ def figures_of(found: Tuned) -> list[Drawn]:
     ]
     drawn = []
     if len(scores) > 1:
-        drawn.append(Drawn("front", "The objectives against each other", _front(found, data)))
-    drawn.append(Drawn("history", "The trials, and the best so far", _history(found, data)))
-    shares = found.importance
+        drawn.append(Drawn("front", "The objectives against each other", _front(tuned, data)))
+    drawn.append(Drawn("history", "The trials, and the best so far", _history(tuned, data)))
+    shares = tuned.importance
     if shares:
         drawn.append(Drawn("importance", "What has mattered", _importance(shares)))
-    drawn.append(Drawn("slices", "Each option", _slices(found, data, plain)))
+    drawn.append(Drawn("slices", "Each option", _slices(tuned, data, plain)))
     return drawn
 
 
@@ -53,21 +53,21 @@ def _state() -> Any:
     return alt.Color("state:N", title=None, scale=scale, legend=alt.Legend(orient="bottom"))
 
 
-def _tips(found: Tuned, data: Data) -> list[Any]:
-    values = [number(score.name, score.name) for score in found.search.scores]
-    others = {"trial", *(score.name for score in found.search.scores)}
+def _tips(tuned: Tuned, data: Data) -> list[Any]:
+    values = [number(score.name, score.name) for score in tuned.search.scores]
+    others = {"trial", *(score.name for score in tuned.search.scores)}
     options = [name for name in data[0] if name not in others]
     return tips(number("trial", "trial", "d"), *values, *(alt.Tooltip(f"{name}:N") for name in options))
 
 
-def _value(found: Tuned, at: int = 0) -> Any:
-    name = found.search.scores[at].name
+def _value(tuned: Tuned, at: int = 0) -> Any:
+    name = tuned.search.scores[at].name
     return alt.Y(f"{name}:Q", title=name, scale=alt.Scale(zero=False))
 
 
-def _history(found: Tuned, data: Data) -> Any:
+def _history(tuned: Tuned, data: Data) -> Any:
     """Return the value of each trial by its number, with a line for the best so far."""
-    score = found.search.scores[0]
+    score = tuned.search.scores[0]
     best, line = math.nan, []
     for row in data:
         if row["state"] == "complete":
@@ -79,8 +79,8 @@ def _history(found: Tuned, data: Data) -> Any:
     steps = alt.Chart(table(line)).mark_line(interpolate="step-after", color="#f58518")
     points = alt.Chart(table(data)).mark_point(filled=True, size=50)
     layers = (
-        steps.encode(x=x, y=_value(found)),
-        points.encode(x=x, y=_value(found), color=_state(), tooltip=_tips(found, data)),
+        steps.encode(x=x, y=_value(tuned)),
+        points.encode(x=x, y=_value(tuned), color=_state(), tooltip=_tips(tuned, data)),
     )
     return alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT)
 
@@ -101,9 +101,9 @@ def _importance(shares: dict[str, float]) -> Any:
     )
 
 
-def _axis(found: Tuned, name: str, field: str) -> Any:
+def _axis(tuned: Tuned, name: str, field: str) -> Any:
     """Return the horizontal axis of an option."""
-    space = found.search.space
+    space = tuned.search.space
     if space.is_choice(name):
         order = [_shown(value) for value in space.ends(name)]
         return alt.X(f"{field}:N", title=name, sort=order, axis=alt.Axis(labelAngle=0))
@@ -113,23 +113,23 @@ def _axis(found: Tuned, name: str, field: str) -> Any:
     return alt.X(f"{field}:Q", title=name, scale=scale, axis=axis)
 
 
-def _slices(found: Tuned, data: Data, plain: dict[str, str]) -> Any:
+def _slices(tuned: Tuned, data: Data, plain: dict[str, str]) -> Any:
     """Return a panel for each option, with the value of each trial."""
-    rows, seen = table(data), _tips(found, data)
+    rows, seen = table(data), _tips(tuned, data)
     panels = [
         alt.Chart(rows)
         .mark_point(filled=True, size=50)
-        .encode(x=_axis(found, name, field), y=_value(found), color=_state(), tooltip=seen)
+        .encode(x=_axis(tuned, name, field), y=_value(tuned), color=_state(), tooltip=seen)
         .properties(width=WIDTH, height=HEIGHT)
         for name, field in plain.items()
     ]
     return in_rows(panels, "state")
 
 
-def _front(found: Tuned, data: Data) -> Any:
+def _front(tuned: Tuned, data: Data) -> Any:
     """Return the first two objectives; a line joins the trials of the Pareto front."""
-    second = found.search.scores[1]
-    best = {trial.number for trial in found.front}
+    second = tuned.search.scores[1]
+    best = {trial.number for trial in tuned.front}
     x = alt.X(f"{second.name}:Q", title=second.name, scale=alt.Scale(zero=False))
     line = alt.Chart(table([row for row in data if row["trial"] in best])).mark_line(
         color="#f58518", interpolate="step-after", point=True
@@ -137,7 +137,7 @@ def _front(found: Tuned, data: Data) -> Any:
     points = alt.Chart(table(data)).mark_point(filled=True, size=50)
     order = alt.Order(f"{second.name}:Q")
     layers = (
-        points.encode(x=x, y=_value(found), color=_state(), tooltip=_tips(found, data)),
-        line.encode(x=x, y=_value(found), order=order),
+        points.encode(x=x, y=_value(tuned), color=_state(), tooltip=_tips(tuned, data)),
+        line.encode(x=x, y=_value(tuned), order=order),
     )
     return alt.layer(*layers).properties(width=2 * WIDTH, height=HEIGHT)

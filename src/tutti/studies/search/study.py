@@ -274,14 +274,16 @@ class Tuned:
     @property
     def failed(self) -> dict[int, str]:
         """The reasons why trials failed, by number."""
-        found = {}
+        reasons = {}
         for trial in self._trials:
             if trial.state is optuna.trial.TrialState.FAIL:
                 names = self.search.job_names(trial.number)
                 errors = [RunFolder(FarmFolder(self.folder).job(job)).error() for job in names]
-                said = next((error for error in errors if error), "its objective is not a finite number")
-                found[trial.number] = said.strip().splitlines()[-1]
-        return found
+                error_text = next(
+                    (error for error in errors if error), "its objective is not a finite number"
+                )
+                reasons[trial.number] = error_text.strip().splitlines()[-1]
+        return reasons
 
     @property
     def epochs(self) -> tuple[int, int]:

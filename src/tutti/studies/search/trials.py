@@ -87,8 +87,8 @@ class Trials:
 
     def take_over(self) -> list[int]:
         """Return the running trials that are new to this launch, which takes them over."""
-        found = [one for one in self._all() if one.state is TrialState.RUNNING]
-        new = [one for one in found if one.number not in self._running]
+        running = [one for one in self._all() if one.state is TrialState.RUNNING]
+        new = [one for one in running if one.number not in self._running]
         self._running |= {one.number: Trial(self._study, one._trial_id) for one in new}
         return [one.number for one in new]
 

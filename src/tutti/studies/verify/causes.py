@@ -129,8 +129,8 @@ def _mean_computed(objective: Objective, module: nn.Module, batches: Iterable[Ba
     with evaluating(module), torch.no_grad():
         for batch in batches:
             inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
-            found = objective.compute(module, inputs, targets, batch.weights)
-            total, whole = total + found.loss.item() * len(targets), whole + found.weight
+            computed = objective.compute(module, inputs, targets, batch.weights)
+            total, whole = total + computed.loss.item() * len(targets), whole + computed.weight
     return total / whole if whole else 0.0
 
 

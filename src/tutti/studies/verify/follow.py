@@ -92,10 +92,10 @@ class Sequential:
         with torch.random.fork_rng(devices=()), drawn_by_sample(self.module, self._seed) as masks:
             for batch in batches:
                 masks.begin(epoch, batch.samples)
-                found = self.task.forward(self.module, batch)
-                torch.autograd.backward(found.loss * len(batch.targets))
-                total += found.reported.item() * len(batch.targets)
-                whole += found.weight
+                computed = self.task.forward(self.module, batch)
+                torch.autograd.backward(computed.loss * len(batch.targets))
+                total += computed.reported.item() * len(batch.targets)
+                whole += computed.weight
         self.loss = total / whole if whole else 0.0
         for parameter in self.module.parameters():
             if parameter.grad is not None:
@@ -222,8 +222,8 @@ class _Runs:
         number, (batch,) = next(self._rounds)
         epoch = number // self._updates
         if self._part is not None and not self.causes:
-            found = of_the_loss(self._task.objective, self.plain.module, batch, self._parts)
-            self.causes = () if found is None else (found,)
+            cause = of_the_loss(self._task.objective, self.plain.module, batch, self._parts)
+            self.causes = () if cause is None else (cause,)
         self.plain.backward(epoch, [batch])
         self.reversed.backward(epoch, [batch] if self._random else [_turned(batch, self._normalised)])
         parts = cut_batch(batch, self._parts) if self._comparable_in_parts else [batch]
@@ -233,14 +233,14 @@ class _Runs:
     def _comparable_in_parts(self) -> bool:
         return not (self._random or self._normalised or self.reasons or self.causes)
 
-    def step(self, clip: Clip, parallel: StepResult, found: dict[str, Deviation], step: int) -> None:
+    def step(self, clip: Clip, parallel: StepResult, distances: dict[str, Deviation], step: int) -> None:
         """Step, and note the distance of the parallel run and the rounding of the sequential ones."""
         plain = self.plain.step(clip)
-        _note({name: one.found for name, one in found.items()}, step, parallel, plain)
-        _note({name: one.reordered for name, one in found.items()}, step, self.reversed.step(clip), plain)
+        _note({name: one.found for name, one in distances.items()}, step, parallel, plain)
+        _note({name: one.reordered for name, one in distances.items()}, step, self.reversed.step(clip), plain)
         added_up = self.added_up.step(clip)
         if self._comparable_in_parts:
-            _note({name: one.added_up for name, one in found.items()}, step, added_up, plain)
+            _note({name: one.added_up for name, one in distances.items()}, step, added_up, plain)
 
 
 def work(comm: Communicator, payload: bytes) -> Verdict:
@@ -293,18 +293,18 @@ def _compare(job: VerifyJob, comm: Communicator, parallel: Parallel, sequential:
     """Train both ways; the verdict is equal on all ranks (collective)."""
     config, peers = job.config, parallel.portion.peers
     clip = Clip(config.clip_norm, config.clip_value)
-    found = deviations(job.dtype)
+    distances = deviations(job.dtype)
     for number, passes in islice(_rounds(parallel.batches), config.steps):
         reseed(config.seed, (number + 1) * peers.size + peers.rank)
         if sequential is not None:
             sequential.backward()
         state = parallel.step(number, passes)
         if sequential is not None:
-            sequential.step(clip, state, found, number + 1)
+            sequential.step(clip, state, distances, number + 1)
     parallel.worker.finish()
     verdict = None
     if sequential is not None:
-        verdict = Verdict(found, sequential.reasons, sequential.causes)
+        verdict = Verdict(distances, sequential.reasons, sequential.causes)
     return cast("Verdict", comm.broadcast_object(verdict))
 
 

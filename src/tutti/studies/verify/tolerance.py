@@ -110,7 +110,7 @@ class Deviation:
 
     @property
     def drowned(self) -> bool:
-        """Whether rounding alone is too large for the comparison to say anything."""
+        """True if rounding alone is too large for the comparison to say anything."""
         return AMPLE * self.rounding > self.most
 
     def _allowed(self, rounding: float) -> float:
@@ -133,12 +133,12 @@ class Verdict:
 
     @property
     def follows(self) -> bool:
-        """Whether every deviation is within what rounding explains."""
+        """True if every deviation is within what rounding explains."""
         return not self.at_once and all(one.found.largest <= one.allowed for one in self.deviations.values())
 
     @property
     def at_once(self) -> bool:
-        """Whether loss or gradient deviate in the first step by more than rounding explains.
+        """True if loss or gradient deviate in the first step by more than rounding explains.
 
         Not the weights: Adam's first step makes a whole step of the smallest gradient.
         """

@@ -145,15 +145,15 @@ def evaluation_figures(part: str, evaluation: Evaluation | None) -> dict[str, fl
 
 def hyper_parameters(config: Json) -> dict[str, str | float]:
     """Return a configuration as a flat table, with "part_options.name" and without Nones."""
-    found: dict[str, str | float] = {}
+    options: dict[str, str | float] = {}
     for name, value in config.items():
         if isinstance(value, dict):
-            found |= {f"{name}.{key}": item for key, item in hyper_parameters(value).items()}
+            options |= {f"{name}.{key}": item for key, item in hyper_parameters(value).items()}
         elif isinstance(value, bool | int | float | str):
-            found[name] = value
+            options[name] = value
         elif value is not None:
-            found[name] = str(value)
-    return found
+            options[name] = str(value)
+    return options
 
 
 def optional_loggers() -> list[str]:

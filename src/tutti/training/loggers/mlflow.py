@@ -66,9 +66,11 @@ class MlFlow(Logger):
                 known = set(client.get_run(self._run).data.params)
             else:
                 name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tutti")
-                found = client.get_experiment_by_name(name)
+                experiment = client.get_experiment_by_name(name)
                 place = None if local is None else (local / "artifacts").as_uri()
-                number = client.create_experiment(name, place) if found is None else found.experiment_id
+                number = (
+                    client.create_experiment(name, place) if experiment is None else experiment.experiment_id
+                )
                 made = client.create_run(str(number), tags={FOLDER_TAG: str(path)}, run_name=path.name)
                 self._run = str(made.info.run_id)
                 replace_file(path / MLFLOW, self._run.encode() + b"\n")

@@ -40,8 +40,8 @@ class Units:
     @classmethod
     def of(cls, preparation: Preparation | None) -> Units | None:
         """Return the units in which a model computes; None: the targets' own."""
-        found = None if preparation is None else preparation.units
-        return None if found is None else cls(found.mean, found.std)
+        units = None if preparation is None else preparation.units
+        return None if units is None else cls(units.mean, units.std)
 
     def outputs(self, standardised: Tensor) -> Tensor:
         """Return a network's outputs, of shape (n, ...), in the unit of the targets."""

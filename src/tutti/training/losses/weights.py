@@ -39,14 +39,14 @@ class OfLabels:
         """Return the sum over the labels, and the sum of their weights; `weights` are the samples'."""
         weight = None if self.weight is None else self.weight.to(outputs)
         known = {"weight": weight, "ignore_index": self.ignore_index, **self.options}
-        found = self.function(outputs, targets, reduction="sum" if weights is None else "none", **known)
+        loss = self.function(outputs, targets, reduction="sum" if weights is None else "none", **known)
         # No shape may depend on the labels: 'tutti layouts' runs this on tensors without contents.
         counted = targets != self.ignore_index
         each = counted if weight is None else weight.double()[targets.where(counted, 0)].where(counted, 0)
         if weights is None:
-            return found, each.sum()
+            return loss, each.sum()
         (own,) = spread(targets, weights)
-        return (found * own.to(found)).sum(), (each * own).sum()
+        return (loss * own.to(loss)).sum(), (each * own).sum()
 
 
 FUNCTIONS: Final = {

@@ -152,14 +152,14 @@ def _of_each_class(name: str, figure: Ranking) -> Metric:
 
 
 def _area(
-    there: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
+    present: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
 ) -> float:
     """Return the share of pairs of a label of the class and another in the right order; ties count half."""
     if weights is not None:
         from sklearn.metrics import roc_auc_score  # It takes a second to import.
 
-        return float(roc_auc_score(there, scores, sample_weight=weights))
-    own, others = scores[there], scores[~there]
+        return float(roc_auc_score(present, scores, sample_weight=weights))
+    own, others = scores[present], scores[~present]
     own.sort()  # Finding places in their order is ten times as fast.
     others.sort()
     below, up_to = (np.searchsorted(others, own, side) for side in ("left", "right"))
@@ -174,11 +174,11 @@ def auc() -> Metric:
 
 
 def _precision_of_ranks(
-    there: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
+    present: NDArray[np.bool_], scores: NDArray[np.float64], weights: NDArray[np.float64] | None
 ) -> float:
     from sklearn.metrics import average_precision_score  # It takes a second to import.
 
-    return float(average_precision_score(there, scores, sample_weight=weights))
+    return float(average_precision_score(present, scores, sample_weight=weights))
 
 
 @part("average_precision")
