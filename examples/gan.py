@@ -1,7 +1,7 @@
 """A GAN on every core: `tutti run -n 2 examples/gan.py`. It draws handwritten digits into gan.png.
 
-Each model goes through `distribute` with its optimizer. On any number of ranks it computes what it
-computes with plain torch in one process, as its noise depends on nothing but the sample and the epoch.
+Each model goes through `distribute` with its optimizer. Any number of ranks gives the result of plain torch
+in one process, because the noise depends only on the sample and the epoch.
 """
 
 import sys
@@ -18,22 +18,22 @@ EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 200
 
 
 def noise(number: int) -> Tensor:
-    """A point from which the generator draws a digit."""
+    """Return the input of the generator for one digit."""
     return torch.randn(LATENT, generator=torch.Generator().manual_seed(number))
 
 
 class DigitsWithNoise(Dataset):
-    """Pictures of 8 x 8 pixels between -1 and 1, each with noise that is another in every epoch."""
+    """Images of 8 x 8 pixels between -1 and 1, each with noise that changes with the epoch."""
 
     def __init__(self) -> None:
-        self.pictures = torch.Tensor(load_digits().data / 8 - 1)
+        self.images = torch.Tensor(load_digits().data / 8 - 1)
         self.epoch = 0
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.pictures[index], noise((self.epoch + 1) * len(self) + index)
+        return self.images[index], noise((self.epoch + 1) * len(self) + index)
 
 
 def network(inputs: int, outputs: int, last: nn.Module) -> nn.Module:
@@ -50,27 +50,29 @@ def network(inputs: int, outputs: int, last: nn.Module) -> nn.Module:
 rank = tutti.init().rank
 torch.manual_seed(0)
 generator, critic = network(LATENT, 64, nn.Tanh()), network(64, 1, nn.Flatten(0))
-generator, to_fool = tutti.distribute(generator, torch.optim.Adam(generator.parameters(), 2e-4, (0.5, 0.999)))
-critic, to_tell = tutti.distribute(critic, torch.optim.Adam(critic.parameters(), 2e-4, (0.5, 0.999)))
+generator, generator_optimizer = tutti.distribute(
+    generator, torch.optim.Adam(generator.parameters(), 2e-4, (0.5, 0.999))
+)
+critic, critic_optimizer = tutti.distribute(critic, torch.optim.Adam(critic.parameters(), 2e-4, (0.5, 0.999)))
 digits = DigitsWithNoise()
 loader = DataLoader(digits, batch_size=64, shuffle=True)
 
 
-def belief(pictures: Tensor, real: bool) -> Tensor:
-    """How far the critic is from taking pictures for real ones, or for drawn ones."""
-    found = critic(pictures)
-    return nn.functional.binary_cross_entropy_with_logits(found, torch.full_like(found, float(real)))
+def critic_loss(images: Tensor, real: bool) -> Tensor:
+    """Return the critic's loss where all images are real, or where all are drawn."""
+    logits = critic(images)
+    return nn.functional.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))
 
 
 for digits.epoch in range(EPOCHS):
-    for pictures, points in tutti.shard(loader):
+    for images, points in tutti.shard(loader):
         drawn = generator(points)
-        to_tell.zero_grad()
-        (belief(pictures, real=True) + belief(drawn.detach(), real=False)).backward()
-        to_tell.step()
-        to_fool.zero_grad()
-        belief(drawn, real=True).backward()
-        to_fool.step()
+        critic_optimizer.zero_grad()
+        (critic_loss(images, real=True) + critic_loss(drawn.detach(), real=False)).backward()
+        critic_optimizer.step()
+        generator_optimizer.zero_grad()
+        critic_loss(drawn, real=True).backward()
+        generator_optimizer.step()
 
 if rank == 0:
     with torch.no_grad():
@@ -80,4 +82,4 @@ if rank == 0:
     )
     image = Image.fromarray(((sheet + 1) * 127.5).to(torch.uint8).numpy())
     image.resize((800, 320), Image.Resampling.NEAREST).save("gan.png")
-    print("40 digits that nobody has written: gan.png")
+    print("40 drawn digits: gan.png")

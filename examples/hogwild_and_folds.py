@@ -1,9 +1,9 @@
-"""Hogwild and parallel k-fold: how busy the cores are, how much faster it is, and what each class gets.
+"""Hogwild and parallel cross-validation: speed-up, use of the cores, and accuracy of each class.
 
     python examples/hogwild_and_folds.py [--data fashion-mnist] [--epochs 2] [--folds 4] [--out FILE.svg]
 
-Hogwild uses the cores inside of one training: workers move one vector of weights without locks. K-fold uses
-them beside each other: every fold is a training of its own. The lesson: docs/lessons/hogwild-and-folds.md
+Hogwild parallelises one training run: workers update shared weights without locks. Cross-validation trains
+independent folds in parallel. The lesson: docs/lessons/hogwild-and-folds.md
 """
 
 import argparse
@@ -19,19 +19,19 @@ OPTIONS = {"batch_size": 64, "lr": 0.001, "precision": "fp64", "threads": 1, "qu
 
 
 def cpu_seconds():
-    """CPU seconds of this process and of all that it has started."""
+    """Return the CPU seconds of this process and its descendants."""
     me = psutil.Process()
-    times = [one.cpu_times() for one in (me, *me.children(recursive=True))]
-    return sum(one.user + one.system + one.children_user + one.children_system for one in times)
+    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
 
 
-def measured(name, call, *arguments):
-    """Seconds, and the share of all cores that was used meanwhile."""
+def measure(name, function, *arguments):
+    """Call a function that returns the accuracy of each class; time it, and measure the use of the cores."""
     cpu, began = cpu_seconds(), time.perf_counter()
-    accuracies = call(*arguments)
+    accuracies = function(*arguments)
     seconds = time.perf_counter() - began
     busy = (cpu_seconds() - cpu) / seconds / CORES
-    print(f"{name:>22}: {seconds:6.1f} s, cores {busy:4.0%} busy, least accurate class {min(accuracies):.1%}")
+    print(f"{name:>22}: {seconds:6.1f} s, cores {busy:4.0%} busy, worst class {min(accuracies):.1%}")
     return {"way": name, "seconds": seconds, "busy": busy, "classes": accuracies}
 
 
@@ -42,35 +42,31 @@ def one_training(strategy, workers, args):
 
 def folds(blocks, args):
     with tempfile.TemporaryDirectory() as out:
-        chosen = {"epochs": args.epochs, "out": out + "/farm", **OPTIONS}
-        found = cross_validate("mlp", args.data, cv=args.folds, blocks=blocks, **chosen)
-        return next(iter(found.scores.values())).class_accuracy()
+        options = {"epochs": args.epochs, "out": out + "/folds", **OPTIONS}
+        result = cross_validate("mlp", args.data, cv=args.folds, blocks=blocks, **options)
+        return next(iter(result.scores.values())).class_accuracy()
 
 
 def draw(rows, out):
     import altair as alt
 
-    lane = alt.Y("way:N", sort=None, title=None)
-    bars = alt.Chart(alt.Data(values=rows)).mark_bar().properties(width=190, height=alt.Step(24))
-    speed = bars.encode(alt.X("speed-up:Q", title="times as fast as one worker"), lane)
-    busy = alt.X(
-        "busy:Q", title="share of the cores used", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])
-    )
-    known = [
-        {"way": row["way"], "class": k, "right": a} for row in rows for k, a in enumerate(row["classes"])
+    way, no_labels = alt.Y("way:N", sort=None, title=None), alt.Y("way:N", sort=None, axis=None)
+    bars = alt.Chart(alt.Data(values=rows)).mark_bar().properties(width=270, height=alt.Step(24))
+    speed_up = alt.X("speed-up:Q", title="speed-up", axis=alt.Axis(tickCount=5))
+    percent = alt.Axis(format="%", tickCount=5)
+    busy = alt.X("busy:Q", title="use of the cores", axis=percent, scale=alt.Scale(domain=[0, 1]))
+    above = alt.hconcat(bars.encode(speed_up, way), bars.encode(busy, no_labels), spacing=20)
+    classes = [
+        {"way": row["way"], "class": k, "accuracy": a} for row in rows for k, a in enumerate(row["classes"])
     ]
-    cells = alt.Chart(alt.Data(values=known)).mark_rect().properties(width=394, height=alt.Step(24))
-    colour = alt.Color(
-        "right:Q",
-        title="recognised",
-        scale=alt.Scale(scheme="viridis", domain=[0.5, 1]),
-        legend=alt.Legend(format="%"),
-    )
-    chart = alt.hconcat(
-        speed, bars.encode(busy, alt.Y("way:N", sort=None, title=None, axis=None)), spacing=14
-    )
-    chart = alt.vconcat(chart, cells.encode(alt.X("class:O", axis=alt.Axis(labelAngle=0)), lane, colour))
-    chart.configure(background="#ffffff", padding=14).save(out)
+    base = alt.Chart(alt.Data(values=classes)).encode(alt.X("class:O", axis=alt.Axis(labelAngle=0)), way)
+    scale = alt.Scale(scheme="blues", domain=[0.4, 1])
+    cells = base.mark_rect().encode(alt.Color("accuracy:Q", scale=scale, legend=None))
+    white = alt.condition("datum.accuracy > 0.8", alt.value("white"), alt.value("black"))
+    numbers = base.mark_text().encode(text=alt.Text("accuracy:Q", format=".0%"), color=white)
+    below = (cells + numbers).properties(width=560, height=alt.Step(24), title="test accuracy of each class")
+    chart = alt.vconcat(above, below).configure(background="#ffffff", padding=14)
+    chart.configure_axis(labelFlush=False).save(out)
 
 
 if __name__ == "__main__":
@@ -84,10 +80,10 @@ if __name__ == "__main__":
     )
     args = parser.parse_args()
     n = args.workers
-    train("mlp", args.data, workers=n, steps=1, **OPTIONS)  # from here on the ranks have torch imported
-    rows = [measured("1 worker", one_training, "solo", 1, args)]
-    rows += [measured(f"{way}, {n} workers", one_training, way, n, args) for way in ("sync", "hogwild")]
-    rows += [measured(f"{args.folds} folds, {k} at a time", folds, k, args) for k in (1, n)]
+    train("mlp", args.data, workers=n, steps=1, **OPTIONS)  # warm up: later ranks start with torch imported
+    rows = [measure("1 worker", one_training, "solo", 1, args)]
+    rows += [measure(f"{name}, {n} workers", one_training, name, n, args) for name in ("sync", "hogwild")]
+    rows += [measure(f"{args.folds} folds, {k} at a time", folds, k, args) for k in (1, n)]
     for row in rows:
         row["speed-up"] = rows[0 if "worker" in row["way"] else 3]["seconds"] / row["seconds"]
     draw(rows, args.out)

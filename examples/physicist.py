@@ -1,10 +1,10 @@
-"""Jets in HDF5 files: masters and workers, masters of masters, and a search on blocks of ranks.
+"""Jets in HDF5 files: asynchronous training with parameter servers, and a hyper-parameter search.
 
     pip install 'tutti[data,plots,tune]'
     python examples/physicist.py [--epochs 8] [--jets 5000] [--trials 6] [--out physicist.svg]
 
-The jets are made here: one spray of particles, or two (a heavy particle that has decayed). They lie in
-several HDF5 files, which text files list, as physicists keep them. The lesson: docs/lessons/physicist.md
+The jets are simulated: one spray of particles, or two (a heavy particle that has decayed). They are stored in
+several HDF5 files; a text file lists those of each part. The lesson: docs/lessons/physicist.md
 """
 
 import argparse
@@ -19,23 +19,23 @@ from tutti.launch.cores import allowed_cores
 CORES = allowed_cores().usable
 PARTICLES = 20
 FILES = {"train": 4, "test": 1}
-DATA = {
+OPTIONS = {
     "data_options": {"features": "jets", "labels": "labels"},
     "batch_size": 64,
     "threads": 1,
     "quiet": True,
 }
-MASTER = {"workers": 2, "servers": 1}  # two workers, and a rank that keeps the centre
+RANKS = {"workers": 2, "servers": 1}  # three ranks: the server keeps the weights
 WAYS = {
-    "Downpour": {"strategy": tutti.Downpour(), **MASTER},
-    "EASGD": {"strategy": tutti.EASGD(every=4), **MASTER},
-    "GEM": {"strategy": tutti.GEM(), "optimizer": "sgd", "lr": 0.01, **MASTER},
-    "EASGD, two levels": {"strategy": tutti.EASGD(every=4), "levels": 2, "server_period": 4, **MASTER},
+    "Downpour": {"strategy": tutti.Downpour(), **RANKS},
+    "EASGD": {"strategy": tutti.EASGD(every=4), **RANKS},
+    "GEM": {"strategy": tutti.GEM(), "optimizer": "sgd", "lr": 0.01, **RANKS},
+    "EASGD, two levels": {"strategy": tutti.EASGD(every=4), "levels": 2, "server_period": 4, **RANKS},
 }
 
 
 def jets(random, count):
-    """Particles of jets: momentum, and two angles from the jet's axis; and which jets have two sprays."""
+    """Return the momentum and two angles of each particle, and labels: 1 for two sprays, 0 for one."""
     labels = random.integers(0, 2, count)
     axis = random.normal(0, 0.25, (count, 1, 2)) * labels[:, None, None]
     side = random.choice([-1, 1], (count, PARTICLES, 1))
@@ -45,7 +45,7 @@ def jets(random, count):
 
 
 def write(folder, count):
-    """HDF5 files, and for each part a list of them."""
+    """Write the HDF5 files, and the list of those of each part."""
     (folder / "files").mkdir()
     random = np.random.default_rng(0)
     for part, files in FILES.items():
@@ -57,50 +57,47 @@ def write(folder, count):
 
 
 def train(way, folder, epochs):
-    result = tutti.train("jets", str(folder), epochs=epochs, metrics="accuracy,auc", **DATA, **WAYS[way])
-    found, test = [], result.summary.test
+    result = tutti.train("jets", str(folder), epochs=epochs, metrics="accuracy,auc", **OPTIONS, **WAYS[way])
+    curve, seconds, test = [], 0.0, result.summary.test.metrics
     for record in result.history:
-        passed = sum(one.seconds["total"] for one in result.history[: record.epoch])
-        found.append({"way": way, "seconds": passed, "auc": record.validation.metrics["auc"]})
-    late = [rank.staleness_mean or 0.0 for rank in result.history[-1].ranks]
-    print(
-        f"{way:>18}: {result.summary.seconds:5.1f} s, test accuracy {test.metrics['accuracy']:.3f}, auc"
-        f" {test.metrics['auc']:.3f}; what a worker sends is {np.mean(late):.1f} updates late"
-    )
-    return found
+        seconds += record.seconds["total"]
+        curve.append({"way": way, "seconds": seconds, "auc": record.validation.metrics["auc"]})
+    staleness = np.mean([rank.staleness_mean or 0.0 for rank in result.history[-1].ranks])
+    print(f"{way:>18}: {result.summary.seconds:5.1f} s, test accuracy {test['accuracy']:.3f},", end=" ")
+    print(f"AUC {test['auc']:.3f}, staleness {staleness:.1f}")
+    return curve
 
 
 def search(folder, epochs, trials, out):
-    """Search on blocks of three ranks each: two workers, and their master, which needs no core of its own."""
+    """Search on blocks of three ranks: two workers and a server, which needs little of a core."""
     space = {"lr": "log:1e-4..3e-2", "strategy.every": [1, 4, 16]}
-    chosen = {"strategy": "easgd", "block": 3, "servers": 1, "blocks": max(1, CORES // 2)}
-    chosen |= {"epochs": epochs, "out": str(out)}
-    found = tutti.tune("jets", str(folder), space, trials=trials, **chosen, **DATA)
-    print(f"best of {trials} trials: {found.best}, accuracy {found.values['accuracy']:.3f}")
-    return found.trials
+    ranks = {"block": 3, "servers": 1, "blocks": max(1, CORES // 2)}
+    fixed = {"strategy": "easgd", "epochs": epochs, "out": str(out), **ranks, **OPTIONS}
+    result = tutti.tune("jets", str(folder), space, trials=trials, **fixed)
+    print(f"best of {trials} trials: {result.best}, accuracy {result.values['accuracy']:.3f}")
+    return result.trials
 
 
-def draw(courses, trials, out):
+def draw(curves, trials, out):
     import altair as alt
 
-    base = alt.Chart(alt.Data(values=courses)).mark_line(point=True).properties(width=330, height=240)
-    auc = alt.Y("auc:Q", title="area under the ROC curve (validation)", scale=alt.Scale(zero=False))
-    ways = base.encode(alt.X("seconds:Q"), auc, alt.Color("way:N", sort=None, title="masters and workers"))
-    dots = (
-        alt.Chart(alt.Data(values=trials)).mark_point(filled=True, size=80).properties(width=250, height=240)
+    below, points = alt.Legend(orient="bottom", columns=2), alt.Scale(zero=False)
+    lines = alt.Chart(alt.Data(values=curves)).mark_line(point=True).properties(width=330, height=240)
+    left = lines.encode(
+        alt.X("seconds:Q", title="time, s"),
+        alt.Y("auc:Q", title="validation AUC", scale=points),
+        alt.Color("way:N", sort=None, title=None, legend=below),
     )
-    rate = alt.X(
-        "lr:Q",
-        title="learning rate of a trial",
-        scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(format="~e", labelOverlap="greedy", labelSeparation=8),
+    dots = alt.Chart(alt.Data(values=trials)).mark_point(filled=True, size=80, opacity=1)
+    rates = alt.Axis(values=[k * 10.0**e for e in range(-4, -1) for k in (1, 3)], format="~e")
+    right = dots.properties(width=330, height=240).encode(
+        alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log"), axis=rates),
+        alt.Y("accuracy:Q", title="validation accuracy", scale=points),
+        alt.Color("every:N", title="batches between exchanges", legend=alt.Legend(orient="bottom")),
     )
-    right = alt.Y("accuracy:Q", scale=alt.Scale(zero=False))
-    found = dots.encode(rate, right, alt.Color("every:N", title=["batches between", "exchanges"]))
-    chart = alt.hconcat(ways, found).resolve_scale(color="independent")
-    # Fonts of browsers are wider than the one by which the room for words is reckoned.
-    room = {"left": 14, "top": 14, "right": 40, "bottom": 14}
-    chart.configure(background="#ffffff", padding=room).save(out)
+    chart = alt.hconcat(left, right, spacing=30).resolve_scale(color="independent")
+    chart = chart.configure(background="#ffffff", padding=14).configure_axis(labelFlush=False)
+    chart.configure_legend(columnPadding=18).save(out)
 
 
 if __name__ == "__main__":
@@ -113,7 +110,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, args.jets)
-        courses = [row for way in WAYS for row in train(way, folder, args.epochs)]
+        curves = [row for way in WAYS for row in train(way, folder, args.epochs)]
         trials = search(folder, args.epochs, args.trials, folder / "search")
-    draw(courses, [{**row, "every": row["strategy.every"]} for row in trials], args.out)
+    draw(curves, [{**row, "every": row["strategy.every"]} for row in trials], args.out)
     print(f"written: {args.out}")

@@ -1,9 +1,9 @@
-"""Ring, tree or parameter server: what the sum of a vector over 2 to 256 virtual ranks costs.
+"""All-reduce by ring, tree or parameter server: what it costs on 2 to 256 virtual ranks.
 
     python examples/ring_tree_server.py [--ranks 2,4,8,16,32,64,128,256] [--out ring-tree-server.svg]
 
-The vectors are real, the clock is not: a message of n bytes takes alpha + n beta, by default on links of
-10 Gbit/s and 20 us. The lesson: docs/lessons/ring-tree-server.md
+The vectors are real, the clock is virtual: a message of n bytes takes alpha + n beta, here 20 us + n x 0.8 ns
+(10 Gbit/s). The lesson: docs/lessons/ring-tree-server.md
 """
 
 import argparse
@@ -41,7 +41,7 @@ FORMULAS = {
 
 
 def measure(way, size, p):
-    """One sum of vectors of ones over p hosts."""
+    """All-reduce vectors of ones on p hosts; time and bytes on the virtual clock."""
 
     def program(comm):
         ranks, vector = Ranks(comm), torch.ones(SIZES[size] // 4)
@@ -65,11 +65,14 @@ def draw(rows, out):
     import altair as alt
 
     ranks = alt.X("ranks:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(tickCount=8))
-    time = alt.Y("us:Q", title="microseconds", scale=alt.Scale(type="log"), axis=alt.Axis(format="~s"))
-    base = alt.Chart(alt.Data(values=rows)).encode(ranks, color=alt.Color("way:N", title="sum by"))
+    powers = alt.Axis(values=[10**k for k in range(1, 7)], format="~s")
+    time = alt.Y("us:Q", title="time, µs", scale=alt.Scale(type="log"), axis=powers)
+    algorithm = alt.Color("way:N", sort=[*WAYS], title="algorithm", legend=alt.Legend(orient="bottom"))
+    base = alt.Chart(alt.Data(values=rows)).encode(ranks, color=algorithm)
     lines = alt.layer(base.mark_line().encode(alt.Y("formula:Q")), base.mark_point(filled=True).encode(time))
-    facets = lines.properties(width=210, height=200).facet(alt.Column("size:N", sort=[*SIZES], title=None))
-    facets.configure(background="#ffffff", padding=14).save(out)
+    facets = lines.properties(width=230, height=220).facet(alt.Column("size:N", sort=[*SIZES], title=None))
+    chart = facets.configure(background="#ffffff", padding=14).configure_axis(labelFlush=False)
+    chart.configure_legend(columnPadding=18).save(out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A layer's weights split over the ranks, its outputs stacked: `tutti run -n 2 examples/split_weights.py`.
+"""Tensor parallelism by hand: `tutti run -n 2 examples/split_weights.py`.
 
-Rank r has some rows of every weight matrix and computes these outputs; all_gather stacks them. Here that is
-written out, and done by tutti as well; both end like the undivided model. The lesson: classroom.md
+Each rank has some rows of every weight matrix and computes these outputs; all_gather stacks them. The program
+compares this, and what tutti does, with the undivided model. The lesson: docs/lessons/classroom.md
 """
 
 import copy
@@ -16,7 +16,7 @@ comm = tutti.init()
 
 
 class Stack(torch.autograd.Function):
-    """Stack the outputs of all ranks; a rank's gradient is that of its own."""
+    """Stack the outputs of all ranks; backward, a rank keeps the gradient of its own rows."""
 
     @staticmethod
     def forward(context, own):
@@ -31,8 +31,8 @@ class Stack(torch.autograd.Function):
         return gradient[context.rows]
 
 
-class ToAll(torch.autograd.Function):
-    """Hand the inputs to all ranks; their gradient is the sum over the ranks."""
+class Copy(torch.autograd.Function):
+    """Copy the inputs to all ranks; backward, sum their gradients over the ranks."""
 
     @staticmethod
     def forward(context, inputs):
@@ -46,18 +46,17 @@ class ToAll(torch.autograd.Function):
 
 
 class SplitLinear(nn.Module):
-    """A rank's rows of a linear layer, whose number the ranks divide."""
+    """A rank's rows of a linear layer."""
 
     def __init__(self, layer):
         super().__init__()
-        own = slice(
-            comm.rank * layer.out_features // comm.size, (comm.rank + 1) * layer.out_features // comm.size
-        )
+        rows = layer.out_features // comm.size  # which has no remainder
+        own = slice(comm.rank * rows, (comm.rank + 1) * rows)
         self.weight = nn.Parameter(layer.weight.detach()[own].clone())
         self.bias = nn.Parameter(layer.bias.detach()[own].clone())
 
     def forward(self, inputs):
-        return Stack.apply(self.weight @ ToAll.apply(inputs).T + self.bias[:, None]).T
+        return Stack.apply(self.weight @ Copy.apply(inputs).T + self.bias[:, None]).T
 
 
 def train(model):
@@ -81,6 +80,6 @@ wanted, numbers = train(whole)
 for name, model in {"by hand": by_hand, "by tutti": by_tutti}.items():
     outputs, own = train(model)
     if comm.rank == 0:
-        apart = (outputs - wanted).abs().max().item()
-        print(f"{name}: rank 0 of {comm.size} has {own:,} of {numbers:,} numbers;", end=" ")
-        print(f"after 20 steps the outputs differ from those of the undivided model by {apart:.1e}")
+        difference = (outputs - wanted).abs().max().item()
+        print(f"{name}: rank 0 of {comm.size} has {own:,} of {numbers:,} parameters;", end=" ")
+        print(f"after 20 steps the outputs differ by {difference:.1e}")

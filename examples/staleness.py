@@ -1,11 +1,11 @@
-"""Where Downpour diverges, and what mends it: accuracy and virtual time at 1 to 256 workers, as a picture.
+"""Staleness in Downpour, and remedies: accuracy and virtual time with 1 to 256 workers.
 
     pip install 'tutti[plots]'
     python staleness.py [--workers 1,4,16,64,256] [--epochs 20] [--out staleness.svg]
 
-The workers are virtual: their gradients are real, their clock is not; the same seed gives the same picture.
-Every run uses the same number of gradients, so twice the workers need half the time; but their gradients are
-computed from weights that more others have moved meanwhile. A run that diverges has no time.
+The gradients are real, the clock is virtual; the same seed gives the same picture. All runs compute the same
+number of gradients, so twice the workers need half the time, but their gradients are staler. A run that
+diverges has no time.
 """
 
 import argparse
@@ -34,14 +34,14 @@ SECONDS_PER_SAMPLE = 1e-3
 
 
 def run(comm, strategy, data, epochs, lr):
-    """One worker; the test accuracy, and the mean staleness."""
+    """Train as one worker; return the test accuracy and the mean staleness."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     replica = place(model, comm, strategy.home)
     objective = Objective(LOSSES["cross_entropy"], [METRICS["accuracy"]])
     worker = strategy.worker(replica, comm, optimizer, Clip())
-    # No two workers are equally fast.
+    # No two workers have the same speed.
     seconds = SECONDS_PER_SAMPLE * (1 + 0.2 * ((comm.rank * 0.618) % 1))
     workers = Workers(comm, replica, worker, optimizer, seconds_per_sample=seconds)
     batches = Batches(data.train, 4, comm.rank, comm.size, own=True)
@@ -57,18 +57,23 @@ def measure(workers, remedy, data, epochs, lr):
     try:
         accuracy, staleness = world.run(run, REMEDIES[remedy], data, epochs, lr)[0]
     except NotFinite:
-        return {**found, "accuracy": 0.1, "virtual seconds": None, "staleness": None}  # as good as guessing
+        return {**found, "accuracy": 0.1, "virtual seconds": None, "staleness": None}  # diverged: guessing
     return {**found, "accuracy": accuracy, "virtual seconds": world.seconds, "staleness": staleness}
 
 
 def draw(found, out):
-    import altair
+    import altair as alt
 
-    chart = altair.Chart(altair.Data(values=found))
-    base = chart.encode(x=altair.X("workers:O", axis=altair.Axis(labelAngle=0)), color="remedy:N")
-    accuracy = base.mark_line(point=True).encode(y=altair.Y("accuracy:Q", scale=altair.Scale(domain=[0, 1])))
-    times = base.mark_line(point=True).encode(y=altair.Y("virtual seconds:Q", scale=altair.Scale(type="log")))
-    (accuracy.properties(width=380) | times.properties(width=380)).save(out)
+    workers = alt.X("workers:O", axis=alt.Axis(labelAngle=0))
+    legend = alt.Legend(orient="bottom", labelLimit=240)
+    remedy = alt.Color("remedy:N", sort=[*REMEDIES], title="remedy", legend=legend)
+    lines = alt.Chart(alt.Data(values=found)).mark_line(point=True).encode(workers, remedy)
+    percent = alt.Axis(format="%", tickCount=5)
+    accuracy = alt.Y("accuracy:Q", title="test accuracy", axis=percent, scale=alt.Scale(domain=[0, 1]))
+    decades = alt.Axis(values=[0.1, 1, 10, 100])
+    seconds = alt.Y("virtual seconds:Q", title="virtual time, s", axis=decades, scale=alt.Scale(type="log"))
+    chart = lines.encode(accuracy).properties(width=380) | lines.encode(seconds).properties(width=380)
+    chart.configure(background="#ffffff", padding=14).configure_legend(columnPadding=18).save(out)
 
 
 def main():

@@ -1,27 +1,28 @@
-"""The programs of the lessons run, small, and find what their pages say whatever the machine."""
+"""The programs and commands of the lessons run on small data, and give what the pages say of any machine."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.docs.programs import blocks_of
 from tests.preloaded import interpreter
 from tutti.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PAGES = sorted((ROOT / "docs" / "lessons").glob("*.md"))
 
 pytest.importorskip("altair")
 
 
 def lesson(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
-    """What a program prints, and the rows of the chart that it draws."""
+    """Return what a program prints, and the rows of the chart that it draws."""
     program = [*interpreter(starts_ranks=True), str(EXAMPLES / name), *words, "--out", "chart.json"]
     done = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -29,7 +30,7 @@ def lesson(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, An
 
 
 def rows_of(chart: object) -> list[dict[str, Any]]:
-    """All rows of data in a chart."""
+    """Return all rows of data in a chart."""
     if isinstance(chart, list):
         return [row for one in chart for row in rows_of(one)]
     if not isinstance(chart, dict):
@@ -51,15 +52,15 @@ def test_ring_tree_and_server_cost_what_the_formulas_say_and_each_wins_somewhere
     assert list(fastest.values()) == ["server", "tree", "ring"]
 
 
-def test_what_workers_do_together_is_as_accurate_by_any_sum_and_each_for_itself_is_another_training(
+def test_synchronous_training_has_one_accuracy_by_any_algorithm_and_asynchronous_another(
     tmp_path: Path,
 ) -> None:
     _, rows = lesson(tmp_path, "accuracy_and_scale.py", "--workers", "4", "--epochs", "1")
     at_4 = {row["way"]: row for row in rows if row["workers"] == 4}
-    together = [row["accuracy"] for way, row in at_4.items() if way.startswith("together")]
-    assert len(together) == 3
-    assert set(together) == {together[0]}
-    assert at_4["each for itself, by server"]["accuracy"] != together[0]
+    synchronous = [row["accuracy"] for way, row in at_4.items() if way.startswith("synchronous")]
+    assert len(synchronous) == 3
+    assert set(synchronous) == {synchronous[0]}
+    assert at_4["asynchronous, server"]["accuracy"] != synchronous[0]
     assert all(3 < row["speed-up"] < 4 for row in at_4.values())
 
 
@@ -68,23 +69,23 @@ def test_weights_split_by_hand_end_as_those_of_the_undivided_model(
 ) -> None:
     assert main(["run", "-n", "2", str(EXAMPLES / "split_weights.py")]) == 0
     said = capfd.readouterr().out
-    assert said.count("rank 0 of 2 has 3,755 of 7,510 numbers") == 2
-    apart = [float(found) for found in re.findall(r"model by (\S+)", said)]
-    assert len(apart) == 2
-    assert max(apart) < 1e-12
+    assert said.count("rank 0 of 2 has 3,755 of 7,510 parameters") == 2
+    differences = [float(found) for found in re.findall(r"outputs differ by (\S+)", said)]
+    assert len(differences) == 2
+    assert max(differences) < 1e-12
 
 
 def test_the_classroom_network_is_the_same_in_every_way_and_each_way_has_its_stages(tmp_path: Path) -> None:
     said, rows = lesson(tmp_path, "classroom.py", "--data", "digits", "--epochs", "1")
     ways = dict.fromkeys(row["way"] for row in rows)
-    assert {"alone", "2 processes", "split weights"} <= set(ways)
+    assert {"sequential", "2 processes", "split weights"} <= set(ways)
     stages = ["extract", "transform", "load", "start", "train", "evaluate"]
     assert [row["stage"] for row in rows] == len(ways) * stages
     assert min(row["seconds"] for row in rows) > 0
-    assert said.count("left out, as ") == 5 - len(ways)
-    apart = [float(found) for found in re.findall(r"weights (\S+) from those of one process", said)]
-    assert len(apart) == len(ways)
-    assert max(apart) < 1e-3
+    assert said.count("skipped: ") == 5 - len(ways)
+    differences = [float(found) for found in re.findall(r"(\S+e[-+]\d+)$", said, re.MULTILINE)]
+    assert len(differences) == len(ways)
+    assert max(differences) < 1e-3
 
 
 def test_hogwild_and_folds_show_the_cores_and_the_accuracy_of_each_class(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_hogwild_and_folds_show_the_cores_and_the_accuracy_of_each_class(tmp_pat
 def test_masters_workers_and_blocks_train_on_lists_of_files(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     pytest.importorskip("optuna")
-    said, rows = lesson(tmp_path, "physicist.py", "--epochs", "1", "--jets", "1500", "--trials", "2")
+    said, rows = lesson(tmp_path, "physicist.py", "--epochs", "1", "--jets", "1000", "--trials", "2")
     assert len({row["way"] for row in rows if "way" in row}) == 4
     assert [row["state"] for row in rows if "trial" in row] == ["complete", "complete"]
     assert "best of 2 trials" in said
@@ -117,9 +118,25 @@ def test_efficiencies_come_from_the_seconds_in_their_rows(tmp_path: Path) -> Non
     pytest.importorskip("mpi4py")
     words = ["--model", "mlp", "--data", "digits", "--steps", "20", "--processes", "1,2", "--repeats", "1"]
     said, rows = lesson(tmp_path, "efficiency.py", *words)
-    bars = {(row["way"], row["speed-up"]): row["times"] for row in rows if "way" in row}
+    bars = {(row["way"], row["baseline"]): row["times"] for row in rows if "way" in row}
     assert len(bars) == 8
-    assert bars["one thread", "against one thread"] == 1
-    times = {way: bars[way, "against all threads"] / bars[way, "against one thread"] for way, _ in bars}
-    assert len({round(one, 9) for one in times.values()}) == 1
+    assert bars["1 thread", "over 1 thread"] == 1
+    ratios = {way: bars[way, "over all threads"] / bars[way, "over 1 thread"] for way, _ in bars}
+    assert len({round(ratio, 9) for ratio in ratios.values()}) == 1
     assert "MPI, 2 processes" in said
+
+
+def test_the_simulations_about_renting_run_and_say_where_sync_stops_paying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = [block.code for block in blocks_of("lessons/rent.md")]
+    (machine,) = [code for code in blocks if code.startswith("name = ")]
+    Path("mine.toml").write_text(machine)
+    simulations = re.findall(r"^tutti (simulate .*)$", "".join(blocks).replace("\\\n", ""), re.MULTILINE)
+    assert len(simulations) == 3
+    for words in map(shlex.split, simulations):
+        assert main([*words, "--data", "digits", "--epochs", "1", "--workers", "2,4"]) == 0
+        printed = capfd.readouterr().out
+        assert "--timing" not in words or "sync stops paying at 4 workers" in printed
+    assert Path("rent.svg").exists()

@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
 def execute(notebook: Any, folder: Path) -> dict[str, list[Any]]:
-    """Run all cells; the outputs of each by its id. The kernel comes with torch imported."""
+    """Run all cells in a kernel that has torch imported; return the outputs of each by its id."""
     import ipykernel_launcher
     from jupyter_client.manager import AsyncKernelManager
 
@@ -57,3 +57,4 @@ def test_a_model_of_a_cell_is_trained_by_two_ranks_with_a_bar_and_its_figures_ar
     assert "validation/accuracy" in frame.data["text/html"]
     assert text_of(found["use"]).startswith("looks like a ")
     assert text_of(found["again"]).startswith("True ")
+    assert "% of 359 test digits" in text_of(found["answer"])

@@ -120,17 +120,22 @@ class Simulation:
             | {metric: one.metrics.get(metric, one.loss)}
             for one in ran
         ]
-        logarithmic = alt.Scale(type="log", base=2)
-        x = alt.X("workers:Q", scale=logarithmic, axis=alt.Axis(format="d", tickCount=8))
+        workers = alt.Axis(format="d", tickCount=8, labelFlush=False)
+        x = alt.X("workers:Q", scale=alt.Scale(type="log", base=2), axis=workers)
         panels = [
             alt.Chart(table(data))
             .mark_line(point=True)
-            .encode(x=x, y=alt.Y(f"{y}:Q", title=y, scale=scale), **coloured("way", self.by_way(), data))
+            .encode(
+                x=x,
+                y=alt.Y(f"{y}:Q", title=y, scale=scale, axis=alt.Axis(format="~s", tickCount=4)),
+                **coloured("way", self.by_way(), data),
+            )
             .properties(width=WIDTH, height=HEIGHT)
-            for y, scale in (("samples/s", logarithmic), (metric, alt.Scale(zero=False)))
+            for y, scale in (("samples/s", alt.Scale(type="log")), (metric, alt.Scale(zero=False)))
             if any(row[y] is not None for row in data)
         ]
-        in_rows(panels, "way").configure(background="#ffffff", padding=14).save(path)
+        chart = in_rows(panels, "way").configure(background="#ffffff", padding=14)
+        chart.configure_legend(columnPadding=18).save(path)
 
 
 def _unpaid(rows: Sequence[SimulatedRow]) -> Iterator[int]:
