@@ -19,12 +19,13 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 pytest.importorskip("altair")
+pytestmark = pytest.mark.timeout(400)
 
 
 def lesson(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
     """Return what a program prints, and the rows of the chart that it draws."""
     program = [*interpreter(starts_ranks=True), str(EXAMPLES / name), *words, "--out", "chart.json"]
-    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stderr
     return done.stdout, rows_of(json.loads((folder / "chart.json").read_text()))
 

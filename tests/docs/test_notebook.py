@@ -13,6 +13,8 @@ from tests.preloaded import interpreter
 pytest.importorskip("ipykernel", reason="a kernel needs ipykernel")
 nbclient = pytest.importorskip("nbclient", reason="notebooks are executed by nbclient")
 
+pytestmark = pytest.mark.timeout(300)
+
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
@@ -28,7 +30,7 @@ def execute(notebook: Any, folder: Path) -> dict[str, list[Any]]:
 
     resources = {"metadata": {"path": str(folder)}}
     client = nbclient.NotebookClient(
-        notebook, timeout=100, resources=resources, kernel_manager_class=PreloadedKernel
+        notebook, timeout=280, resources=resources, kernel_manager_class=PreloadedKernel
     )
     done = client.execute()
     return {cell.id: cell.outputs for cell in done.cells if cell.cell_type == "code"}
