@@ -27,6 +27,7 @@ from tutti.studies.cross_validation.study import CrossValidation
 from tutti.studies.crossing import SHARED, refuse_single_run
 from tutti.studies.farms import Blocks
 from tutti.studies.score import AUTO, score_of
+from tutti.terminal import IMPORTING, wait_shown
 
 
 @part("cv")
@@ -91,8 +92,9 @@ class CvCommand(Command):
         blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)
         blocks.prepare()
         # These import torch and scikit-learn, while the fork server imports torch, too.
-        from tutti.studies.cross_validation.splits import splitter_of
-        from tutti.studies.samples import look_at
+        with wait_shown(IMPORTING):
+            from tutti.studies.cross_validation.splits import splitter_of
+            from tutti.studies.samples import look_at
 
         grouped = own.group_by is not None
         splitter = splitter_of(own.folds, own.repeats, config.seed, own.stratified, grouped)
