@@ -1,23 +1,31 @@
-"""The picture of the README: three trainings by five ways each, how much faster they are and how accurate.
+"""The pictures of the README: three trainings by five ways each, how much faster they are and how accurate.
 
     pip install 'tutti[plots]'
     python examples/readme_picture.py [--epochs 1] [--repeats 3] [--out docs/compare.svg] [--runs FOLDER]
                                       [--screenshot docs/report.png]
+    python examples/readme_picture.py --terminal docs/terminal.svg
 
 Each training is a `tutti compare`: one process with one thread and with all, and sync, hogwild, easgd and
 downpour on 1 and 2 workers with one thread each; all in turn, medians of the repeats. The runs are kept in
 FOLDER, each comparison with its page; what has been run there already is not run again. On two cores it takes
 about 20 minutes. --screenshot also takes a picture of the first page, with chromium and 'tutti[browser]'.
+--terminal draws what one training prints instead.
 """
 
 import argparse
+import io
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import altair as alt
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
 from tutti.reports.figures.base import COLOURS
 from tutti.reports.results import read_comparison
 
@@ -114,6 +122,24 @@ def draw(found, out):
         chart.save(str(out.with_suffix(kind)), **({"scale_factor": 2} if kind == ".png" else {}))
 
 
+SHOWN = "train lenet --data mnist --epochs 3 --batch-size 128 --schedule one_cycle --lr 0.005"
+"""What the picture of a terminal shows."""
+
+
+def draw_terminal(out):
+    """Draw what a command prints; the picture needs no font from elsewhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tutti", *SHOWN.split()]
+        done = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+        )
+    console = Console(record=True, width=104, file=io.StringIO())
+    console.print(Text(f"$ tutti {SHOWN}", style="bold green"))
+    console.print(Text(done.stdout.rstrip()))
+    svg = console.export_svg(title="tutti", theme=MONOKAI, unique_id="terminal")
+    out.write_text(re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.S), encoding="utf-8")
+
+
 def photograph(page, out):
     from playwright.sync_api import sync_playwright
 
@@ -137,7 +163,11 @@ def main():
     parser.add_argument("--out", default="docs/compare.svg", help="picture to write, as .svg and as .png")
     parser.add_argument("--runs", default="comparisons/readme", help="folder for the runs")
     parser.add_argument("--screenshot", help="file for a picture of the first page, .png")
+    parser.add_argument("--terminal", type=Path, help="file for the picture of a terminal, .svg")
     args = parser.parse_args()
+    if args.terminal:
+        draw_terminal(args.terminal)
+        return
     found = []
     for name in args.trainings.split(","):
         folder = Path(args.runs, name)

@@ -35,7 +35,7 @@ class CvCommand(Command):
     """Cross-validate models and schedules, many folds at once.
 
     Each model with each schedule is trained on the same folds, several at a time on the cores of this
-    machine. Shows the scores on what each fold holds out, and which differences can be told.
+    machine. Shows the scores on what each fold holds out, and which differences are significant.
     """
 
     aim = "find the best network"
@@ -75,7 +75,7 @@ class CvCommand(Command):
     @override
     @ranks_by_block()
     def run(self, words: Words) -> int:
-        """Train all folds and print what can be told. The exit code is 1 when a fold has failed."""
+        """Train all folds and print what came out. The exit code is 1 when a fold has failed."""
         own, config = words.own, words.config()
         refuse_single_run(config, "validation")
         score = own.score
