@@ -14,6 +14,8 @@ about 20 minutes. --screenshot also takes a picture of the first page, with chro
 
 import argparse
 import io
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -127,15 +129,22 @@ SHOWN = "train lenet --data mnist --epochs 3 --batch-size 128 --schedule one_cyc
 
 
 def draw_terminal(out):
-    """Draw what a command prints; the picture needs no font from elsewhere."""
+    """Draw what a terminal shows at the end of a command; the picture needs no font from elsewhere."""
+    written = bytearray()
+
+    def read(terminal):
+        written.extend(data := os.read(terminal, 1 << 16))
+        return data
+
+    os.environ["COLUMNS"] = "104"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tutti", *SHOWN.split()]
-        done = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
-        )
+        pty.spawn(["env", "-C", folder, sys.executable, "-m", "tutti", *SHOWN.split()], read)
+    # A line is what is left of it when it was written over; the bar goes away.
+    lines = [re.split(r"\r(?!$)|\x1b\[2K", line)[-1] for line in written.decode().split("\n")]
+    lines = [re.sub(r"\x1b\[[\d;?]*[a-zA-Z]|\r", "", line) for line in lines if "\u2501" not in line]
     console = Console(record=True, width=104, file=io.StringIO())
     console.print(Text(f"$ tutti {SHOWN}", style="bold green"))
-    console.print(Text(done.stdout.rstrip()))
+    console.print(Text("\n".join(lines).rstrip()))
     svg = console.export_svg(title="tutti", theme=MONOKAI, unique_id="terminal")
     out.write_text(re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.S), encoding="utf-8")
 

@@ -179,6 +179,12 @@ def test_scores_of_other_folds_are_refused():
         compare({"a": scores(0.1, 0.2), "b": scores(0.1, 0.2, 0.3)}, [0.5] * 2)
 
 
+def test_candidates_without_a_significant_difference_from_the_best_are_ties():
+    found = CrossValidated(moons(), compare(moons(), [10 / 90] * 100), {}, Path())
+    assert found.ties == ["rbf", "linear", "poly, degree 3"]
+    assert found.verdict.startswith("best mean: rbf, 94.00%. A tie")
+
+
 def test_of_many_comparisons_those_with_the_best_are_shown():
     stream = io.StringIO()
     many = {**moons(), "again": moons()["linear"]}

@@ -16,6 +16,7 @@ from tutti.records.files import cache_folder, replace_file
 from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
 from tutti.reports.text import by_scaling, fastest, grid, note, title, verdict
+from tutti.terminal import wait_shown
 
 PAGE: Final = "report.html"
 PICTURES: Final = "figures"
@@ -48,6 +49,7 @@ def require_drawing() -> None:
     require_packages("the report needs", ["altair", "jinja2", "vl_convert"], "plots")
 
 
+@wait_shown("drawing the report")
 def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -> Path:
     """Write a page and return it; beside it, each figure as SVG and PNG in the folder `figures`."""
     require_drawing()

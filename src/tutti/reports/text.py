@@ -20,7 +20,7 @@ _EXPLAINED: Final = {
     "of all threads": "Of all threads: seconds of one process with all threads / seconds.",
     "efficiency": "Efficiency: speed-up / cores; at 100 % each core does as much as one alone.",
 }
-"""The columns that need a word."""
+"""The columns of speed-up."""
 
 APART_NOTE: Final = (
     "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."
@@ -50,8 +50,7 @@ def show(results: Results, stream: IO[str]) -> None:
             console.print(f"{row.combination.name} failed: {in_one_line(row.error)}", style="red")
     for sentence in results.courses:
         console.print(sentence, markup=False)
-    said = verdict(results)
-    if said is not None:
+    if (said := verdict(results)) is not None:
         console.print(said)
     if len(results.rows) > 1:
         console.print(note(results))
@@ -100,23 +99,23 @@ def note(results: Results) -> str:
     """Explain the columns."""
     shown = grid(results, results.rows)[0]
     notes = [NOTE, *(text for head, text in _EXPLAINED.items() if head in shown)]
-    apart = len(results.rows) > 1 and any(row.combination.scaling == APART for row in results.rows)
-    notes += [APART_NOTE] if apart else []
+    notes += [APART_NOTE] if [row.combination.scaling for row in results.rows][1:2] == [APART] else []
     return " ".join([*notes, CHANGED_NOTE] if any(row.cores_in_turn for row in results.rows) else notes)
 
 
 def title(comparison: Comparison, scaling: str) -> str:
     """Return the title of the table of one kind of scaling."""
     many = f", median of {comparison.repeats}" if comparison.repeats > 1 else ""
-    return f"{comparison.model} on {comparison.data}{many}; {_SCALINGS[scaling]}"
+    how = f"{many}; {_SCALINGS[scaling]}" if len(comparison.combinations) > 1 else ""
+    return f"{comparison.model} on {comparison.data}{how}"
 
 
 def grid(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and the cells of a table, without columns that are empty."""
+    """Return the heads and the cells of a table; without a baseline it has no columns of speed-up."""
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
     names = _heads(results.comparison, results.part, metrics)
     table = [_cells(results.comparison, row, metrics) for row in rows]
-    kept = [at for at in range(len(names)) if any(row[at] for row in table)]
+    kept = [at for at, name in enumerate(names) if name not in _EXPLAINED or any(row[at] for row in table)]
     return [names[at] for at in kept], [[row[at] for at in kept] for row in table]
 
 

@@ -73,13 +73,7 @@ def _confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: l
     )
     cells = base.mark_rect().encode(
         color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
-        tooltip=tips(
-            "way:N",
-            "class:O",
-            "taken for:O",
-            "samples:Q",
-            number("share", "share of class", ".2%"),
-        ),
+        tooltip=[*tips("way:N", "class:O", "taken for:O", "samples:Q"), number("share", "share", ".2%")],
     )
     ink = alt.condition(alt.datum.share > 0.4 * most, alt.value("black"), alt.value("white"))
     counts = base.mark_text(fontSize=min(13, room / 3.2)).encode(text="samples:Q", color=ink)
@@ -99,8 +93,8 @@ def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[float]]
         for taken, count in enumerate(row):
             found = _label(labels, taken) if taken < len(matrix) else "no class"
             order[found] = None
-            cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
             if count:
+                cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
                 data.append({"way": way, **cell, "share": count / sum(row)})
     return data, [*order]
 

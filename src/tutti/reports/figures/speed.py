@@ -70,8 +70,8 @@ def _panel(y: str, data: Data, encoding: dict[str, Any]) -> Any:
     layers = [marks, line]
     if y == "speed-up":
         rules = alt.Chart(table(data)).mark_rule(strokeWidth=2)
-        spread = rules.encode(x=axes["x"], y=alt.Y("least:Q", title=y), y2=alt.Y2("most:Q"), **encoding)
-        layers.append(spread)
+        ends = {"y": alt.Y("least:Q", title=y), "y2": alt.Y2("most:Q")}
+        layers.append(rules.encode(x=axes["x"], **ends, **encoding))
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
 
 
