@@ -1,23 +1,33 @@
-"""The picture of the README: three trainings by five ways each, how much faster they are and how accurate.
+"""The pictures of the README: three trainings by five ways each, how much faster they are and how accurate.
 
     pip install 'tutti[plots]'
     python examples/readme_picture.py [--epochs 1] [--repeats 3] [--out docs/compare.svg] [--runs FOLDER]
                                       [--screenshot docs/report.png]
+    python examples/readme_picture.py --terminal docs/terminal.svg
 
 Each training is a `tutti compare`: one process with one thread and with all, and sync, hogwild, easgd and
 downpour on 1 and 2 workers with one thread each; all in turn, medians of the repeats. The runs are kept in
 FOLDER, each comparison with its page; what has been run there already is not run again. On two cores it takes
 about 20 minutes. --screenshot also takes a picture of the first page, with chromium and 'tutti[browser]'.
+--terminal draws what one training prints instead.
 """
 
 import argparse
+import io
+import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import altair as alt
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
 from tutti.reports.figures.base import COLOURS
 from tutti.reports.results import read_comparison
 
@@ -114,6 +124,31 @@ def draw(found, out):
         chart.save(str(out.with_suffix(kind)), **({"scale_factor": 2} if kind == ".png" else {}))
 
 
+SHOWN = "train lenet --data mnist --epochs 3 --batch-size 128 --schedule one_cycle --lr 0.005"
+"""What the picture of a terminal shows."""
+
+
+def draw_terminal(out):
+    """Draw what a terminal shows at the end of a command; the picture needs no font from elsewhere."""
+    written = bytearray()
+
+    def read(terminal):
+        written.extend(data := os.read(terminal, 1 << 16))
+        return data
+
+    os.environ["COLUMNS"] = "104"
+    with tempfile.TemporaryDirectory() as folder:
+        pty.spawn(["env", "-C", folder, sys.executable, "-m", "tutti", *SHOWN.split()], read)
+    # A line is what is left of it when it was written over; the bar goes away.
+    lines = [re.split(r"\r(?!$)|\x1b\[2K", line)[-1] for line in written.decode().split("\n")]
+    lines = [re.sub(r"\x1b\[[\d;?]*[a-zA-Z]|\r", "", line) for line in lines if "\u2501" not in line]
+    console = Console(record=True, width=104, file=io.StringIO())
+    console.print(Text(f"$ tutti {SHOWN}", style="bold green"))
+    console.print(Text("\n".join(lines).rstrip()))
+    svg = console.export_svg(title="tutti", theme=MONOKAI, unique_id="terminal")
+    out.write_text(re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.S), encoding="utf-8")
+
+
 def photograph(page, out):
     from playwright.sync_api import sync_playwright
 
@@ -137,7 +172,11 @@ def main():
     parser.add_argument("--out", default="docs/compare.svg", help="picture to write, as .svg and as .png")
     parser.add_argument("--runs", default="comparisons/readme", help="folder for the runs")
     parser.add_argument("--screenshot", help="file for a picture of the first page, .png")
+    parser.add_argument("--terminal", type=Path, help="file for the picture of a terminal, .svg")
     args = parser.parse_args()
+    if args.terminal:
+        draw_terminal(args.terminal)
+        return
     found = []
     for name in args.trainings.split(","):
         folder = Path(args.runs, name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -67,6 +68,45 @@ def console_on(stream: IO[str], columns: int | None = UNBOUNDED) -> Console:
 def is_terminal(stream: IO[str]) -> bool:
     """Return whether a user sees the output; Open MPI gives its processes a terminal that no user sees."""
     return stream.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
+
+
+IMPORTING: Final = "importing torch"
+
+_REFRESH_S: Final = 0.5
+
+
+@contextmanager
+def beside(show: Callable[[Event], None]) -> Iterator[None]:
+    """Call `show` in a thread during this block, with an event that is set at the block's end."""
+    over = Event()
+    thread = Thread(target=show, args=(over,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def wait_shown(what: str) -> Iterator[None]:
+    """Show what this block waits for in a line that goes away, on a terminal alone."""
+    if not is_terminal(sys.stderr):
+        yield
+        return
+    with beside(lambda over: show_line(lambda: what, over)):
+        yield
+
+
+def show_line(text: Callable[[], str], over: Event) -> None:
+    """Rewrite a line of a terminal until `over` is set, and remove it."""
+    length = 0
+    while not over.wait(_REFRESH_S):
+        shown = text()
+        print(f"\r{shown:{length}}", end="", file=sys.stderr, flush=True)
+        length = len(shown)
+    if length:
+        print(f"\r{'':{length}}\r", end="", file=sys.stderr, flush=True)
 
 
 def say_on_stderr(text: str) -> None:

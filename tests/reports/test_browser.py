@@ -100,3 +100,13 @@ def test_a_click_on_a_legend_changes_its_figure_alone_and_a_second_one_changes_i
             changed = {other for other in after if after[other] != before[other]}
             assert changed == ({name} if click == 1 else set()), f"click {click} on the legend of {name}"
     assert shown.complaints == []
+
+
+def test_figures_fit_a_narrow_window(browser: Any, page_file: Path) -> None:
+    context = browser.new_context(offline=True, viewport={"width": 420, "height": 900})
+    shown = Shown(context.new_page(), page_file)
+    wide = "() => [...document.querySelectorAll('figure > div')].filter((box) => "
+    wide += "box.scrollWidth > 1.25 * box.clientWidth).map((box) => box.id)"
+    assert shown.page.evaluate(wide) == []
+    assert shown.complaints == []
+    context.close()

@@ -11,6 +11,7 @@ from tests.reports.recorded import write_run
 from tests.reports.recorded_comparison import write_comparison
 from tutti.records.comparison import STRONG, Combination, Comparison, ComparisonFolder
 from tutti.reports.figures import FIGURES, page_figures
+from tutti.reports.figures.classes import COUNTED, confusion_cells, confusion_pair
 from tutti.reports.results import Results, read_comparison
 
 Table = list[dict[str, Any]]
@@ -136,3 +137,11 @@ def test_the_confusion_matrix_counts_what_was_taken_for_what(results: Results) -
         ("dog", "cat", 3, 0.3),
         ("dog", "dog", 7, 0.7),
     ]
+
+
+def test_cells_of_few_classes_have_their_numbers_of_samples() -> None:
+    labels = tuple(f"class {number}" for number in range(COUNTED + 1))
+    for count, numbered in ((COUNTED, True), (COUNTED + 1, False)):
+        matrix = [[3.0 * (row == column) for column in range(count)] for row in range(count)]
+        chart = confusion_pair(*confusion_cells("solo", labels, matrix), ["solo"])
+        assert ("'type': 'text'" in str(chart.to_dict())) == numbered

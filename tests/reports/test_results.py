@@ -63,6 +63,17 @@ def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     ]
 
 
+def test_a_single_run_has_no_columns_of_speed_up(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", EPOCHS, config=CONFIG | {"strategy": "sync"})
+    shown = io.StringIO()
+    show(read_results([tmp_path / "alone"]), shown)
+    title, heads, *_ = shown.getvalue().splitlines()
+    assert title == "lenet on mnist"
+    assert heads.split("  ")[0] == "way to train"
+    assert "speed-up" not in heads
+    assert "efficiency" not in heads
+
+
 def test_a_run_whose_ranks_changed_has_no_speed_up(tmp_path: Path) -> None:
     write_run(tmp_path / "changed", FAST, config=SYNC)
     for step, ranks in enumerate((1, 2, 2)):

@@ -97,7 +97,7 @@ def test_all_that_was_asked_for_is_there(farm: Path) -> None:
     assert {tuple(one.samples) for one in found.scores.values()} == {(40, 40, 40)}
     assert (farm / "scores.csv").read_text().count("mean") == 4
     assert (
-        "no difference" in (farm / "compare.csv").read_text()
+        "no significant difference" in (farm / "compare.csv").read_text()
         or "better" in (farm / "compare.csv").read_text()
     )
 

@@ -63,7 +63,7 @@ def test_the_test_gives_the_numbers_of_scikit_learns_example():
     assert "p < 0.001 (adjusted for 6 comparisons)" in found["poly, degree 2", "rbf"].sentence
     assert one.better is None
     assert one.sentence.startswith(
-        "no difference can be told between rbf and linear: 1.00 points, 95 % interval -1.74 to 3.74, p = 0.5"
+        "no significant difference between rbf and linear: 1.00 points, 95 % interval -1.74 to 3.74, p = 0.5"
     )
 
 
@@ -141,7 +141,7 @@ def test_where_nothing_can_be_told_there_is_no_p(one, other, said):
     found = told(scores(*one), scores(*other))
     assert all(map(math.isnan, (found.p, found.adjusted, *found.interval)))
     assert found.better is None
-    assert re.search(f"nothing can be told of a and b: .*{said}", found.sentence)
+    assert re.search(f"a and b cannot be compared: .*{said}", found.sentence)
 
 
 def test_folds_without_a_score_are_left_out_of_both():
@@ -156,7 +156,7 @@ def test_two_folds_are_said_to_be_few():
     assert found.p == pytest.approx(2 * stats.t(1).sf(found.mean / found.error))
     assert (
         found.sentence
-        == "no difference can be told between a and b: 15.00 points, p = 0.247, of 2 folds only"
+        == "no significant difference between a and b: 15.00 points, p = 0.247, of 2 folds only"
     )
 
 
@@ -179,9 +179,18 @@ def test_scores_of_other_folds_are_refused():
         compare({"a": scores(0.1, 0.2), "b": scores(0.1, 0.2, 0.3)}, [0.5] * 2)
 
 
+def test_candidates_without_a_significant_difference_from_the_best_are_ties():
+    found = CrossValidated(moons(), compare(moons(), [10 / 90] * 100), {}, Path())
+    assert found.ties == ["rbf", "linear", "poly, degree 3"]
+    assert found.verdict.startswith("best mean: rbf, 94.00%. A tie")
+
+
 def test_of_many_comparisons_those_with_the_best_are_shown():
     stream = io.StringIO()
     many = {**moons(), "again": moons()["linear"]}
     CrossValidated(many, compare(many, [10 / 90] * 100), {}, Path()).print_to(stream)
-    assert stream.getvalue().count(" told ") + stream.getvalue().count(" is better than ") == 4
+    assert (
+        stream.getvalue().count("no significant difference ") + stream.getvalue().count(" is better than ")
+        == 4
+    )
     assert stream.getvalue().endswith("\n6 further comparisons are in compare.csv\n")

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tutti.records.heartbeat import TESTING
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength
 from tutti.training.progress import (
@@ -61,6 +62,7 @@ def test_without_a_terminal_there_is_a_plain_line_for_each_epoch() -> None:
 
 def test_a_terminal_gets_a_bar_that_goes_away_and_lines_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
     progress = progress_on(stream)
     assert isinstance(progress, Bar)
@@ -69,6 +71,25 @@ def test_a_terminal_gets_a_bar_that_goes_away_and_lines_that_stay(monkeypatch: p
     assert "10,000 samples/s" in text
     assert "epoch 2/3  loss 0.2154  accuracy 93.12%" in text
     assert "12,346 samples/s\n" in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "whole"), [(80, "accuracy 93.12%  mae 0.5"), (60, "loss 0.2154"), (40, "")]
+)
+def test_a_narrow_terminal_keeps_the_bar_and_leaves_out_whole_figures(
+    monkeypatch: pytest.MonkeyPatch, columns: int, whole: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    bar = Bar(stream, quiet=True)
+    bar.begin(RunLength(updates=24, per_epoch=8))
+    bar.moment(Moment(2, 12, TRAIN, 10_000.0))
+    bar.doing(TESTING)
+    bar.end()
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue())
+    assert "…" not in text
+    assert re.search(rf"epoch 2/3 .* 50% .*{whole}", text)
 
 
 def test_time_left_is_reckoned_from_how_far_training_is_when_a_record_comes_late(

@@ -30,6 +30,7 @@ from tutti.reports.results import read_comparison
 from tutti.reports.text import show
 from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
+from tutti.terminal import IMPORTING, wait_shown
 from tutti.training.intervals import OFF
 
 FOLDER = Path("comparisons")
@@ -123,7 +124,8 @@ class CompareCommand(Command):
         config = words.config(checkpoint=OFF)
         for strategy in words_of(own.strategies):
             check_here(Recipe(replace(config, strategy=strategy)))
-        from tutti.studies.compare import Question, compare, plan_comparison  # It imports torch.
+        with wait_shown(IMPORTING):
+            from tutti.studies.compare import Question, compare, plan_comparison
 
         question = Question(
             config=config,

@@ -27,6 +27,7 @@ from tutti.studies.cross_validation.study import CrossValidation
 from tutti.studies.crossing import SHARED, refuse_single_run
 from tutti.studies.farms import Blocks
 from tutti.studies.score import AUTO, score_of
+from tutti.terminal import IMPORTING, wait_shown
 
 
 @part("cv")
@@ -34,7 +35,7 @@ class CvCommand(Command):
     """Cross-validate models and schedules, many folds at once.
 
     Each model with each schedule is trained on the same folds, several at a time on the cores of this
-    machine. Shows the scores on what each fold holds out, and which differences can be told.
+    machine. Shows the scores on what each fold holds out, and which differences are significant.
     """
 
     aim = "find the best network"
@@ -74,7 +75,7 @@ class CvCommand(Command):
     @override
     @ranks_by_block()
     def run(self, words: Words) -> int:
-        """Train all folds and print what can be told. The exit code is 1 when a fold has failed."""
+        """Train all folds and print what came out. The exit code is 1 when a fold has failed."""
         own, config = words.own, words.config()
         refuse_single_run(config, "validation")
         score = own.score
@@ -91,8 +92,9 @@ class CvCommand(Command):
         blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)
         blocks.prepare()
         # These import torch and scikit-learn, while the fork server imports torch, too.
-        from tutti.studies.cross_validation.splits import splitter_of
-        from tutti.studies.samples import look_at
+        with wait_shown(IMPORTING):
+            from tutti.studies.cross_validation.splits import splitter_of
+            from tutti.studies.samples import look_at
 
         grouped = own.group_by is not None
         splitter = splitter_of(own.folds, own.repeats, config.seed, own.stratified, grouped)

@@ -21,6 +21,7 @@ from tutti.run.names import check_here
 from tutti.studies.crossing import SHARED
 from tutti.studies.farms import Blocks
 from tutti.studies.score import AUTO, scores_of
+from tutti.terminal import IMPORTING, wait_shown
 
 SPACE = "space"
 """The field of a command line, though of no configuration, that takes --space.NAME VALUES."""
@@ -84,10 +85,11 @@ class TuneCommand(Command):
         blocks = Blocks.of(own.block, of_host, own.threads, own.job_timeout, own.time_limit)
         blocks.prepare()
         # These import Optuna and torch, while the fork server imports torch, too.
-        from tutti.studies.samples import look_at
-        from tutti.studies.search.display import print_question, tune_shown, write_tune_page
-        from tutti.studies.search.space import read_space, space_of
-        from tutti.studies.search.study import Search
+        with wait_shown(IMPORTING):
+            from tutti.studies.samples import look_at
+            from tutti.studies.search.display import print_question, tune_shown, write_tune_page
+            from tutti.studies.search.space import read_space, space_of
+            from tutti.studies.search.study import Search
 
         from_file = {} if own.space is None else read_space(own.space)
         search = Search(

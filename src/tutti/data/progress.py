@@ -6,16 +6,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Final
 
 from tutti.records.texts import printable
-from tutti.terminal import is_terminal, say_on_stderr
+from tutti.terminal import beside, is_terminal, say_on_stderr, show_line
 
 LONG_S: Final = 2.0
-"""The seconds after which reading counts as long."""
-
-_REFRESH_S: Final = 0.5
+"""The seconds after which reading counts as long, without a terminal."""
 
 
 @contextmanager
@@ -28,31 +26,23 @@ def reading_shown(data: object, shows: bool = True) -> Iterator[None]:
     if not shows or path is None or not path.exists():
         yield
         return
-    over = Event()
-    thread = Thread(target=show_reading, args=(path, over), daemon=True)
-    thread.start()
-    try:
+    with beside(lambda over: show_reading(path, over)):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def show_reading(path: Path, over: Event) -> None:
     """Show the progress until `over` is set."""
     size, before = path.stat().st_size if path.is_file() else 0, _bytes_read()
-    name, length = printable(path.name), 0
-    while not over.wait(_REFRESH_S if length else LONG_S):
+    text = f"reading {printable(path.name)}" + (f", {size / 1e6:,.0f} MB" if size else "")
+
+    def with_share() -> str:
         share = min(1.0, (_bytes_read() - before) / size) if size else 0.0
-        text = f"reading {name}" + (f", {size / 1e6:,.0f} MB" if size else "")
-        if not is_terminal(sys.stderr):
-            return say_on_stderr(text)
-        text += f": {share:.0%}" if share else ""
-        print(f"\r{text:{length}}", end="", file=sys.stderr, flush=True)
-        length = len(text)
-    if length:
-        print(f"\r{'':{length}}\r", end="", file=sys.stderr, flush=True)
-    return None
+        return text + (f": {share:.0%}" if share else "")
+
+    if is_terminal(sys.stderr):
+        show_line(with_share, over)
+    elif not over.wait(LONG_S):
+        say_on_stderr(text)
 
 
 def _bytes_read() -> int:

@@ -41,7 +41,13 @@ _PROGRAM: Final = (
 
 
 class RankGroup:
-    """The socket for requests to a fork server for ranks that begin and end together."""
+    """The socket for requests to a fork server for ranks that begin and end together.
+
+    Attributes:
+        ready: the server has imported torch.
+    """
+
+    ready = True
 
     def __init__(self, control: socket.socket, server: ForkServer | None = None) -> None:
         self.control, self._server = control, server
@@ -82,7 +88,7 @@ class ForkServer(RankGroup):
     """A fork server, which imports the module of the `entry` that its ranks will run."""
 
     def __init__(self, entry: str = "") -> None:
-        self._ready = False
+        self.ready = False
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
         # It lets SIGINT through once it ignores it: a Ctrl-C while it starts must not fill the screen.
@@ -118,7 +124,7 @@ class ForkServer(RankGroup):
 
     def clear(self, grace_s: float) -> bool:
         """Kill all ranks and end their processes; return whether the server can take others."""
-        if not self._ready:
+        if not self.ready:
             # No rank is there yet.
             return False
         try:
@@ -133,7 +139,7 @@ class ForkServer(RankGroup):
     @override
     def next_message(self) -> RankEnded | Ready | None:
         message = super().next_message()
-        self._ready = self._ready or isinstance(message, Ready)
+        self.ready = self.ready or isinstance(message, Ready)
         return message
 
     @override
@@ -144,7 +150,7 @@ class ForkServer(RankGroup):
     def close(self) -> None:
         """End the server, the ranks, and their processes."""
         self.control.close()
-        if not self._ready:
+        if not self.ready:
             # It may take seconds until it listens.
             self._process.kill()
         self._process.wait()

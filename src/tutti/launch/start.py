@@ -13,6 +13,7 @@ from tutti.launch.exit_reports import without_launcher
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.launch.world import end_mpi_job, join, refuse_stranger
+from tutti.terminal import IMPORTING, wait_shown
 
 if TYPE_CHECKING:
     from tutti.launch.supervisor import Recovery
@@ -78,10 +79,11 @@ def start(
 
 def _alone(entry: str, payload: bytes, placement: Placement) -> object:
     """Run in this process, which keeps its number of threads afterwards."""
-    import torch
+    with wait_shown(IMPORTING):
+        import torch
 
-    from tutti.comm.shm.communicator import HostCommunicator
-    from tutti.launch.busy_cores import CoreWatch
+        from tutti.comm.shm.communicator import HostCommunicator
+        from tutti.launch.busy_cores import CoreWatch
 
     with ONE_AT_A_TIME:
         before = torch.get_num_threads()

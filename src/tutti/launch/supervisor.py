@@ -35,7 +35,7 @@ from tutti.launch.rank_processes import (
 )
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, StopRequests
-from tutti.terminal import warn_on_stderr
+from tutti.terminal import IMPORTING, wait_shown, warn_on_stderr
 
 DUE_S: Final = 0.1
 """Time between two calls of `Recovery.is_due`."""
@@ -114,6 +114,7 @@ class Supervisor:
         self._server = server
         self._deadline: float | None = None
         self._all_ended_at_once = False
+        self._starting = ExitStack()
         with ExitStack() as stack:
             arena = stack.enter_context(closing(Arena.create()))
             self._ranks = start_ranks(stack, server, entry, payload, settings, stop, arena)
@@ -128,7 +129,9 @@ class Supervisor:
 
         None: a signal ends the ranks.
         """
-        with selectors.DefaultSelector() as selector:
+        with self._starting, selectors.DefaultSelector() as selector:
+            if not self._server.ready:
+                self._starting.enter_context(wait_shown(IMPORTING))
             selector.register(stopping, selectors.EVENT_READ, lambda: None)
             selector.register(self._server.control, selectors.EVENT_READ, self._note_message)
             for one in self._ranks:
@@ -194,6 +197,7 @@ class Supervisor:
     def _note_message(self) -> None:
         worked = all(one.death is None and one.report is None for one in self._ranks)
         there = note_server_message(self._ranks, self._server)
+        self._starting.close()
         self._all_ended_at_once = self._all_ended_at_once or (worked and not there)
 
 

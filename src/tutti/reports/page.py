@@ -15,7 +15,8 @@ from tutti.load_object import require_packages
 from tutti.records.files import cache_folder, replace_file
 from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
-from tutti.reports.text import by_scaling, cells, fastest, heads, note, other_metrics, title, verdict
+from tutti.reports.text import by_scaling, fastest, grid, note, title, verdict
+from tutti.terminal import wait_shown
 
 PAGE: Final = "report.html"
 PICTURES: Final = "figures"
@@ -48,6 +49,7 @@ def require_drawing() -> None:
     require_packages("the report needs", ["altair", "jinja2", "vl_convert"], "plots")
 
 
+@wait_shown("drawing the report")
 def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -> Path:
     """Write a page and return it; beside it, each figure as SVG and PNG in the folder `figures`."""
     require_drawing()
@@ -101,18 +103,15 @@ def _words(results: Results) -> dict[str, Any]:
     """Return the text of the page beside its figures."""
     comparison = results.comparison
     best = fastest(results)
-    tables, metrics = [], other_metrics(results.rows)
+    tables = []
     for scaling, rows in by_scaling(results):
         kinds = ["failed" if row.error is not None else "best" if row in best else "" for row in rows]
-        shown = [
-            {"kind": kind, "cells": cells(comparison, row, metrics)}
-            for kind, row in zip(kinds, rows, strict=True)
-        ]
-        tables.append({"title": title(comparison, scaling), "rows": shown})
+        heads, found = grid(results, rows)
+        shown = [{"kind": kind, "cells": cells} for kind, cells in zip(kinds, found, strict=True)]
+        tables.append({"title": title(comparison, scaling), "heads": heads, "rows": shown})
     return {
         "title": f"{comparison.model} on {comparison.data}",
         "verdict": verdict(results),
-        "heads": heads(comparison, results.part, metrics),
         "tables": tables,
         "note": note(results),
         "lists": {"How the runs went": results.courses, "The records": results.notes},

@@ -13,10 +13,14 @@ from tutti.reports.scaling import Row
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
-NOTE: Final = (
-    "speed-up: seconds of one process with one thread / seconds; of all threads: seconds of one process with "
-    "all threads / seconds; efficiency: speed-up / cores. Seconds are those of training, without validation."
-)
+NOTE: Final = "Seconds are those of training, without validation."
+
+_EXPLAINED: Final = {
+    "speed-up": "Speed-up: seconds of one process with one thread / seconds.",
+    "of all threads": "Of all threads: seconds of one process with all threads / seconds.",
+    "efficiency": "Efficiency: speed-up / cores; at 100 % each core does as much as one alone.",
+}
+"""The columns of speed-up."""
 
 APART_NOTE: Final = (
     "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."
@@ -46,8 +50,7 @@ def show(results: Results, stream: IO[str]) -> None:
             console.print(f"{row.combination.name} failed: {in_one_line(row.error)}", style="red")
     for sentence in results.courses:
         console.print(sentence, markup=False)
-    said = verdict(results)
-    if said is not None:
+    if (said := verdict(results)) is not None:
         console.print(said)
     if len(results.rows) > 1:
         console.print(note(results))
@@ -80,7 +83,7 @@ def verdict(results: Results) -> str | None:
     if not found:
         return None
     best, *equal = found
-    said = f"fastest: {best.combination.name}"
+    said = f"{'shortest median' if equal else 'fastest'}: {best.combination.name}"
     if best.speed_up == 1.0:
         said += "; nothing is faster than one process with one thread here"
     else:
@@ -88,38 +91,42 @@ def verdict(results: Results) -> str | None:
         said += "" if best.efficiency is None else f"; its efficiency is {best.efficiency:.0%}"
     if equal:
         names = "; ".join(row.combination.name for row in equal)
-        said += f". Equal to it within the noise, as their ranges of seconds overlap: {names}"
+        said += f". A tie, as their ranges of seconds overlap, with: {names}"
     return said
 
 
 def note(results: Results) -> str:
     """Explain the columns."""
-    apart = any(row.combination.scaling == APART for row in results.rows)
-    notes = [NOTE, *([APART_NOTE] if apart else []), *([CHANGED_NOTE] if _changed(results) else [])]
-    return " ".join(notes)
+    shown = grid(results, results.rows)[0]
+    notes = [NOTE, *(text for head, text in _EXPLAINED.items() if head in shown)]
+    notes += [APART_NOTE] if [row.combination.scaling for row in results.rows][1:2] == [APART] else []
+    return " ".join([*notes, CHANGED_NOTE] if any(row.cores_in_turn for row in results.rows) else notes)
 
 
 def title(comparison: Comparison, scaling: str) -> str:
     """Return the title of the table of one kind of scaling."""
     many = f", median of {comparison.repeats}" if comparison.repeats > 1 else ""
-    return f"{comparison.model} on {comparison.data}{many}; {_SCALINGS[scaling]}"
+    how = f"{many}; {_SCALINGS[scaling]}" if len(comparison.combinations) > 1 else ""
+    return f"{comparison.model} on {comparison.data}{how}"
 
 
-def other_metrics(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the metrics other than the accuracy."""
-    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+def grid(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and the cells of a table; without a baseline it has no columns of speed-up."""
+    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    names = _heads(results.comparison, results.part, metrics)
+    table = [_cells(results.comparison, row, metrics) for row in rows]
+    kept = [at for at, name in enumerate(names) if name not in _EXPLAINED or any(row[at] for row in table)]
+    return [names[at] for at in kept], [[row[at] for at in kept] for row in table]
 
 
-def heads(comparison: Comparison, part: str, metrics: Sequence[str] = ()) -> list[str]:
-    """Return the heads of the columns, with one for each metric on a part of the data."""
+def _heads(comparison: Comparison, part: str, metrics: Sequence[str]) -> list[str]:
     found = ["way to train", "cores", "seconds"]
     found += ["shortest, longest"] if comparison.repeats > 1 else []
     found += ["samples/s", "speed-up", "of all threads", "efficiency", f"{part} accuracy %", *metrics]
     return found + ([] if comparison.goal is None else [f"seconds to {100 * comparison.goal:g} %"])
 
 
-def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list[str]:
-    """Return the cells of a row, empty where there is no number."""
+def _cells(comparison: Comparison, row: Row, metrics: Sequence[str]) -> list[str]:
     name = row.combination.name
     if row.combination.scaling == APART:
         name += "" if row.finished else " (unfinished)"
@@ -140,19 +147,14 @@ def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list
     return found + ([] if comparison.goal is None else [_number(row.to_target, ".2f")])
 
 
-def _changed(results: Results) -> bool:
-    return any(row.cores_in_turn for row in results.rows)
-
-
 def _table(results: Results, scaling: str, rows: Sequence[Row]) -> TextTable:
-    comparison, metrics = results.comparison, other_metrics(rows)
-    names = heads(comparison, results.part, metrics)
+    names, table = grid(results, rows)
     others = [head for head in reversed(names[3:]) if head not in (*_FIRST_TO_GO, "speed-up")]
     drop = [head for head in (*_FIRST_TO_GO, *others) if head in names]
-    table = TextTable(names, drop=drop, title=title(comparison, scaling))
-    for row in rows:
-        table.add_row(*cells(comparison, row, metrics), style="" if row.error is None else "red")
-    return table
+    shown = TextTable(names, drop=drop, title=title(results.comparison, scaling))
+    for row, cells in zip(rows, table, strict=True):
+        shown.add_row(*cells, style="" if row.error is None else "red")
+    return shown
 
 
 def _number(value: float | None, form: str) -> str:

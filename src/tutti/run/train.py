@@ -318,10 +318,10 @@ class FittedRun:
                 folder.write_weights(weights_to_bytes(weights))
 
         # mpirun gives its ranks a terminal even where what they print goes into a file.
-        bar, notebook = not started_by().given, self.job.notebook
-        shown = (
-            Progress() if self.job.quiet else progress_on(sys.stdout, self.comm.rank, bar, notebook=notebook)
-        )
+        bar, quiet = not started_by().given, self.job.quiet
+        shown = Progress()
+        if self.job.bar or not quiet:
+            shown = progress_on(sys.stdout, self.comm.rank, bar, self.job.notebook, quiet)
         hooks = Hooks(
             Several(shown, heartbeat, self.context.follower),
             book.epoch,

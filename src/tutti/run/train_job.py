@@ -34,6 +34,7 @@ class TrainJob(Job):
     trace: bool = False  # write what every rank did when into the run folder
     resume: Resume | None = None  # the run to go on with; None: a new one
     began: float = field(default_factory=time.time)  # in seconds since the epoch
+    bar: bool = False  # shown on a terminal, although the run is quiet
     notebook: bool = False  # a cell shows what the ranks print
     memory: MemoryPlace | None = None  # where the state is copied to, for ranks that come after a loss
     data: FileAddress | None = None  # of an arena with the data set, if ranks before these have read it

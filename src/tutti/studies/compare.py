@@ -223,7 +223,7 @@ def compare(
 
 
 def _train(config: TrainConfig) -> Summary:
-    outcome = run(TrainJob(config, quiet=True))
+    outcome = run(TrainJob(config, quiet=True, bar=True))
     if isinstance(outcome, RunOutcome) and outcome.stopped is not None:
         raise RunStopped(outcome.stopped)
     assert config.out is not None

@@ -79,6 +79,7 @@ def farm_shown(
     before = {job: JobState.FINISHED for job in epochs if folder.state(job) is JobState.FINISHED}
     progress = FarmProgress(epochs, dict(before))
     display = FarmDisplay(before, stream)
+    display.show(progress, time.time())
 
     def hear(what: Happening) -> None:
         now = time.time()

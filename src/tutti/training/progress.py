@@ -9,6 +9,7 @@ from typing import TextIO
 
 from typing_extensions import override
 
+from tutti.records.heartbeat import TESTING, VALIDATING
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.records.texts import RunLength, duration, epoch_text, figures
 
@@ -17,6 +18,9 @@ REFRESH_S = 0.2
 
 NOTEBOOK_COLUMNS = 110
 """The width of a notebook's lines, in characters."""
+
+_AROUND = 16
+"""The characters of a bar's line for its share, the time left and the spaces between all."""
 
 LINE_S = 10.0
 """Seconds between two lines of a long epoch, without a terminal."""
@@ -92,11 +96,11 @@ class PlainLines(Progress):
 
 
 class Bar(Progress):
-    """A rich bar on a terminal or in a notebook, and one line for each epoch above it."""
+    """A rich bar on a terminal or in a notebook, and one line for each epoch above it, unless `quiet`."""
 
     every_s = REFRESH_S
 
-    def __init__(self, stream: TextIO, notebook: bool = False) -> None:
+    def __init__(self, stream: TextIO, notebook: bool = False, quiet: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.table import Column
@@ -107,7 +111,7 @@ class Bar(Progress):
             def show_cursor(self, show: bool = True) -> bool:
                 return False
 
-        self._padded = NOTEBOOK_COLUMNS if notebook else 0
+        self._quiet, self._padded = quiet, NOTEBOOK_COLUMNS if notebook else 0
         console = console_on(stream, columns=None)
         if notebook:
             console = Notebook(
@@ -120,11 +124,12 @@ class Bar(Progress):
             )
         columns = (
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=min(20, console.width // 8)),
             TaskProgressColumn(),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[figures]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
         )
+        self._room = console.width - min(20, console.width // 8) - _AROUND
         # No extra thread refreshes the bar: it would take time from the ranks.
         self._bar = Progress(
             *columns, console=console, auto_refresh=False, transient=not notebook, expand=notebook
@@ -146,11 +151,17 @@ class Bar(Progress):
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        line = f"{self._span.label(record.epoch)}  {epoch_text(record)}".ljust(self._padded)
-        self._bar.console.print(line, soft_wrap=True, markup=False, highlight=False)
+        if not self._quiet:
+            line = f"{self._span.label(record.epoch)}  {epoch_text(record)}".ljust(self._padded)
+            self._bar.console.print(line, soft_wrap=True, markup=False, highlight=False)
         # The record may come while later epochs are being trained.
         if record.step >= self._step:
             self._show(record.epoch, record.step, "")
+
+    @override
+    def doing(self, what: str, step: int | None = None) -> None:
+        if what in (VALIDATING, TESTING):
+            self._bar.update(self._task, figures=what, refresh=True)
 
     @override
     def end(self) -> None:
@@ -158,6 +169,8 @@ class Bar(Progress):
 
     def _show(self, epoch: int, step: int, text: str) -> None:
         label, self._step = self._span.label(epoch), step
+        while len(label) + len(text) > self._room:
+            text = text.rpartition("  ")[0]
         completed = self._span.place(step)
         self._bar.update(self._task, completed=completed, description=label, figures=text, refresh=True)
 
@@ -200,13 +213,16 @@ class Several(Progress):
             one.end()
 
 
-def progress_on(stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool = False) -> Progress:
-    """Return the display of a rank: a bar, lines where that is impossible, nothing on ranks other than 0."""
-    if rank != 0:
-        return Progress()
-    if notebook or (bar and stream.isatty()):
-        return Bar(stream, notebook)
-    return PlainLines(stream)
+def progress_on(
+    stream: TextIO, rank: int = 0, bar: bool = True, notebook: bool = False, quiet: bool = False
+) -> Progress:
+    """Return the display of a rank: a bar, lines where that is impossible, nothing on ranks other than 0.
+
+    A `quiet` one has no lines.
+    """
+    if rank == 0 and (notebook or (bar and stream.isatty())):
+        return Bar(stream, notebook, quiet)
+    return Progress() if quiet or rank != 0 else PlainLines(stream)
 
 
 def _moment_text(moment: Moment) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import altair as alt
 
+from tutti.records.texts import is_share
 from tutti.reports.results import Results
 
 WIDTH: Final = 420
@@ -34,10 +35,6 @@ Picture = Any
 """A chart of altair, alone or composed of several; None where there is nothing to draw."""
 
 
-def _nothing(_: Results) -> Sequence[str]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Figure:
     """One figure of the page."""
@@ -45,11 +42,11 @@ class Figure:
     place: int
     title: str
     draw: Callable[[Results], Picture]
-    says: Callable[[Results], Sequence[str]] = _nothing
+    says: Callable[[Results], Sequence[str]]
 
 
 def figure(
-    place: int, title: str, says: Callable[[Results], Sequence[str]] = _nothing
+    place: int, title: str, says: Callable[[Results], Sequence[str]] = lambda _: ()
 ) -> Callable[[Callable[[Results], Picture]], Figure]:
     """Make a `Figure` of the function that draws it."""
     return lambda draw: Figure(place, title, draw, says)
@@ -113,7 +110,8 @@ def number(field: str, title: str, form: str = ",.4~g") -> Any:
 def upwards(rows: Data, field: str, title: str) -> Any:
     """Return a vertical axis that need not begin at 0; for equal values Vega would write 1."""
     found = {row[field] for row in rows}
-    axis = alt.Axis(values=[*found], format=".4~g") if len(found) == 1 else alt.Axis()
+    axis = alt.Axis(format="~%" if is_share(field) else ".4~g", tickCount=TICKS)
+    axis.values = [*found] if len(found) == 1 else alt.Undefined
     return alt.Y(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(zero=False))
 
 

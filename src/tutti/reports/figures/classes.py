@@ -15,6 +15,9 @@ from tutti.reports.results import Results
 SIDE = 340
 """Pixels of a confusion matrix."""
 
+COUNTED = 15
+"""The classes up to which each cell has its number of samples."""
+
 
 @part("classes")
 @figure(140, "Accuracy of each class")
@@ -36,7 +39,7 @@ def accuracies(results: Results) -> Picture:
 
 
 @part("confusion")
-@figure(150, "What was taken for what")
+@figure(150, "Confusion matrix")
 def confusion(results: Results) -> Picture:
     """Test samples of each class by what they were taken for: one process beside the most accurate others.
 
@@ -62,21 +65,20 @@ def _confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: l
     """Draw the cells of a way that is chosen below, `way` at first; `order` is for the classes."""
     choice = alt.param(name=side, value=way, bind=alt.binding_select(options=ways, name=f"{side} matrix: "))
     scale = alt.Scale(scheme="viridis", type="sqrt", domain=[0, most])
+    room = SIDE / len(order)
+    # Letters are 7 pixels wide.
+    turned = alt.Axis(labelAngle=0 if 7 * max(map(len, order)) < room else -45)
+    base = alt.Chart(table(data)).encode(
+        x=alt.X("taken for:O", sort=order, axis=turned), y=alt.Y("class:O", sort=order)
+    )
+    cells = base.mark_rect().encode(
+        color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
+        tooltip=[*tips("way:N", "class:O", "taken for:O", "samples:Q"), number("share", "share", ".2%")],
+    )
+    ink = alt.condition(alt.datum.share > 0.4 * most, alt.value("black"), alt.value("white"))
+    counts = base.mark_text(fontSize=min(13, room / 3.2)).encode(text="samples:Q", color=ink)
     return (
-        alt.Chart(table(data))
-        .mark_rect()
-        .encode(
-            x=alt.X("taken for:O", sort=order),
-            y=alt.Y("class:O", sort=order),
-            color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
-            tooltip=tips(
-                "way:N",
-                "class:O",
-                "taken for:O",
-                "samples:Q",
-                number("share", "share of class", ".2%"),
-            ),
-        )
+        alt.layer(*([cells, counts] if len(order) <= COUNTED else [cells]))
         .transform_filter(f"datum.way === {side}")
         .properties(width=SIDE, height=SIDE, title=alt.TitleParams(text=alt.ExprRef(expr=side)))
         .add_params(choice)
@@ -91,8 +93,8 @@ def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[float]]
         for taken, count in enumerate(row):
             found = _label(labels, taken) if taken < len(matrix) else "no class"
             order[found] = None
-            cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
             if count:
+                cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
                 data.append({"way": way, **cell, "share": count / sum(row)})
     return data, [*order]
 

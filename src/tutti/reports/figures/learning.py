@@ -51,7 +51,7 @@ def progress(results: Results) -> Picture:
     measures = [*[name for name in named if name != "loss"][:MOST_METRICS], "loss"]
     data = [{name: row.get(name) for name in (*_OF_PLACE, *measures)} for row in data]
     trained = [row["epoch"] for row in data if row["epoch"] is not None]
-    axes = {"seconds": alt.Axis()}
+    axes = {"seconds": alt.Axis(tickCount=TICKS)}
     if trained:
         count = min(TICKS, math.ceil(max(trained)) - math.floor(min(trained)) or 1)
         axes["epoch"] = alt.Axis(format="d", tickCount=count)
@@ -62,7 +62,7 @@ def progress(results: Results) -> Picture:
             rows,
             line,
             coloured("way", names(results), data),
-            x=alt.X(f"{x}:Q", title=x, axis=axis),
+            x=alt.X(f"{x}:Q", title=x, axis=axis, scale=alt.Scale(zero=x == "seconds")),
             y=upwards(data, y, f"{part} {y}"),
             detail=alt.Detail("repeat:N"),
             tooltip=["way:N", "repeat:N", "epoch:Q", *numbers],

@@ -43,7 +43,7 @@ def cores(results: Results) -> Picture:
     if not found:
         return None
     data = [point for points in found.values() for point in points]
-    colours = coloured("core", sorted({row["core"] for row in data}), data, faint=0.05)
+    colours = coloured("core", dict.fromkeys(row["core"] for row in data), data, faint=0.05)
     axes = {
         "x": amount("seconds", "seconds since the first sample"),
         "y": alt.Y("busy:Q", title="busy, %", scale=alt.Scale(domain=[0, 100])),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import altair as alt
@@ -71,20 +70,19 @@ def _panel(y: str, data: Data, encoding: dict[str, Any]) -> Any:
     layers = [marks, line]
     if y == "speed-up":
         rules = alt.Chart(table(data)).mark_rule(strokeWidth=2)
-        spread = rules.encode(x=axes["x"], y=alt.Y("least:Q", title=y), y2=alt.Y2("most:Q"), **encoding)
-        layers.append(spread)
+        ends = {"y": alt.Y("least:Q", title=y), "y2": alt.Y2("most:Q")}
+        layers.append(rules.encode(x=axes["x"], **ends, **encoding))
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
 
 
-def _ideal(_: Results) -> Sequence[str]:
-    return (
-        "Speed-up is that over one process with one thread, efficiency is speed-up / cores; dashed is the "
-        "ideal. Vertical lines are the spread of the repeats.",
-    )
+_EXPLAINED: Final = (
+    "Speed-up is over one process with one thread. Efficiency is speed-up / cores: at 100 % each core does "
+    "as much as one alone. Dashed is the ideal; vertical lines are the spread of the repeats."
+)
 
 
 @part("speed-up")
-@figure(30, "Speed-up and efficiency", _ideal)
+@figure(30, "Speed-up and efficiency", lambda _: [_EXPLAINED])
 def speed_up(results: Results) -> Picture:
     """Speed-up and efficiency against cores, beside the ideal, for each kind of scaling."""
     panels = [panel for kind in _TITLES for panel in _panels(results, kind)]

@@ -20,8 +20,7 @@ from tutti.watching.farm import known_jobs
 
 def print_jobs(question: CrossValidation, splits: Sequence[Split], stream: IO[str]) -> None:
     """Print the jobs, and the number of samples in each fold."""
-    count = len(question.candidates)
-    print(f"{count * len(splits)} jobs: {count} candidates x {len(splits)} folds", file=stream)
+    print(_counted(len(question.candidates), len(splits)), file=stream)
     for number, split in enumerate(splits):
         trained, held_out = len(split.train), len(split.test)
         print(f"fold {number}: {trained:,} samples to train on, {held_out:,} held out", file=stream)
@@ -29,11 +28,18 @@ def print_jobs(question: CrossValidation, splits: Sequence[Split], stream: IO[st
         print(printable(name), file=stream)
 
 
+def _counted(candidates: int, folds: int) -> str:
+    candidate = "candidate" if candidates == 1 else "candidates"
+    return f"{candidates * folds} jobs: {candidates} {candidate} x {folds} folds"
+
+
 def train_shown(
     question: CrossValidation, folder: FarmFolder, blocks: Blocks, stream: IO[str]
 ) -> tuple[FarmOutcome, CrossValidated]:
     """Train all folds, showing progress and results, and write the tables."""
-    with farm_shown(folder, known_jobs(folder), stream) as hear:
+    jobs, count = known_jobs(folder), len(question.candidates)
+    print(_counted(count, len(jobs) // count), file=stream, flush=True)
+    with farm_shown(folder, jobs, stream) as hear:
         outcome = question.train(folder, blocks, hear)
     result = CrossValidated.read(folder)
     result.write_tables()
@@ -61,19 +67,20 @@ def write_cv_page(folder: FarmFolder, result: CrossValidated, page: Path | None 
     from tutti.studies.cross_validation.figures import figures_of
 
     heads, rows = result.rows()
-    kinds = ["best", *[""] * len(rows)]
+    ties = result.ties if rows else []
+    kinds = ["best" if row[0] in ties else "" for row in rows]
     words = {
         "title": f"Cross-validation on {folder.plan.question['data']}",
-        "verdict": f"{rows[0][0]} has the best mean: {rows[0][1]}" if rows else "",
-        "heads": heads,
+        "verdict": result.verdict,
         "tables": [
             {
                 "title": "Scores on what each fold holds out",
-                "rows": [{"kind": kind, "cells": row} for kind, row in zip(kinds, rows, strict=False)],
+                "heads": heads,
+                "rows": [{"kind": kind, "cells": row} for kind, row in zip(kinds, rows, strict=True)],
             }
         ],
         "note": f"{result.left} jobs are yet to be done: 'tutti cv --resume' goes on." if result.left else "",
-        "lists": {"Comparison": [one.sentence for one in result.comparison]},
+        "lists": {"Differences between candidates": [one.sentence for one in result.comparison]},
         "failures": list(result.failed.items()),
     }
     return write_page(page or folder.path / PAGE, words, figures_of(folder, result))

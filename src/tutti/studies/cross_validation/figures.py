@@ -11,7 +11,19 @@ import altair as alt
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.json_lines import read_lines
 from tutti.records.usage import UsageRecord
-from tutti.reports.figures.base import BAR, WIDTH, Data, amount, chart, coloured, number, pick, table, tips
+from tutti.reports.figures.base import (
+    BAR,
+    TICKS,
+    WIDTH,
+    Data,
+    amount,
+    chart,
+    coloured,
+    number,
+    pick,
+    table,
+    tips,
+)
 from tutti.reports.figures.classes import confusion_cells, confusion_pair
 from tutti.reports.page import Drawn
 from tutti.studies.cross_validation.result import CrossValidated
@@ -29,11 +41,11 @@ def figures_of(folder: FarmFolder, result: CrossValidated) -> list[Drawn]:
     if names:
         drawn.append(Drawn("folds", "The score of each fold", _folds(result, names)))
     if work:
-        drawn.append(Drawn("blocks", "What each block did", _blocks(work, names)))
+        drawn.append(Drawn("blocks", "Timeline of jobs", _blocks(work, names)))
     if busy:
         drawn.append(Drawn("cores", "How busy the cores were", _cores(busy)))
     if any(one.confusion for one in result.scores.values()):
-        drawn.append(Drawn("confusion", "What was taken for what", _confusion(result, names)))
+        drawn.append(Drawn("confusion", "Confusion matrix", _confusion(result, names)))
     return drawn
 
 
@@ -48,7 +60,7 @@ def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
         elif event.block in began:
             job, start = began.pop(event.block)
             yield {
-                "block": f"block {event.block}",
+                "block": event.block,
                 "job": job,
                 "candidate": job.rpartition("/")[0],
                 "state": event.state,
@@ -68,7 +80,7 @@ def _folds(result: CrossValidated, names: list[str]) -> Any:
         for fold, value in enumerate(result.scores[name].folds)
     ]
     means: Data = [{"candidate": name, "score": result.scores[name].mean} for name in names]
-    axis = alt.Axis(format="%") if score.is_share else alt.Axis()
+    axis = alt.Axis(format="~%" if score.is_share else ".4~g", tickCount=TICKS)
     x = alt.X("score:Q", title=score.name, axis=axis, scale=alt.Scale(zero=False))
     y = alt.Y("candidate:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
     shown = number("score", score.name, form)
@@ -91,7 +103,7 @@ def _blocks(work: Data, names: list[str]) -> Any:
         height=alt.Step(BAR),
         x=amount("from", "seconds since the beginning"),
         x2=alt.X2("to:Q"),
-        y=alt.Y("block:N", title=None),
+        y=alt.Y("block:O", title="block"),
         tooltip=["job:N", "state:N", number("from", "from, s"), number("to", "to, s")],
     ).add_params(pick("candidate"))
 
@@ -100,7 +112,7 @@ def _cores(rows: Data) -> Any:
     return chart(
         rows,
         alt.MarkDef("line", strokeWidth=1.5),
-        coloured("core", sorted({row["core"] for row in rows}), rows),
+        coloured("core", dict.fromkeys(row["core"] for row in rows), rows),
         wide=True,
         x=amount("seconds", "seconds since the beginning"),
         y=alt.Y("busy:Q", title="busy, %"),

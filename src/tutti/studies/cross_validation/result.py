@@ -86,7 +86,7 @@ class CrossValidated:
         known = [one.validation for found in runs.values() for one in found if one and one.validation]
         score = score_by_metrics(known) if question["score"] == AUTO else Score.read(question["score"])
         scores = {name: FoldScores.of(score, found) for name, found in runs.items() if any(found)}
-        comparison = compare(scores, question["ratios"])
+        comparison = compare({name: scores[name] for name in best_first(scores)}, question["ratios"])
         return cls(scores, comparison, failed, folder.path, tuple(question["labels"]), left)
 
     @property
@@ -96,6 +96,23 @@ class CrossValidated:
         The comparison says whether the difference is significant.
         """
         return best_first(self.scores)[0]
+
+    @property
+    def ties(self) -> list[str]:
+        """The candidate with the best mean, and those without a significant difference from it."""
+        best, *others = best_first(self.scores)
+        alike = [{one.first, one.second} for one in self.comparison if not one.why and one.better is None]
+        return [best, *(name for name in others if {best, name} in alike)]
+
+    @property
+    def verdict(self) -> str:
+        """The best candidate in words, and its ties; "" without any score."""
+        if not self.scores:
+            return ""
+        best, *ties = self.ties
+        one = self.scores[best]
+        said = f"best mean: {best}, {one.score.text(one.mean)}"
+        return said + (f". A tie, as no difference is significant, with: {'; '.join(ties)}" if ties else "")
 
     def predictions(self, name: str) -> Predictions:
         """Return the predictions of a candidate for all held-out samples, in their order.

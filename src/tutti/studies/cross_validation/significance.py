@@ -76,7 +76,7 @@ class Difference:
 
     @property
     def better(self) -> str | None:
-        """The name of the better one; None if there is no telling."""
+        """The name of the better one; None: the difference is not significant."""
         if not self.adjusted < ALPHA:
             return None
         return self.first if (self.mean > 0) == self.score.higher else self.second
@@ -85,7 +85,7 @@ class Difference:
     def sentence(self) -> str:
         """The result in words."""
         if self.why:
-            return f"nothing can be told of {self.first} and {self.second}: {self.why}"
+            return f"{self.first} and {self.second} cannot be compared: {self.why}"
         low, high = sorted(end if self.mean >= 0 else -end for end in self.interval)
         ends = f"{_number(low, self.score)} to {_number(high, self.score)}"
         figures = [
@@ -96,7 +96,7 @@ class Difference:
         ]
         names = (self.first, self.second) if self.mean >= 0 else (self.second, self.first)
         if self.better is None:
-            return f"no difference can be told between {' and '.join(names)}: {', '.join(figures)}"
+            return f"no significant difference between {' and '.join(names)}: {', '.join(figures)}"
         other = self.second if self.better == self.first else self.first
         return f"{self.better} is better than {other} by {', '.join(figures)}"
 

@@ -32,6 +32,7 @@ def print_question(search: Search, trials: int, stream: IO[str]) -> None:
     print(f"search: {count} trials{folds} for {scores}; {how}", file=stream)
     for name, written in search.space.written.items():
         print(f"  {printable(name)}: {printable(str(written))}", file=stream)
+    stream.flush()
 
 
 def tune_shown(
@@ -106,11 +107,11 @@ def write_tune_page(tuned: Tuned, page: Path | None = None) -> Path:
 
     search, best = tuned.search, tuned.front
     verdict = f"Trial {best[0].number} is the best: {values_text(tuned, best[0])}" if best else ""
+    heads = ["trial", "state", *(score.name for score in search.scores), *search.space.distributions]
     words = {
         "title": f"Search for {search.config.model} on {search.config.data}",
         "verdict": verdict,
-        "heads": ["trial", "state", *(score.name for score in search.scores), *search.space.distributions],
-        "tables": [{"title": "All trials", "rows": _rows(tuned)}],
+        "tables": [{"title": "All trials", "heads": heads, "rows": _rows(tuned)}],
         "note": f"Sampler {search.sampler}, pruner {search.pruner}, seed {search.config.seed}.",
         "lists": {},
         "failures": [(f"trial {number}", why) for number, why in tuned.failed.items()],

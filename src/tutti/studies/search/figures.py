@@ -38,8 +38,8 @@ def figures_of(tuned: Tuned) -> list[Drawn]:
     drawn.append(Drawn("history", "The trials, and the best so far", _history(tuned, data)))
     shares = tuned.importance
     if shares:
-        drawn.append(Drawn("importance", "What has mattered", _importance(shares)))
-    drawn.append(Drawn("slices", "Each option", _slices(tuned, data, plain)))
+        drawn.append(Drawn("importance", "Importance", _importance(shares)))
+    drawn.append(Drawn("slices", "Score by option", _slices(tuned, data, plain)))
     return drawn
 
 
@@ -61,8 +61,9 @@ def _tips(tuned: Tuned, data: Data) -> list[Any]:
 
 
 def _value(tuned: Tuned, at: int = 0) -> Any:
-    name = tuned.search.scores[at].name
-    return alt.Y(f"{name}:Q", title=name, scale=alt.Scale(zero=False))
+    score = tuned.search.scores[at]
+    axis = alt.Axis(format="~%" if score.is_share else ".4~g", tickCount=TICKS)
+    return alt.Y(f"{score.name}:Q", title=score.name, axis=axis, scale=alt.Scale(zero=False))
 
 
 def _history(tuned: Tuned, data: Data) -> Any:
@@ -91,9 +92,7 @@ def _importance(shares: dict[str, float]) -> Any:
         alt.Chart(table(data))
         .mark_bar(color="#4c78a8")
         .encode(
-            x=alt.X(
-                "share:Q", title="share in how good a trial is", axis=alt.Axis(format="%", tickCount=TICKS)
-            ),
+            x=alt.X("share:Q", title="importance for the score", axis=alt.Axis(format="%", tickCount=TICKS)),
             y=alt.Y("option:N", sort=None, title=None),
             tooltip=tips("option:N", number("share", "share", ".1%")),
         )

@@ -111,7 +111,7 @@ class Simulation:
         """Draw speed, and accuracy where there is one, against workers: an .svg, .png or .html file."""
         import altair as alt
 
-        from tutti.reports.figures.base import HEIGHT, WIDTH, coloured, in_rows, table
+        from tutti.reports.figures.base import HEIGHT, TICKS, WIDTH, coloured, in_rows, table, upwards
 
         metric = next((name for row in self.rows for name in row.metrics), "loss")
         ran = [row for row in self.rows if not row.error]
@@ -122,17 +122,14 @@ class Simulation:
         ]
         workers = alt.Axis(format="d", tickCount=8, labelFlush=False)
         x = alt.X("workers:Q", scale=alt.Scale(type="log", base=2), axis=workers)
+        rate = alt.Y("samples/s:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format="~s", tickCount=TICKS))
         panels = [
             alt.Chart(table(data))
             .mark_line(point=True)
-            .encode(
-                x=x,
-                y=alt.Y(f"{y}:Q", title=y, scale=scale, axis=alt.Axis(format="~s", tickCount=4)),
-                **coloured("way", self.by_way(), data),
-            )
+            .encode(x=x, y=y, **coloured("way", self.by_way(), data))
             .properties(width=WIDTH, height=HEIGHT)
-            for y, scale in (("samples/s", alt.Scale(type="log")), (metric, alt.Scale(zero=False)))
-            if any(row[y] is not None for row in data)
+            for name, y in (("samples/s", rate), (metric, upwards(data, metric, metric)))
+            if any(row[name] is not None for row in data)
         ]
         chart = in_rows(panels, "way").configure(background="#ffffff", padding=14)
         chart.configure_legend(columnPadding=18).save(path)
