@@ -15,7 +15,7 @@ from tutti.load_object import require_packages
 from tutti.records.files import cache_folder, replace_file
 from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
-from tutti.reports.text import by_scaling, cells, fastest, heads, note, other_metrics, title, verdict
+from tutti.reports.text import by_scaling, cells, fastest, note, title, verdict
 
 PAGE: Final = "report.html"
 PICTURES: Final = "figures"
@@ -101,18 +101,18 @@ def _words(results: Results) -> dict[str, Any]:
     """Return the text of the page beside its figures."""
     comparison = results.comparison
     best = fastest(results)
-    tables, metrics = [], other_metrics(results.rows)
+    tables = []
     for scaling, rows in by_scaling(results):
         kinds = ["failed" if row.error is not None else "best" if row in best else "" for row in rows]
         shown = [
-            {"kind": kind, "cells": cells(comparison, row, metrics)}
+            {"kind": kind, "cells": [*cells(results, row).values()]}
             for kind, row in zip(kinds, rows, strict=True)
         ]
         tables.append({"title": title(comparison, scaling), "rows": shown})
     return {
         "title": f"{comparison.model} on {comparison.data}",
         "verdict": verdict(results),
-        "heads": heads(comparison, results.part, metrics),
+        "heads": [*cells(results, results.rows[0])],
         "tables": tables,
         "note": note(results),
         "lists": {"How the runs went": results.courses, "The records": results.notes},

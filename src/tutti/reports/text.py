@@ -14,8 +14,16 @@ from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 NOTE: Final = (
-    "speed-up: seconds of one process with one thread / seconds; of all threads: seconds of one process with "
+    "speed-up: seconds of one process with one thread / seconds; vs all threads: seconds of one process with "
     "all threads / seconds; efficiency: speed-up / cores. Seconds are those of training, without validation."
+)
+
+_OF_SOLO: Final = ("speed-up", "vs all threads", "efficiency")
+"""Columns that compare a way with one process."""
+
+NO_SOLO: Final = (
+    f"Without a run of solo there is no {', '.join(_OF_SOLO)}: add solo to --strategies. Seconds are "
+    "those of training, without validation."
 )
 
 APART_NOTE: Final = (
@@ -26,7 +34,7 @@ CHANGED_NOTE: Final = (
     "A run whose number of ranks changed while it trained has neither a speed-up nor an efficiency."
 )
 
-_FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
+_FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "vs all threads", "samples/s", "cores")
 """Columns that a narrow terminal leaves out first."""
 
 _SCALINGS: Final = {
@@ -95,7 +103,11 @@ def verdict(results: Results) -> str | None:
 def note(results: Results) -> str:
     """Explain the columns."""
     apart = any(row.combination.scaling == APART for row in results.rows)
-    notes = [NOTE, *([APART_NOTE] if apart else []), *([CHANGED_NOTE] if _changed(results) else [])]
+    notes = [
+        NOTE if _compared(results) else NO_SOLO,
+        *([APART_NOTE] if apart else []),
+        *([CHANGED_NOTE] if _changed(results) else []),
+    ]
     return " ".join(notes)
 
 
@@ -110,34 +122,34 @@ def other_metrics(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.metrics))
 
 
-def heads(comparison: Comparison, part: str, metrics: Sequence[str] = ()) -> list[str]:
-    """Return the heads of the columns, with one for each metric on a part of the data."""
-    found = ["way to train", "cores", "seconds"]
-    found += ["shortest, longest"] if comparison.repeats > 1 else []
-    found += ["samples/s", "speed-up", "of all threads", "efficiency", f"{part} accuracy %", *metrics]
-    return found + ([] if comparison.goal is None else [f"seconds to {100 * comparison.goal:g} %"])
-
-
-def cells(comparison: Comparison, row: Row, metrics: Sequence[str] = ()) -> list[str]:
-    """Return the cells of a row, empty where there is no number."""
-    name = row.combination.name
+def cells(results: Results, row: Row) -> dict[str, str]:
+    """Return the cells of a row by the heads of their columns, empty where there is no number."""
+    comparison, name = results.comparison, row.combination.name
     if row.combination.scaling == APART:
         name += "" if row.finished else " (unfinished)"
     elif row.finished < comparison.repeats:
         name += f" ({row.finished} of {comparison.repeats} runs)"
     cores = span_text(row.cores_in_turn or [row.combination.cores])
-    found = [name, cores, _number(row.seconds, ".2f")]
+    found = {"way to train": name, "cores": cores, "seconds": _number(row.seconds, ".2f")}
     if comparison.repeats > 1:
-        found.append("" if row.spread is None else f"{row.spread[0]:.2f}, {row.spread[1]:.2f}")
-    found += [
-        _number(row.samples_per_s, ",.0f"),
-        _number(row.speed_up, ".2f"),
-        _number(row.speed_up_all, ".2f"),
-        _number(row.efficiency, ".0%"),
-        _number(None if row.accuracy is None else 100 * row.accuracy, ".2f"),
-        *(metric_text(name, row.metrics[name]) if name in row.metrics else "" for name in metrics),
-    ]
-    return found + ([] if comparison.goal is None else [_number(row.to_target, ".2f")])
+        spread = row.spread
+        found["shortest, longest"] = "" if spread is None else f"{spread[0]:.2f}, {spread[1]:.2f}"
+    found["samples/s"] = _number(row.samples_per_s, ",.0f")
+    if _compared(results):
+        ratios = row.speed_up, row.speed_up_all, row.efficiency
+        found |= zip(_OF_SOLO, map(_number, ratios, (".2f", ".2f", ".0%")), strict=True)
+    accuracy = None if row.accuracy is None else 100 * row.accuracy
+    found[f"{results.part} accuracy %"] = _number(accuracy, ".2f")
+    for metric in other_metrics(results.rows):
+        found[metric] = metric_text(metric, row.metrics[metric]) if metric in row.metrics else ""
+    if comparison.goal is not None:
+        found[f"seconds to {100 * comparison.goal:g} %"] = _number(row.to_target, ".2f")
+    return found
+
+
+def _compared(results: Results) -> bool:
+    """Return whether a row is compared with one process."""
+    return any(row.speed_up is not None or row.speed_up_all is not None for row in results.rows)
 
 
 def _changed(results: Results) -> bool:
@@ -145,13 +157,12 @@ def _changed(results: Results) -> bool:
 
 
 def _table(results: Results, scaling: str, rows: Sequence[Row]) -> TextTable:
-    comparison, metrics = results.comparison, other_metrics(rows)
-    names = heads(comparison, results.part, metrics)
+    names = [*cells(results, rows[0])]
     others = [head for head in reversed(names[3:]) if head not in (*_FIRST_TO_GO, "speed-up")]
     drop = [head for head in (*_FIRST_TO_GO, *others) if head in names]
-    table = TextTable(names, drop=drop, title=title(comparison, scaling))
+    table = TextTable(names, drop=drop, title=title(results.comparison, scaling))
     for row in rows:
-        table.add_row(*cells(comparison, row, metrics), style="" if row.error is None else "red")
+        table.add_row(*cells(results, row).values(), style="" if row.error is None else "red")
     return table
 
 

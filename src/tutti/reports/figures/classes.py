@@ -38,7 +38,7 @@ def accuracies(results: Results) -> Picture:
 @part("confusion")
 @figure(150, "What was taken for what")
 def confusion(results: Results) -> Picture:
-    """Test samples of each class by what they were taken for: one process beside the most accurate others.
+    """Test samples of each class by the predicted class: one process beside the most accurate others.
 
     Two matrices of the ways that are chosen below them: the first repeat. Empty cells are left out.
     """
@@ -66,13 +66,13 @@ def _confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: l
         alt.Chart(table(data))
         .mark_rect()
         .encode(
-            x=alt.X("taken for:O", sort=order),
-            y=alt.Y("class:O", sort=order),
+            x=alt.X("predicted as:O", sort=order),
+            y=alt.Y("true class:O", sort=order),
             color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
             tooltip=tips(
                 "way:N",
-                "class:O",
-                "taken for:O",
+                "true class:O",
+                "predicted as:O",
                 "samples:Q",
                 number("share", "share of class", ".2%"),
             ),
@@ -91,7 +91,7 @@ def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[float]]
         for taken, count in enumerate(row):
             found = _label(labels, taken) if taken < len(matrix) else "no class"
             order[found] = None
-            cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
+            cell = {"true class": _label(labels, actual), "predicted as": found, "samples": count}
             if count:
                 data.append({"way": way, **cell, "share": count / sum(row)})
     return data, [*order]
