@@ -23,7 +23,7 @@ def overview() -> str:
     rows = [(f"[`tutti {name}`](options/{name}.md)", COMMANDS.summary(name)) for name in COMMANDS]
     return (
         "# Every option\n\nThese pages are made from the command line itself, so they say what "
-        "`tutti COMMAND --help` says. In Python the options of `tutti train` are the arguments of "
+        "`tutti COMMAND --help all` says. In Python the options of `tutti train` are the arguments of "
         "{py:obj}`tutti.train`, with `_` for `-`.\n\n"
         + table(("command", "what it does"), rows)
         + "\nThe options of models, losses and other parts: [Parts](options/parts.md). Those of a strategy "

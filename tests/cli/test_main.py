@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,6 +15,7 @@ import pytest
 
 from tutti.cli.commands import AIMS, COMMANDS
 from tutti.cli.main import main
+from tutti.cli.options import COMMON, GROUPS
 from tutti.errors import PeerLost, RankFailed
 from tutti.run.config import TrainConfig, flag
 from tutti.strategies import EASGD, STRATEGIES
@@ -65,7 +67,7 @@ def test_the_help_of_a_command_fits_a_terminal_but_for_commands_to_paste(
 def test_the_help_of_a_command_explains_every_option(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, "--help"]) == 0
+    assert main([command, "--help", "all"]) == 0
     shown = capsys.readouterr().out
     parser = COMMANDS[command]().parser()
     parser.write_help()
@@ -74,8 +76,32 @@ def test_the_help_of_a_command_explains_every_option(
     assert "example:" in shown
 
 
-def test_the_help_of_train_shows_defaults_and_units(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_help_has_the_options_that_most_people_need_and_names_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["train", "--help"])
+    shown = capsys.readouterr().out
+    options = re.findall("^  -", shown, re.MULTILINE)
+    assert len(options) <= 25
+    assert "  --clip-norm" not in shown
+    assert all(f"\n{title}:\n" in shown for title in GROUPS)
+    main(["train", "--help", "all"])
+    every = re.findall("^  -", capsys.readouterr().out, re.MULTILINE)
+    last = shown.splitlines()[-1]
+    assert last == f"'tutti train --help all' explains {len(every) - len(options)} more options."
+    main(["report", "--help"])
+    assert "--help all" not in capsys.readouterr().out
+
+
+def test_every_field_of_a_configuration_is_in_one_group_of_the_help() -> None:
+    words = " ".join(GROUPS.values()).split()
+    assert len({*words}) == len(words)
+    assert {f.name for f in fields(TrainConfig)} - {"model"} <= {*words}
+    assert {*COMMON.split()} <= {*words}
+
+
+def test_the_help_of_train_shows_defaults_and_units(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help", "all"])
     shown = " ".join(capsys.readouterr().out.split())
     for f in fields(TrainConfig):
         assert flag(f.name).removesuffix("-options") in shown or f.name == "model"
@@ -184,6 +210,7 @@ class Interruption:
 
 sys.meta_path.insert(0, Interruption)
 from tutti.cli.main import main
+from tutti.cli.options import COMMON, GROUPS
 sys.exit(main(["train"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from tutti.cli.centre import CentreCommand
-from tutti.cli.compare import CompareCommand
+from tutti.cli.compare import CompareCommand, own_options
 from tutti.cli.options import Words, command_words, parse_value, split_dotted
 from tutti.cli.run import RunCommand
 from tutti.cli.train import TrainCommand, config_of
@@ -102,10 +102,16 @@ def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
         (["--epoch", "3"], "unknown option '--epoch'; did you mean '--epochs'?"),
         (["mlp", "--hiden", "100"], "unknown option '--hiden'; did you mean '--model.hidden'?"),
         (["--strategy=easgd", "--force", "2"], "unknown option '--force'; did you mean '--strategy.force'?"),
-        (["--target", "churn"], "unknown option '--target'; did you mean '--data.target'?"),
+        (["--target", "churn"], "unknown option '--target'; did you mean '--data.target' or '--goal'?"),
+        (["--early_stopping"], "did you mean '--patience' or '--monitor'? 'tutti train --help all' explains"),
+        (["--target-metric", "0.9"], "did you mean '--goal'?"),
+        (["--normalize"], "did you mean '--data.prepare'?"),
+        (["--num-workers", "2"], "did you mean '--workers'?"),
+        (["--learning_rate=1"], "did you mean '--lr'?"),
         (["--missing", "drop"], "unknown option '--missing'; did you mean '--data.missing'?"),
         (["--batchsize=3"], "unknown option '--batchsize'; did you mean '--batch-size'?"),
         (["mlp", "lenet"], "unknown argument 'lenet'"),
+        (["mlp", __file__], "Quote a pattern, as in --data 'train-*.h5'"),
         (["--epochs", "five"], "'five' is not a whole number"),
         (["--batch-size", "five"], "'five' is not a whole number"),
         (["--lr", "fast"], "'fast' is not a number"),
@@ -134,10 +140,22 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
 
 
 def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
-    with pytest.raises(BadOption, match="argument --goal: 'high' is not a number; 'tutti compare --help'"):
+    with pytest.raises(
+        BadOption, match="argument --goal: 'high' is not a number; 'tutti compare --help all'"
+    ):
         CompareCommand()(["--goal", "high"])
     with pytest.raises(BadOption, match="--workers is -3; give 0"):
         CentreCommand()(["--listen", "127.0.0.1:0", "--keep", "no", "--workers", "-3"])
+
+
+def test_an_option_for_one_strategy_may_be_for_one_in_a_file() -> None:
+    given = ["mine.py:Clipped:lr=0.1", "gem:optimizer=sgd", "mine.py:Clipped:strategy.every=3"]
+    assert own_options(given) == {
+        "mine.py:Clipped": {"lr": 0.1, "strategy.every": 3},
+        "gem": {"optimizer": "sgd"},
+    }
+    with pytest.raises(BadOption, match="give STRATEGY:KEY=VALUE"):
+        own_options(["gem=3"])
 
 
 def test_a_missing_program_is_all_that_is_asked_for() -> None:

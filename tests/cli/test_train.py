@@ -41,7 +41,7 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     assert "task: 10 classes; loss cross_entropy, metrics accuracy\n" in out
     assert "training: 2 epochs by adam, learning rate 0.001, no schedule, batch size 32\n" in out
     assert "test: 359 samples, accuracy " in out
-    assert "taken for" in out
+    assert "predicted as" in out
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"run folder: runs/{folder.name}" in out
     assert folder.name.endswith("-mlp-digits")
@@ -159,7 +159,7 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
     long = ("--epochs", "20", "--lr", "0.01", "--batch-size", "20")
     code, out, _ = tutti("train", *SMALL[:3], "--data", "line.npz", *long)
     assert code == 0
-    assert "task: 1 number; loss mse, metrics mae, rmse, r2\n" in out
+    assert "task: regression of 1 number; loss mse, metrics mae, rmse, r2\n" in out
     assert "test: 200 samples, mae 0.0" in out
 
 
@@ -167,15 +167,15 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
     ("words", "kind"),
     [
         ("flags.npz", "3 labels of 0 or 1; loss bce, metrics accuracy"),
-        ("flags.npz --data.classes none --loss mse", "3 numbers; loss mse, metrics mae"),
-        ("chances.npz --loss bce", "1 number; loss bce, no metrics"),
+        ("flags.npz --data.classes none --loss mse", "regression of 3 numbers; loss mse, metrics mae"),
+        ("chances.npz --loss bce", "regression of 1 number; loss bce, no metrics"),
         ("whole.npz", "4 classes; loss cross_entropy"),
-        ("column.npz --loss mse", "1 number"),
-        ("prices.npz", "1 number; loss mse, metrics mae, rmse, r2"),
+        ("column.npz --loss mse", "regression of 1 number"),
+        ("prices.npz", "regression of 1 number; loss mse, metrics mae, rmse, r2"),
         ("ints.npz --loss bce", "4 classes; loss bce of one-hot labels, metrics accuracy"),
         ("one_of_three.npz", "3 classes; loss cross_entropy, metrics accuracy"),
         ("odd.csv", "4 classes (1, 3, 5, 7); loss cross_entropy, metrics accuracy"),
-        ("odd.csv --loss mse", "1 number; loss mse, metrics mae"),
+        ("odd.csv --loss mse", "regression of 1 number; loss mse, metrics mae"),
         ("flags.csv --data.target a,b", "2 labels of 0 or 1 (a, b); loss bce, metrics accuracy"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from tutti.data.sources import read_source
 
 
 def described(data, **options):
-    contents = read_source(data, {"missing": "mean", **options})
+    contents = replace(read_source(data, {"missing": "mean", **options}), filled="missing" in options)
     parts = describe(contents)
     return parts, problems(contents, parts)
 
@@ -31,10 +33,21 @@ def test_a_table_is_described_by_its_columns(tmp_path, capsys):
         "1 training samples are there more than once",
         "b has the mean 550 and the deviation 86.6",
     ]
+    assert not any(
+        "--data.missing" in line for line in described(str(tmp_path), prepare="off", missing="mean")[1]
+    )
     assert run(["data", str(tmp_path), "--data.prepare", "off"]) == 0
     shown = capsys.readouterr().out
     assert "train:                 4 samples, 1 of them repeated" in shown
     assert "--data.missing drop" in shown
+
+
+def test_two_targets_are_described_by_their_names(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("p,a,b\n" + "".join(f"{n},{n % 2},{n // 2 % 2}\n" for n in range(8)))
+    assert run(["data", str(tmp_path / "a.csv"), "--data.target", "a,b"]) == 0
+    shown = capsys.readouterr().out
+    assert "; 2 labels of 0 or 1 (a, b)\n" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.endswith(" 0")] == ["p", "a", "b"]
 
 
 def test_a_table_is_described_with_its_preparation(tmp_path, capsys):

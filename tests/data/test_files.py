@@ -43,6 +43,16 @@ def test_unknown_npz_keys_are_listed(tmp_path, opened, images):
         opened(str(tmp_path / "a.npz"))
 
 
+@pytest.mark.parametrize("wrong", ["x_tets", "x_tset"])
+def test_a_misspelt_npz_key_is_refused_with_the_keys_that_are_there(tmp_path, opened, images, wrong):
+    x, y = images
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, **{wrong: x})
+    with pytest.raises(
+        BadData, match=f"key '{wrong}'; did you mean 'x_test'. Its keys are x_train, y_train, "
+    ):
+        opened(str(tmp_path / "a.npz"))
+
+
 def test_two_npz_keys_for_the_same_are_refused(tmp_path, opened, images):
     np.savez(tmp_path / "a.npz", x=images[0], x_train=images[0], y=images[1])
     with pytest.raises(BadData, match=r"the keys 'x' and 'x_train' of .* stand for the same"):
@@ -77,6 +87,10 @@ def test_a_folder_with_several_data_sets_asks_for_a_file(tmp_path, opened, write
     ("path", "said"),
     [
         ("trainin.npz", r"there is no .*trainin\.npz; did you mean .*training\.npz\?"),
+        (
+            "table.npz",
+            r"there is no .*table\.npz; did you mean .*training\.npz\?",
+        ),  # table.page is of another kind
         ("xyz/a.npz", r"there is no .*; .* has: folder, table\.page, training\.npz"),
         ("table.page", r"of no known kind: it begins with the bytes 61 2c 62 0a.*mine.py:read"),
         ("training.npz", r"is empty \(0 bytes\)"),

@@ -79,6 +79,34 @@ def test_files_of_another_shape_type_or_length_are_named(listed):
             read_source(str(listed), OPTIONS)
 
 
+def test_a_pattern_and_a_list_of_paths_are_the_files_in_natural_order(listed):
+    (listed.parent / "5.h5").rename(listed.parent / "10.h5")
+    numbers = [0, 1, 2, 3, 4, 6, 10]
+    wanted = np.concatenate(
+        [np.asarray(h5py.File(listed.parent / f"{n}.h5")["events/jets"]) for n in numbers]
+    )
+    for data in (str(listed.parent / "*.h5"), [listed.parent / f"{n}.h5" for n in numbers]):
+        inputs, _ = read_source(data, OPTIONS).parts["train"]
+        assert np.array_equal(np.asarray(inputs[:]), wanted)
+
+
+def test_names_are_a_list_or_a_text_with_commas_and_targets_keep_theirs(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number, name in enumerate(("met", "phi", "top", "higgs")):
+            file[name] = np.arange(8) // 2**number % 2
+    for features, labels in ((["met", "phi"], ["top", "higgs"]), ("met,phi", "top, higgs")):
+        found = read_source(str(tmp_path / "a.h5"), {"features": features, "labels": labels})
+        inputs, targets = found.parts["train"]
+        assert (inputs.shape, targets.shape, found.labels) == ((8, 2), (8, 2), ("top", "higgs"))
+
+
+def test_keys_that_lack_inputs_or_targets_name_the_options_and_every_data_set(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["jets"], file["labels"] = np.zeros((4, 3)), np.arange(4) % 2
+    with pytest.raises(BadData, match=r"--data\.features NAME .*; it has jets \(4, 3\), labels \(4,\)"):
+        read_source(str(tmp_path / "a.h5"), {})
+
+
 def test_a_name_that_is_not_there_lists_those_that_are(listed):
     with pytest.raises(BadData, match=r"no data set 'jet'; it has events/jets \(5, 2\), events/kind \(5,\)"):
         read_source(str(listed.parent / "0.h5"), {"features": "jet", "labels": "events/kind"})

@@ -196,7 +196,7 @@ def test_a_class_without_a_name_is_no_missing_label():
     [
         (["a", "b", "c"], {"classes": 2}, "3 different texts, .* but 2 classes"),
         ([["a", "b"], ["b", "a"]], {}, r"texts of shape \(2, 2\)"),
-        (["a", "b"], {"classes": 0}, "texts, such as 'a', but amounts"),
+        (["a", "b"], {"classes": 0}, "texts, such as 'a', but numbers"),
         (["5 Jan", "5 Jan"], {"targets": ("t",)}, "the target 't' is '5 Jan' in every sample"),
         ([2.5, 2.5], {}, "is '2.5' in every sample"),
         ([True, True], {}, "is 'True' in every sample"),
@@ -220,7 +220,7 @@ def test_a_class_without_a_name_is_no_missing_label():
         (["dog", "ant"], {"known": PETS}, "class 'ant', but the model was trained on cat, cow, dog"),
         ([0, 1], {"labels": ("dog", "ant"), "known": PETS}, "the class 'ant'"),
         ([0, 3], {"known": PETS}, r"outside 0\.\.2: sample 1 has 3"),
-        (["dog", "cow"], {"known": KnownClasses(None)}, "but the model was trained on amounts"),
+        (["dog", "cow"], {"known": KnownClasses(None)}, "but the model was trained on numbers"),
     ],
 )
 def test_targets_that_fit_no_kind_are_refused(train, others, said):

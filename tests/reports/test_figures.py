@@ -128,10 +128,10 @@ def test_the_accuracy_of_each_class_is_its_share_that_was_right(results: Results
     assert [(row["class"], row["accuracy"]) for row in found] == [("cat", 0.9), ("dog", 0.7)]
 
 
-def test_the_confusion_matrix_counts_what_was_taken_for_what(results: Results) -> None:
+def test_the_confusion_matrix_counts_the_predicted_classes(results: Results) -> None:
     (table,) = tables(results, "confusion")
     found = [row for row in table if row["way"] == "solo, 1 thread"]
-    assert [(row["class"], row["taken for"], row["samples"], row["share"]) for row in found] == [
+    assert [(row["true class"], row["predicted as"], row["samples"], row["share"]) for row in found] == [
         ("cat", "cat", 9, 0.9),
         ("cat", "dog", 1, 0.1),
         ("dog", "cat", 3, 0.3),

@@ -40,6 +40,17 @@ def by_name(results: Results) -> dict[str, Row]:
     return {row.combination.name: row for row in results.rows}
 
 
+def test_without_a_run_of_solo_empty_columns_are_left_out_and_the_note_says_why(tmp_path: Path) -> None:
+    write_run(tmp_path / "monday", EPOCHS, config=SYNC)
+    write_run(tmp_path / "tuesday", FAST, config=SYNC)
+    shown = io.StringIO()
+    show(read_results([tmp_path / "monday", tmp_path / "tuesday"]), shown)
+    table, note = shown.getvalue().split("tuesday")[0], shown.getvalue()
+    assert "samples/s" in table
+    assert all(head not in table for head in ("speed-up", "vs all threads", "efficiency"))
+    assert "Without a run of solo there is no speed-up, vs all threads, efficiency" in " ".join(note.split())
+
+
 def test_runs_stand_side_by_side_under_the_names_of_their_folders(tmp_path: Path) -> None:
     write_run(tmp_path / "monday", EPOCHS, config=CONFIG)
     write_run(tmp_path / "tuesday", FAST, config=SYNC)

@@ -135,9 +135,25 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"goal": "training loss 1000"}, "training loss was"),
+        ({"goal": 1000, "monitor": "validation loss"}, "validation loss was"),
+        ({"patience": 1, "monitor": "validation accuracy", "lr": 1e-9}, "validation accuracy was not better"),
+    ],
+)
+def test_a_run_ends_early_by_figures_as_people_write_them(arguments: dict[str, Any], why: str) -> None:
+    summary = tutti.train(net(), DATA, **ONE | {"epochs": 9}, **arguments).summary
+    assert summary.epochs < 9
+    assert str(summary.ended_early).startswith(why)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"epoch": 3}, "unknown argument 'epoch'; did you mean 'epochs'?"),
+        ({"learning_rate": 1}, "unknown argument 'learning_rate'; did you mean lr? See help(tutti.train)."),
+        ({"momentum": 1}, "did you mean optimizer_options['momentum']?"),
         ({"classes": 3}, "unknown argument 'classes'; give data_options={'classes': ...}"),
         ({"group_by": "p"}, "unknown argument 'group_by'; give data_options={'group': ...}"),
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "over the parameters of a module"),
@@ -154,7 +170,7 @@ def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
         ({"epochs": 1, "steps": 1}, "epochs=1 does not go with steps=1"),
         (
             {"data": (INPUTS, torch.arange(120) % 24 * 7)},
-            "give data_options['classes']='none' if they are amounts, or data_options['classes']=24 if",
+            "give data_options['classes']='none' for regression, or data_options['classes']=24 if",
         ),
         ({"data": (INPUTS, TARGETS % 3 + 1)}, "5 outputs, but the labels have 3 values"),
     ],

@@ -61,6 +61,8 @@ ROWS = {
     "train --data t.csv --data.target churn --data.columns b": "no column 'b'",
     "train --data t.csv --data.tagret churn": "did you mean 'target'",
     "train --data t.csv --data.target chrun --dry-run": "did you mean 'churn'",
+    "train --data t.csv --data.target churn --data.stream true": "for folders of NPY files",
+    "train --data x.csv": "did you mean t.csv",
     "evaluate nowhere": "nowhere",
     "compare --strategies solo,synk": "did you mean 'sync'",
     "compare --data t.csv --data.target chrun": "did you mean 'churn'",

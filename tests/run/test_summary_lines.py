@@ -16,9 +16,10 @@ THREE = Evaluation(10, 0.25, {"accuracy": 0.8, "mae": 0.5}, [[4, 0, 0], [1, 3, 1
 def test_an_evaluation_shows_its_count_and_the_matrix_with_each_class() -> None:
     lines = summary_lines.evaluation("test", THREE, ("cat", "dog", "a very long class name")).splitlines()
     assert lines[0] == "test: 10 samples, accuracy 80.00%, mae 0.5, loss 0.25"
-    assert lines[-3].split() == ["cat", "4", ".", ".", "100.00%", "80.00%", "0.8889"]
-    assert lines[-2].split() == ["dog", "1", "3", "1", "60.00%", "100.00%", "0.7500"]
-    assert lines[-1].split() == ["a", "very", "long…", ".", ".", ".", "-", "0.00%", "0.0000"]
+    assert " ".join(lines[-5].split()) == "true class | predicted as accuracy precision f1"
+    assert lines[-3].split() == ["cat", "|", "4", ".", ".", "100.00%", "80.00%", "0.8889"]
+    assert lines[-2].split() == ["dog", "|", "1", "3", "1", "60.00%", "100.00%", "0.7500"]
+    assert lines[-1].split() == ["a", "very", "long…", "|", ".", ".", ".", "-", "0.00%", "0.0000"]
 
 
 def test_a_matrix_of_weights_is_said_to_be_weighted() -> None:

@@ -140,7 +140,7 @@ def test_an_ensemble_knows_the_texts_of_all_its_members(run: Path, tmp_path: Pat
         EnsembleMember(name, TrainConfig.read(one).as_json(), RunFolder(one).read(TrainedOn))
         for name, one in runs.items()
     )
-    ensemble = Ensemble(EnsembleRecord("amounts", "mean", dict.fromkeys(runs, 0.5), members)).eval()
+    ensemble = Ensemble(EnsembleRecord("regression", "mean", dict.fromkeys(runs, 0.5), members)).eval()
     alone = [tutti.load(one) for one in runs.values()]
     for member, model in zip(ensemble.members, alone, strict=True):
         member.load_state_dict(model.state_dict())

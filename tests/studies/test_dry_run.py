@@ -20,10 +20,12 @@ def test_a_dry_run_fills_in_what_was_left_open_and_writes_nothing(
 ) -> None:
     words = ["train", "mlp", "-n", "2", "--threads", "1", "--lr", "0.5", "--dry-run"]
     assert main(words) == 0
-    config = json.loads(capsys.readouterr().out.partition("configuration:\n")[2])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("training: 20 epochs by adam")
+    assert [*tmp_path.iterdir()] == []
+    assert main([*words, "--json", "plan.json"]) == 0
+    config = json.loads((tmp_path / "plan.json").read_text())
     wanted = {"strategy": "sync", "workers": "2", "lr": 0.5, "loss": "cross_entropy", "epochs": 20}
     assert wanted.items() <= config.items()
-    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(

@@ -280,9 +280,9 @@ def test_functions_of_scikit_learn_get_everything_at_once(ranks: int) -> None:
 
 @pytest.mark.parametrize("name", ["f1", "auc", "top3", "balanced_accuracy"])
 def test_metrics_of_classes_are_refused_for_amounts(name: str) -> None:
-    with pytest.raises(BadOption, match=f"metric '{name}' compares classes"):
+    with pytest.raises(BadOption, match=f"metric '{name}' is for classes"):
         names(name, "mse", torch.tensor([0.5, 2.0]))
-    with pytest.raises(BadOption, match="metric 'r2' compares amounts, but the targets are classes"):
+    with pytest.raises(BadOption, match="metric 'r2' is for regression, but the targets are classes"):
         names("r2", "auto", LABELS)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tutti.errors import BadOption, UnknownName, UserError
 from tutti.records.run import EpochRecord, Evaluation
 from tutti.training.metrics import METRICS, better_of
-from tutti.training.stopping import Ending, Monitor
+from tutti.training.stopping import Ending, Goal, Monitor
 
 BETTER = {"loss": "lower", "accuracy": "higher", "f1": None}
 
@@ -42,6 +42,10 @@ def end(ending: Ending, history: list[EpochRecord]) -> int | None:
         (None, False, "training loss", False),
         ("train_loss", True, "training loss", False),
         ("val_accuracy", True, "validation accuracy", True),
+        ("validation accuracy", True, "validation accuracy", True),
+        ("training loss", True, "training loss", False),
+        ("accuracy", True, "validation accuracy", True),
+        ("accuracy", False, "training accuracy", True),
     ],
 )
 def test_a_monitor_is_a_figure_by_name(name: str | None, validated: bool, figure: str, higher: bool) -> None:
@@ -52,8 +56,7 @@ def test_a_monitor_is_a_figure_by_name(name: str | None, validated: bool, figure
 @pytest.mark.parametrize(
     ("name", "validated", "error"),
     [
-        ("accuracy", True, BadOption),
-        ("val_", True, BadOption),
+        ("val_", True, UnknownName),
         ("val_acuracy", True, UnknownName),
         ("val_loss", False, BadOption),
         ("val_f1", True, BadOption),  # unknown whether higher values are better
@@ -66,7 +69,29 @@ def test_a_figure_that_no_epoch_has_is_refused(name: str, validated: bool, error
 
 def test_a_target_in_percent_is_refused() -> None:
     with pytest.raises(BadOption, match="--goal"):
-        Ending(Monitor("val", "accuracy", higher=True), goal=97)
+        Goal(Monitor("val", "accuracy", higher=True), 97)
+
+
+@pytest.mark.parametrize(
+    ("given", "figure", "value"),
+    [
+        (0.3, "validation loss", 0.3),
+        ("accuracy 0.97", "validation accuracy", 0.97),
+        ("training accuracy 1e-1", "training accuracy", 0.1),
+        ("val_loss 2", "validation loss", 2.0),
+    ],
+)
+def test_a_goal_is_a_figure_and_a_number_or_one_of_the_monitor(
+    given: float | str, figure: str, value: float
+) -> None:
+    goal = Goal.parse(given, Monitor(), BETTER, validated=True)
+    assert (str(goal.monitor), goal.value) == (figure, value)
+
+
+@pytest.mark.parametrize("given", ["accuracy", "accuracy high", "accuracy 97", "acuracy 0.9", "loss nan"])
+def test_a_goal_that_no_epoch_can_reach_is_refused(given: str) -> None:
+    with pytest.raises(UserError, match="--goal"):
+        Goal.parse(given, Monitor(), BETTER, validated=True)
 
 
 def test_of_every_built_in_metric_it_is_known_which_values_are_better() -> None:
@@ -80,11 +105,12 @@ def test_the_end_has_a_reason() -> None:
     history = losses(0.9, 0.4, 0.5, 0.4)
     why = Ending(patience=2).why(history)
     assert why == "validation loss was not better than in epoch 2 (0.4) for 2 epochs"
-    why = Ending(Monitor("train", "accuracy", higher=True), goal=0.5).why(history)
+    why = Ending(goal=Goal(Monitor("train", "accuracy", higher=True), 0.5)).why(history)
     assert why == "training accuracy was 50.00% in epoch 1; the goal is 0.5"
     assert Ending().why(history) is None
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(values, max_size=12), st.integers(1, 5), values.filter(math.isfinite), st.booleans())
 def test_a_run_ends_after_the_first_epoch_of_which_its_rule_is_true(
     column: list[float], patience: int, target: float, higher: bool
@@ -102,4 +128,4 @@ def test_a_run_ends_after_the_first_epoch_of_which_its_rule_is_true(
 
     numbers = range(1, len(column) + 1)
     assert end(Ending(monitor, patience), history) == next(filter(stands, numbers), None)
-    assert end(Ending(monitor, goal=target), history) == next(filter(reached, numbers), None)
+    assert end(Ending(goal=Goal(monitor, target)), history) == next(filter(reached, numbers), None)

@@ -84,7 +84,9 @@ def compiled(real: str) -> Path:
     except OSError as error:
         raise _no_room(folder, error) from error
     if owner != os.getuid():
-        raise BadOption(f"{folder} belongs to another user; set TUTTI_CACHE to a folder of yours, {_REMEDY}")
+        raise BadOption(
+            f"{folder} belongs to another user; set TUTTI_CACHE to one of your folders, {_REMEDY}"
+        )
     if not found:
         _compile([*compiler, *flags], path)
     return path
@@ -117,7 +119,7 @@ def _compile(command: list[str], path: Path) -> None:
 def _no_room(folder: Path, error: OSError) -> BadOption:
     return BadOption(
         f"no kernels can be kept in {folder}: {error.strerror}; "
-        f"set TUTTI_CACHE to a folder of yours, {_REMEDY}"
+        f"set TUTTI_CACHE to one of your folders, {_REMEDY}"
     )
 
 

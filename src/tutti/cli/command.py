@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import inspect
 import shlex
-import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from textwrap import fill
 from typing import ClassVar
 
-from tutti.cli.options import Parser, Words, flags_of_parts, split_dotted
+from tutti.cli.options import Parser, Words, flags_of_parts, split_dotted, stem_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
-
-COLUMN = 30
+from tutti.run.config import or_listed, synonyms
 
 
 class Command(ABC):
@@ -56,8 +53,9 @@ class Command(ABC):
         """Parse the words after the command's name, and run it."""
         parser = self.parser()
         if not {"-h", "--help"}.isdisjoint(words[:1] if self.own_words else words):
-            more = "\n" + strategy_help(words) if "strategy" in parser.fields else ""
-            print(parser.format_help(), end=more)
+            if "strategy" in parser.fields:
+                explain_strategy(parser, words)
+            print(parser.format_help(every="all" in words), end="")
             return 0
         return self.run(self.parse(words, parser))
 
@@ -69,14 +67,19 @@ class Command(ABC):
         if strange:
             name = strange[0].partition("=")[0]
             kind = "option" if name.startswith("-") else "argument"
-            explains = f"'tutti {self.name} --help' explains every option."
+            explains = f"{parser.explains()}."
             if kind == "argument":
-                raise UnknownName(kind, name, (), explains)
+                quoted = "Quote a pattern, as in --data 'train-*.h5'. " if Path(name).is_file() else ""
+                raise UnknownName(kind, name, (), quoted + explains)
             of_parts = [flag for field in parser.dotted for flag in flags_of_parts(field, words)]
-            meant = [flag for flag in of_parts if name == f"--{flag.partition('.')[2]}"]
-            if meant:
-                raise BadOption(f"unknown option '{name}'; did you mean '{meant[0]}'? {explains}")
-            raise UnknownName(kind, name, [*parser.flags(), *of_parts], explains)
+            known = [*parser.flags(), *of_parts]
+            same = [flag for flag in of_parts if name == f"--{flag.partition('.')[2]}"]
+            stems = tuple(f"{stem_of(field)}." for field in parser.dotted)
+            same += [flag for flag in synonyms(name) if flag in known or flag.startswith(stems)]
+            if same:
+                meant = or_listed(list(dict.fromkeys(same)))
+                raise BadOption(f"unknown option '{name}'; did you mean {meant}? {explains}")
+            raise UnknownName(kind, name, known, explains)
         if (group := getattr(parsed, "group_by", None)) is not None:
             dotted.setdefault("data_options", {})["group"] = group
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
@@ -84,28 +87,23 @@ class Command(ABC):
         return Words([self.name, *words], argparse.Namespace(**own), given, dotted)
 
 
-def strategy_help(words: Sequence[str]) -> str:
-    """The options of the strategy that `--strategy` names, or how to see those of one."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--strategy", nargs="?")
-    name = parser.parse_known_args(words)[0].strategy
+def explain_strategy(parser: Parser, words: Sequence[str]) -> None:
+    """Add the options of the strategy that `--strategy` names to the help."""
+    find = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    find.add_argument("--strategy", nargs="?")
+    name = find.parse_known_args(words)[0].strategy
     if name is None:
-        return "'--strategy NAME --help' explains the options of a strategy.\n"
+        return
     from tutti.strategies import named
 
     kind = named(name)
-    lines = [f"options of strategy {kind.name}:"]
-    width = shutil.get_terminal_size().columns - 2  # as argparse has it
+    group = parser.add_argument_group(
+        f"options of strategy {kind.name}", None if fields(kind) else "it has none"
+    )
     for field in fields(kind):
         text = f"{field.metadata.get('help', 'no description')} (default: {field.default})"
-        flag = f"  --strategy.{field.name.replace('_', '-')} VALUE"
-        lead = f"{flag:{COLUMN - 2}}  " if len(flag) <= COLUMN - 2 else f"{flag}\n{'':{COLUMN}}"
-        indent = " " * COLUMN
-        text = fill(text, max(COLUMN + 20, width), initial_indent=indent, subsequent_indent=indent)
-        lines.append(lead + text.lstrip())
-    if len(lines) == 1:
-        lines.append("  it has none")
-    return "\n".join(lines) + "\n"
+        key = f"--strategy.{field.name.replace('_', '-')}"
+        group.add_argument(key, metavar="VALUE", help=text.replace("%", "%%"))
 
 
 def print_page(write: Callable[[], Path], folder: Path) -> None:

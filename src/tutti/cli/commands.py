@@ -114,6 +114,6 @@ Train a neural network on every core, GPU and machine you have.
 
 {}
 
-'tutti COMMAND --help' explains every option of a command; 'tutti --version'
-prints the version. 'tutti train' alone trains a small network on the embedded
-digits, on every core."""
+'tutti COMMAND --help' explains the options of a command, 'tutti COMMAND --help
+all' the rarer ones, too; 'tutti --version' prints the version. 'tutti train'
+alone trains a small network on the embedded digits, on every core."""

@@ -91,8 +91,8 @@ class CompareCommand(Command):
         parser.option("--goal", goal, "X", type=float)
         parser.option(
             "--scaling",
-            "strong: --batch-size samples behind an update for any number of workers; weak: as many of each "
-            "worker; or strong,weak",
+            "strong: --batch-size samples behind an update for any number of workers; weak: --batch-size "
+            "samples of each worker; or strong,weak",
             "KINDS",
             STRONG,
         )
@@ -135,7 +135,7 @@ class CompareCommand(Command):
             repeats=own.repeats,
             goal=own.goal,
             sweep=of_layouts | sweep_of(own.sweep),
-            own=_own(own.own),
+            own=own_options(own.own),
             devices=words_of(own.devices),
             layouts=own.layouts,
         )
@@ -187,11 +187,12 @@ def _scalings(text: str) -> list[str]:
     return words_of(text)
 
 
-def _own(given: list[str]) -> dict[str, dict[str, Any]]:
+def own_options(given: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the options of each strategy or layout, from texts such as "gem:optimizer=sgd"."""
     found: dict[str, dict[str, Any]] = {}
     for text in given:
-        strategy, colon, rest = text.partition(":")
-        key, equals, value = rest.partition("=")
+        start, equals, value = text.partition("=")
+        strategy, colon, key = start.rpartition(":")
         if not (strategy and colon and key and equals and value):
             raise BadOption(f"--for is '{text}'; give STRATEGY:KEY=VALUE, such as gem:optimizer=sgd")
         found.setdefault(strategy, {})[field_name(key)] = parse_value(value)

@@ -16,7 +16,7 @@ from tutti.records.preparation import NUMBER
 from tutti.records.texts import printable
 from tutti.registry import part
 from tutti.run.config import Options
-from tutti.run.summary_lines import table
+from tutti.run.summary_lines import kind_of_task, table
 from tutti.tables import TextTable
 from tutti.terminal import console_on
 
@@ -87,13 +87,18 @@ def _describe(source: str, options: Options) -> None:
     # It imports torch.
     from tutti.data.description import describe, problems
     from tutti.data.fitting import preparation_of
+    from tutti.data.targets import are_flags
 
-    contents = _read(source, options)
+    contents = replace(_read(source, options), filled=options.get("missing") == "mean")
     parts = describe(contents)
     train = parts[0]
-    kind = "values to approach" if contents.classes is None else f"{contents.classes} classes"
-    print(f"{contents.name}: inputs {', '.join(train.forms)}; {kind}")
-    preparation = preparation_of(replace(contents, filled=options.get("missing") == "mean"))
+    targets, noun = contents.parts["train"][1], "class"
+    if contents.classes is None:
+        noun = "label of 0 or 1" if are_flags(targets) else "number"
+    count = contents.classes or targets[:1].size
+    task = kind_of_task(noun, count, contents.labels or (contents.targets if noun != "class" else ()))
+    print(f"{contents.name}: inputs {', '.join(train.forms)}; {task}")
+    preparation = preparation_of(contents)
     if preparation is not None:
         print(table(preparation))
     for one in parts:

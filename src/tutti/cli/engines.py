@@ -26,10 +26,10 @@ def define_farm(parser: Parser, folder: str) -> None:
     blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
     parser.option("--blocks", blocks, "N", type=int)
     parser.option("--threads", "threads of each rank (default: the cores / the ranks)", "N", type=int)
-    timeout = "give a run up that is not done after such a time, such as 10m"
-    parser.option("--job-timeout", timeout, "TIME")
-    limit = "save and stop when so much time is over, such as 2h; --resume goes on"
-    parser.option("--time-limit", limit, "TIME")
+    timeout = "end a run that is not done after this time, such as 10m"
+    parser.option("--job-timeout", timeout, "DURATION")
+    limit = "save and stop after this time, such as 2h; --resume goes on"
+    parser.option("--time-limit", limit, "DURATION")
     parser.option("--out", f"folder of all runs and results (default: {folder})", "FOLDER")
     parser.option("--resume", "go on in --out, beside others that do: what has finished is kept")
     on = "where the runs are made: on this host, or by a job array of Slurm, which has --blocks tasks"

@@ -108,7 +108,7 @@ def _described(column: TableColumn) -> dict[str, Any]:
 MEANINGS: Final = {
     "classes": "a score for each class, of which softmax makes probabilities",
     "flags": "a logit for each label",
-    "amounts": "amounts",
+    "regression": "the predicted numbers",
 }
 """The outputs of models by kind, in words."""
 

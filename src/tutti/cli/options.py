@@ -26,7 +26,44 @@ DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 GOAL: Final = "accuracy on the validation part, 0 to 1"
 """The text about the option --goal."""
 
-_METAVARS = {"workers": "N", "hosts": "HOSTS", "out": "FOLDER", "weights": "PLACE"}
+_METAVARS: Final = {
+    "N": "workers",
+    "SHARE": "validation test",
+    "RATE": "lr",
+    "RULE": "goal average sampling class_weights",
+    "FIGURE": "monitor",
+    "DURATION": "time_limit hang_timeout",
+    "INTERVAL": "checkpoint",
+    "DATA": "data",
+    "FILE": "weights",
+    "FILE:N": "split",
+    "FOLDER": "out",
+    "HOSTS": "hosts",
+    "LAYOUT": "parallel",
+    "NAMES": "augment metrics callbacks log",
+}
+"""What the value of a field is; by default it follows the type: N, X or NAME."""
+
+MANY: Final = 30
+"""More options than this are shown in groups, and the rarer ones only by '--help all'."""
+
+GROUPS: Final = {
+    "data and model": "data data_options validation test group_by split sampling augment augment_options "
+    "model_options weights",
+    "length of the run": "epochs steps patience monitor goal restore_best average time_limit validate",
+    "learning": "batch_size accumulate optimizer optimizer_options lr schedule schedule_options loss "
+    "loss_options class_weights metrics clip_norm clip_value batch_norm skip_nonfinite seed",
+    "ranks and speed": "workers hosts threads strategy strategy_options parallel parallel_options servers "
+    "levels server_period balance plan budget device cuda_graph precision layout on_failure hang_timeout",
+    "run folder": "out checkpoint keep resume config trust predictions log trace callbacks dry_run json",
+}
+"""Headings of the help, with the fields of `TrainConfig` and the options of commands below them."""
+
+COMMON: Final = (
+    "data data_options validation test model_options epochs patience monitor goal batch_size optimizer lr "
+    "schedule loss metrics seed workers hosts strategy device precision out checkpoint resume"
+)
+"""The options in `GROUPS` that most people need."""
 
 _NEGATIVE = re.compile(r"(-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf)$")
 """Values that are no options; argparse itself would take -1e-3 for one."""
@@ -36,7 +73,21 @@ _POINTED = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Fits paragraphs to the terminal. Those with indented lines, which hold commands, stay as they are."""
+    """Fits paragraphs to the terminal. Those with indented lines, which hold commands, stay as they are.
+
+    Args:
+        hidden: the options to leave out.
+        settings: those of argparse.
+    """
+
+    def __init__(self, hidden: Collection[argparse.Action] = (), **settings: Any) -> None:
+        super().__init__(max_help_position=30, **settings)
+        self._hidden = hidden
+
+    @override
+    def add_argument(self, action: argparse.Action) -> None:
+        if action not in self._hidden:
+            super().add_argument(action)
 
     @override
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -53,8 +104,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **settings: Any) -> None:
-        wide = partial(HelpFormatter, max_help_position=30)
-        super().__init__(allow_abbrev=False, formatter_class=wide, **settings)
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **settings)
         self._negative_number_matcher = _NEGATIVE
         self.register("type", int, partial(_parsed, int, "a whole number"))
         self.register("type", float, partial(_parsed, float, "a number"))
@@ -62,20 +112,47 @@ class Parser(argparse.ArgumentParser):
         self.fields: list[str] = []
         self.dotted: list[str] = []
         self._unwritten: dict[argparse.Action, Callable[[], str]] = {}
+        self._groups = {title: self.add_argument_group(title) for title in GROUPS}
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""
-        raise BadOption(f"{message}; '{self.prog} --help' explains every option")
+        raise BadOption(f"{message}; {self.explains()}")
 
-    def write_help(self) -> None:
-        """Write the help of every argument; it names parts, which are read from their files."""
+    def explains(self) -> str:
+        """Say which command explains every option."""
+        return f"'{self.prog} --help{' all' if self._rare() else ''}' explains every option"
+
+    def write_help(self, every: bool = True) -> None:
+        """Write the help of every argument; it names parts, which are read from their files.
+
+        Of some the first line is enough, unless `every` option is to be shown.
+        """
         for action, text in self._unwritten.items():
-            action.help = text()
+            first, *more = text().split("\n")
+            action.help = "; ".join([first, *(more if every else ())])
 
     @override
-    def format_help(self) -> str:
-        self.write_help()
-        return super().format_help()
+    def format_help(self, every: bool = True) -> str:
+        """Return the help of every option, or of those that most people need, with a hint to the rest."""
+        self.write_help(every)
+        rare = self._rare()
+        if rare:
+            words = [one for one in self._actions if not one.option_strings]
+            shown = [str(one.metavar) if one.nargs is None else f"[{one.metavar}]" for one in words]
+            self.usage = " ".join([self.prog, "[OPTIONS]", *shown])
+        self.formatter_class = partial(HelpFormatter, [] if every else rare)
+        more = f"\n'{self.prog} --help all' explains {len(rare)} more options.\n"
+        return super().format_help() + ("" if every or not rare else more)
+
+    def _rare(self) -> list[argparse.Action]:
+        """Return the options that a short help leaves out: none if there are few in all."""
+        if len(self.flags()) <= MANY:
+            return []
+        grouped = [one for group in self._groups.values() for one in group._group_actions]
+        return [one for one in grouped if one.dest not in COMMON.split()]
+
+    def _group_of(self, dest: str) -> argparse._ActionsContainer:
+        return next((self._groups[title] for title, names in GROUPS.items() if dest in names.split()), self)
 
     def flags(self) -> list[str]:
         """Every option that this parser shows."""
@@ -93,7 +170,9 @@ class Parser(argparse.ArgumentParser):
         else:
             settings |= {"metavar": metavar, "default": default}
         said = f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
-        self.add_argument(*flags.split(", "), help=help + (said if default else ""), **settings)
+        names = flags.split(", ")
+        group = self._group_of(settings.get("dest", names[-1].lstrip("-").replace("-", "_")))
+        group.add_argument(*names, help=help + (said if default else ""), **settings)
 
     def model(self, required: bool = False, help: str = "as for 'tutti train'") -> None:
         """Add the model of a training run, which is the word without a dash."""
@@ -112,37 +191,26 @@ class Parser(argparse.ArgumentParser):
         kept = [f for f in kept if f.name in only or not only]
         self.fields += [f.name for f in kept]
         self.dotted = [f.name for f in kept if f.name in DOTTED]
+        kinds: dict[str, Any] = {"int": int, "float": float, "Rate": _rate, "Goal": _goal}
         for f in kept:
+            group, said = self._group_of(f.name), defaults.get(f.name)
             if f.name in DOTTED:
-                continue
-            names = ["-n", "--workers"] if f.name == "workers" else [flag(f.name)]
-            if type_name(f) == "bool":
-                made = self.add_argument(*names, action=BooleanOptionalAction, default=argparse.SUPPRESS)
-                self._unwritten[made] = partial(_help, f)
-                continue
-            choices = f.metadata["choices"]
-            shown = choices and "{" + ",".join(choices) + "}"
-            metavar = {"int": "N", "float": "X", "Rate": "X"}.get(type_name(f), "NAME")
-            kinds: dict[str, Any] = {"int": int, "float": float, "Rate": _rate}
-            kind = kinds.get(type_name(f), str)
-            made = self.add_argument(
-                *names,
-                dest=f.name,
-                type=kind,
-                default=argparse.SUPPRESS,
-                metavar=shown or _METAVARS.get(f.name, metavar),
-            )
-            self._unwritten[made] = partial(_help, f, defaults.get(f.name))
-        if not self.dotted:
-            return
-        group = self.add_argument_group(
-            "options of the parts", "KEY is an option of that part; values are JSON, lists 1,2,3, or text"
-        )
-        for f in kept:
-            if f.name in DOTTED:
-                name, dest = stem_of(f.name) + ".KEY", f"_{f.name}"
+                name, dest = stem_of(f.name) + ".KEY", f.name
                 made = group.add_argument(name, dest=dest, metavar="VALUE", default=argparse.SUPPRESS)
-                self._unwritten[made] = partial(_help, f)
+            elif type_name(f) == "bool":
+                made = group.add_argument(
+                    flag(f.name), action=BooleanOptionalAction, default=argparse.SUPPRESS
+                )
+            else:
+                choices = f.metadata["choices"]
+                made = group.add_argument(
+                    *(["-n", "--workers"] if f.name == "workers" else [flag(f.name)]),
+                    dest=f.name,
+                    type=kinds.get(type_name(f), str),
+                    default=argparse.SUPPRESS,
+                    metavar=("{" + ",".join(choices) + "}") if choices else _metavar(f),
+                )
+            self._unwritten[made] = partial(_help, f, said)
 
     def group_option(self, where: str) -> None:
         """Add the option that names the group of each sample, which `Command.parse` makes one of the data."""
@@ -162,11 +230,23 @@ def _rate(text: str) -> Rate:
     return text if text == AUTO else float(text)
 
 
+def _goal(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _parsed(kind: Callable[[str], Rate], words: str, text: str) -> Rate:
     try:
         return kind(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not {words}") from None
+
+
+def _metavar(f: Field[Any]) -> str:
+    usual = {"int": "N", "float": "X"}.get(type_name(f), "NAME")
+    return next((word for word, names in _METAVARS.items() if f.name in names.split()), usual)
 
 
 def _help(f: Field[Any], default: str | None = None) -> str:

@@ -23,7 +23,7 @@ class PredictCommand(Command):
     """Write what a network, or an ensemble, predicts for each sample.
 
     In the order of the data, which need no targets: the class and the probability of each class, or the
-    amounts.
+    predicted numbers.
     """
 
     aim = "use a trained network"

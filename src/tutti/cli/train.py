@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from typing_extensions import override
 
-from tutti.cli.command import Command
+from tutti.cli.command import Command, writable
 from tutti.cli.options import Parser, Words
 from tutti.errors import EXIT_INTERRUPTED, BadOption
 from tutti.launch.launcher import started_by
 from tutti.models import FILES, MODELS
 from tutti.registry import part
-from tutti.reports.advice import BRIEF, past_the_best, rare_class, where_the_time_went
+from tutti.reports.advice import past_the_best, rare_class, where_the_time_went
 from tutti.run.config import TrainConfig
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run as run_job
@@ -69,9 +70,9 @@ class TrainCommand(Command):
         )
         parser.option(
             "--dry-run",
-            "print the plan and the configuration with every default filled in, and end: no rank is started, "
-            "nothing is written",
+            "print the plan and end: no rank is started, and no run folder written",
         )
+        parser.option("--json", "with --dry-run: write the configuration with every default there", "FILE")
         parser.config_options()
 
     @override
@@ -93,8 +94,11 @@ class TrainCommand(Command):
             # It would slow every other start.
             from tutti.studies.dry_run_job import dry_run
 
-            dry_run(TrainJob(config, trace=own.trace, resume=resume))
+            file = None if own.json is None else str(writable(Path(own.json), "--json"))
+            dry_run(TrainJob(config, trace=own.trace, resume=resume), file)
             return 0
+        if own.json is not None:
+            raise BadOption("--json needs --dry-run; a run writes config.json to its folder")
         with ExitStack() as stack:
             data = None
             if own.plan is not None:
@@ -108,11 +112,10 @@ class TrainCommand(Command):
             return EXIT_INTERRUPTED
         if isinstance(outcome, RunOutcome) and outcome.summary is not None and started_by().rank == 0:
             resolved = outcome.config.as_json()
-            if outcome.summary.seconds >= BRIEF:
-                print(f"where the time went: {where_the_time_went(outcome.history, resolved)}")
+            slow = where_the_time_went(outcome.history, resolved)
             rare = rare_class(outcome.summary, outcome.data.labels, resolved)
-            for said in filter(None, (past_the_best(outcome.history, resolved), rare)):
-                print(said)
+            for said in filter(None, (slow, past_the_best(outcome.history, resolved), rare)):
+                print(f"advice: {said}")
         return 0
 
 

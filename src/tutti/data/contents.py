@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias
@@ -173,6 +174,10 @@ def from_keys(values: Mapping[str, object], name: str, what: str, labelled: bool
                 f"the keys '{slots[slot]}' and '{key}' of {what} stand for the same; keep one of them"
             )
         slots[slot] = key
+    for key in [key for key in values if slot_of(str(key)) is None and key not in EXTRA_KEYS]:
+        near = difflib.get_close_matches(str(key).lower(), [*_SLOTS, *EXTRA_KEYS], n=1, cutoff=0.8)
+        if near and near[0] not in values and slot_of(near[0]) not in slots:
+            raise BadData(f"{what} has the key '{key}'; did you mean '{near[0]}'? Its keys are {listed}")
     explained = (
         f"keys found: {listed}; expected 'x_train' and 'y_train' (also 'x_test' and 'y_test', 'x_val' and "
         f"'y_val'), or 'x' and 'y'"

@@ -115,7 +115,8 @@ def describe(contents: Contents[Stored[Rows], Array]) -> list[PartDescription]:
         counts: list[int] = []
         goals: list[Values] = []
         if contents.classes is None:
-            statistics = _Statistics(_names(Column(targets), "target", ()))
+            known = contents.targets if len(contents.targets) == targets[:1].size else ()
+            statistics = _Statistics(_names(Column(targets), (*known, "target")[0], known))
             statistics.add(targets)
             goals = list(statistics.described())
         else:
@@ -165,7 +166,7 @@ def problems(contents: Contents[Stored[Rows], Array], parts: list[PartDescriptio
         f"{part.incomplete:,} of {part.samples:,} {part.name} samples have missing values: leave them out by "
         "--data.missing drop, or let means stand for them by --data.missing mean"
         for part in parts
-        if part.incomplete and contents.table is None
+        if part.incomplete and contents.table is None and not contents.filled
     ]
     lines += [
         f"{part.trained:,} of {part.samples:,} {part.name} samples are in the training part, too: its "

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from tutti.data.remote import check_address, is_remote
 from tutti.data.tables import TABLE_OPTIONS, TARGET_WORDS, check_options, choose, listed
-from tutti.errors import BadData
+from tutti.errors import BadData, BadOption
 from tutti.parts import DATA_SETS
+from tutti.records.run_folder import RUNS
 
 _PACKED: Final = ("", ".gz", ".zst")
 CSV: Final = tuple(f".{form}{packed}" for form in ("csv", "tsv") for packed in _PACKED)
@@ -38,10 +39,20 @@ def check_data(data: str, options: Mapping[str, Any], reads: bool = True) -> Non
     path = check_there(data)
     if path is None or not reads:
         return
+    if options.get("stream") is True and not any(path.glob("*.npy")):
+        raise not_streamed(path)
     for part in sorted(path.glob("train*"))[:1] if path.is_dir() else [path]:
         if part.is_file() and part.name.lower().endswith(CSV):
             check_options(options, (*TABLE_OPTIONS, "stream", "buffer"), f"the table '{part}'")
             choose(csv_start(part, options).names, options, str(part))
+
+
+def not_streamed(path: Path) -> BadOption:
+    """Return the error about data that cannot be streamed."""
+    return BadOption(
+        "--data.stream true is for folders of NPY files with one input, and no sequences or missing "
+        f"values, which {path} is not; leave it out, or write one by: tutti data convert {path} NEW"
+    )
 
 
 def check_there(data: str) -> Path | None:
@@ -151,7 +162,8 @@ def nearest(path: Path) -> str:
     folder = path.parent
     while not os.path.isdir(folder):
         path, folder = folder, folder.parent
-    names = sorted(p.name for p in folder.iterdir())
+    names = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != RUNS.name)
+    names = [name for name in names if name.endswith(path.suffix.lower())] or names
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.4)
     if near:
         return f"did you mean {folder / near[0]}?"

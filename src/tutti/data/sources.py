@@ -4,6 +4,7 @@
 "set.npz", "table.csv", "folder/", ...        files of a known format, with its reader's options
 "s3://bucket/folder", "https://...", ...       the same, copied to this host once
 "package.module:factory", "file.py:factory"   called with the options; gives one of the objects below
+["a.h5", "b.h5"]                               files, whose samples are one data set
 (x, y) or ((x, y), (x_test, y_test))          arrays, tensors, nested lists
 dataset or (dataset, test_dataset)            map-style torch data sets, or lists of dicts, a sample each
 {"x_train": ..., "y_train": ..., ...}         the keys of an NPZ file
@@ -22,13 +23,13 @@ from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, v
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
 from tutti.data.contents import Contents, ReadData, contents_of
-from tutti.data.formats import one_by_one, options_of, read_path
+from tutti.data.formats import one_by_one, options_of, read_files, read_path
 from tutti.data.formats.arrow_tables import frames_of, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.formats.several import of_parts
 from tutti.data.remote import local_copy
 from tutti.data.rows import Rows
-from tutti.data.schemas import check_there
+from tutti.data.schemas import check_there, not_streamed
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
 from tutti.data.tables import LIKE, OF_ALL, TABLE_OPTIONS, check_options
@@ -46,7 +47,7 @@ def read_source(data: object, options: Mapping[str, object], known: KnownClasses
     Args:
         data: see the module's docstring.
         options: the arguments of a factory, or of the reader of a file. With every kind of data go `classes`
-            (their number; "none": the targets are amounts) and `missing`, the treatment of NaN among the
+            (their number; "none": regression) and `missing`, the treatment of NaN among the
             inputs: "error", "drop" (leave the sample out), "mean" (use the mean of that input over the
             training samples) or "auto" (the median in tables that are prepared, else an error).
         known: the classes of a model that the data are for; or the meaning of whole numbers: see `meant_by`.
@@ -213,6 +214,9 @@ def _contents(
         read = read_path(path, {**options, "missing": missing}, labelled)
         streamed = _is_streamed(read, wanted, missing, path)
         return replace(read, buffer_bytes=buffer_bytes if streamed else 0), classes, missing
+    if isinstance(data, list | tuple) and data and all(isinstance(one, str | Path) for one in data):
+        files = [Path(str(local_copy(str(one)))).expanduser() for one in data]
+        return read_files(files, {**options, "missing": missing}, labelled), classes, missing
     if frames := frames_of(data, options):
         check_options(options, TABLE_OPTIONS, "the frame")
         each = one_by_one(frames.values(), read_frame, {**options, "missing": missing}, labelled)
@@ -233,10 +237,7 @@ def _is_streamed(contents: Contents[object], wanted: bool | None, missing: str, 
         return False
     if missing not in ("auto", "error") or not all(isinstance(one, Mapped) for one in inputs):
         if wanted:
-            raise BadOption(
-                f"--data.stream true is for folders of NPY files with one input, and no sequences or missing "
-                f"values, which {path} is not; leave it out, or write one by: tutti data convert {path} NEW"
-            )
+            raise not_streamed(path)
         return False
     free = free_bytes()
     needed = sum(one.size * stored_dtype(one).itemsize for one in inputs if isinstance(one, Mapped))
@@ -254,6 +255,6 @@ def _classes(value: object) -> int | None:
         return None if value is None else 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadOption(
-            f"--data.classes is {value!r}; give a whole number of at least 1, or none for amounts"
+            f"--data.classes is {value!r}; give a whole number of at least 1, or none for regression"
         )
     return value

@@ -121,7 +121,7 @@ def _counts_rows(name: str) -> bool:
 def _named(names: Sequence[str], given: object, option: str, what: str) -> tuple[str, ...]:
     """Return the names of columns given by name or by position."""
     found = []
-    for one in given if isinstance(given, list | tuple) else [given]:
+    for one in names_of(given, names):
         if str(one) in names:
             found.append(str(one))
         elif isinstance(one, int) and not isinstance(one, bool) and -len(names) <= one < len(names):
@@ -133,6 +133,13 @@ def _named(names: Sequence[str], given: object, option: str, what: str) -> tuple
     if not found or len({*found}) < len(found):
         raise BadOption(f"{option} names {'a column twice' if found else 'no column'}; give each once")
     return tuple(found)
+
+
+def names_of(given: object, known: Collection[str]) -> list[object]:
+    """Return the names that an option holds: a list, or a text with commas that is not itself a name."""
+    if isinstance(given, str) and given not in known:
+        return [one.strip() for one in given.split(",") if one.strip()]
+    return [*given] if isinstance(given, list | tuple) else [given]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -128,11 +128,11 @@ def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadDat
         if len(names) > FEW and 2 * len(names) > len(joined):
             raise BadData(
                 f"{_what(contents)} has {len(names):,} different texts in {len(joined):,} samples, such as "
-                f"'{names[0]}'; choose another target, give dates and amounts as numbers, or give "
+                f"'{names[0]}'; choose another target, give dates and quantities as numbers, or give "
                 f"--data.classes {len(names)} if these are names of classes"
             )
     elif classes < len(names):
-        asked = f"{classes} classes were" if classes else "amounts were"
+        asked = f"{classes} classes were" if classes else "numbers were"
         raise BadData(
             f"{_what(contents)} has {len(names)} different texts, such as '{names[0]}', but {asked} asked for"
         )
@@ -144,15 +144,16 @@ def _of_texts(contents: ReadData, joined: Array, classes: int | None) -> ReadDat
 
 def _of_several(contents: ReadData, joined: Array, meant: str) -> ReadData:
     """Treat one-hot targets as classes, other 0 and 1 as flags, and floats as amounts."""
-    if _are_flags(joined):
+    if are_flags(joined):
         if meant == CLASSES and (joined.sum(axis=1) == 1).all():
             return _kept(contents, joined.argmax(axis=1), joined.shape[1], contents.targets)
         return replace(_as_amounts(contents), labels=contents.targets)
     if meant == AMOUNTS or joined.dtype.kind == "f":
         return _as_amounts(contents)
     raise BadData(
-        f"{_what(contents)} has whole numbers of the shape {joined.shape}, which may be labels or amounts; "
-        "give --data.classes N if every position has a label, or --data.classes none if they are amounts"
+        f"{_what(contents)} has whole numbers of the shape {joined.shape}, which may be labels or numbers "
+        "to predict; give --data.classes N if every position has a label, or --data.classes none for "
+        "regression"
     )
 
 
@@ -180,8 +181,8 @@ def _of_numbers(contents: ReadData, joined: Array, meant: str) -> ReadData:
             return _as_amounts(contents)
         raise BadData(
             f"{_what(contents)} has {count:,} different whole numbers, from {values[0]:,.0f} to "
-            f"{values[-1]:,.0f}, which may be classes or amounts; give --data.classes none if they are "
-            f"amounts, or --data.classes {count} if they are classes"
+            f"{values[-1]:,.0f}, which may be classes or numbers to predict; give --data.classes none for "
+            f"regression, or --data.classes {count} if they are classes"
         )
     # In arrays some class numbers may be lacking, and -1 may stand for no label, but for -1 and 1.
     lacking = (values[0] == 0 and values[-1] < FEW) or (values[0] < 0 and not np.array_equal(values, (-1, 1)))
@@ -239,7 +240,7 @@ def _as_known(contents: ReadData, joined: Array, known: KnownClasses) -> ReadDat
     if known.count is None and joined.dtype.kind != "U":
         return _as_amounts(contents)
     labels, names = contents.labels, known.names or tuple(map(str, range(known.count or 0)))
-    if _are_flags(joined) and joined.shape[1] == known.count:
+    if are_flags(joined) and joined.shape[1] == known.count:
         joined, labels = joined.argmax(axis=1), contents.targets
     if joined.dtype.kind == "b":
         joined = joined.astype(np.int64)
@@ -262,7 +263,7 @@ def _places(contents: ReadData, here: Sequence[str], names: Sequence[str], known
     if new is not None:
         raise BadData(
             f"{contents.name} has the class '{new}', but the model was trained on "
-            f"{listed(names) if known.count else 'amounts'}; give data of the same classes"
+            f"{listed(names) if known.count else 'numbers'}; give data of the same classes"
         )
     return np.array([numbers[text] for text in here], np.int64)
 
@@ -290,7 +291,8 @@ def _texts_of(values: Array) -> tuple[str, ...]:
     return tuple(map(_digits if values.dtype.kind in "iuf" else str, values.tolist()))
 
 
-def _are_flags(values: Array) -> bool:
+def are_flags(values: Array) -> bool:
+    """Return whether there are several targets for each sample, each 0 or 1."""
     return values.ndim == 2 and values.dtype.kind in "biuf" and bool(((values == 0) | (values == 1)).all())
 
 
@@ -310,7 +312,7 @@ def _refuse_other_numbers(contents: ReadData, joined: Array, classes: int) -> No
             raise BadData(
                 f"the {part} targets have {len(at):,} labels {fault}: sample {at[0][0]} has "
                 f"{joined[own][tuple(at[0])]}; number the classes from 0, write {NO_LABEL} for no label, "
-                "give a trained model data of its classes, and leave --data.classes out if they are amounts"
+                "give a trained model data of its classes, and leave --data.classes out for regression"
             )
 
 

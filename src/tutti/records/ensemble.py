@@ -34,7 +34,7 @@ class EnsembleRecord(Record):
     """An ensemble without its parameters.
 
     Attributes:
-        kind: of the values of candidates: "classes", "flags" (both probabilities) or "amounts".
+        kind: of the values of candidates: "classes", "flags" (both probabilities) or "regression".
         method: the one that determined the weights.
         weights: of each candidate's values, the mean of its members'; they add up to 1.
         members: in the order of their parameters in the file.

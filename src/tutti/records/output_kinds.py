@@ -1,4 +1,4 @@
-"""The outputs of models: scores of classes, logits of labels, or amounts. Needs no torch."""
+"""The outputs of models: scores of classes, logits of labels, or numbers. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kind(Enum):
 
     CLASSES = "classes"
     FLAGS = "flags"
-    AMOUNTS = "amounts"
+    REGRESSION = "regression"
 
     def values(self, outputs: Array) -> Array:
         """Return values to average for a network's outputs, of shape (samples, numbers, ...)."""
@@ -54,12 +54,12 @@ LOSSES: Final = {
     "cross_entropy": Kind.CLASSES,
     "nll": Kind.CLASSES,
     "bce": Kind.FLAGS,
-    "mse": Kind.AMOUNTS,
-    "l1": Kind.AMOUNTS,
+    "mse": Kind.REGRESSION,
+    "l1": Kind.REGRESSION,
 }
 """The kind of outputs that each loss makes."""
 
 
 def kind_of(loss: str, classes: int | None) -> Kind:
     """Return the kind of a model's outputs."""
-    return LOSSES.get(loss, Kind.AMOUNTS if classes is None else Kind.CLASSES)
+    return LOSSES.get(loss, Kind.REGRESSION if classes is None else Kind.CLASSES)

@@ -1,18 +1,19 @@
-"""Advice at the end of a run: what would be faster, by its seconds by stage, and what finds a rare class."""
+"""Advice at the end of a run, where it would help: what would be faster, keep the best, or find a class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from tutti.parts import STRATEGIES
 from tutti.records.run import STAGES, EpochRecord, Summary, by_rank
 from tutti.records.stragglers import UNEVEN, Straggler, straggler
 
-STANDS_OUT: Final = 0.1
+STANDS_OUT: Final = 0.2
 """The share of the time below which a stage is not worth a change."""
 
-BRIEF: Final = 2.0
-"""The seconds of training below which no time is worth an advice."""
+LOST_S: Final = 10.0
+"""The seconds of each rank below which a stage is not worth a change."""
 
 RISE: Final = 0.05
 """The share by which the validation loss is higher than the lowest where the best epoch is named."""
@@ -25,7 +26,7 @@ _SAYS: Final = {
     "data": "getting the batches takes",
     "copy": "copying batches to the device, and to its precision and layout, takes",
     "wait": "waiting for others takes",
-    "reduce": "exchanging with others, waiting aside, takes",
+    "reduce": "exchanging with others takes",
     "update": "moving the weights takes",
     "validation": "validation takes",
     "checkpoint": "saving takes",
@@ -34,7 +35,7 @@ _SAYS: Final = {
 
 
 def where_the_time_went(history: Sequence[EpochRecord], config: Mapping[str, Any]) -> str:
-    """Advise a run by its epochs; "" if there are none."""
+    """Advise a run by its epochs; "" if a change would gain little."""
     ranks = stages_by_rank(history)
     return advice(ranks, config, straggler(by_rank(history))) if ranks else ""
 
@@ -42,7 +43,7 @@ def where_the_time_went(history: Sequence[EpochRecord], config: Mapping[str, Any
 def advice(
     ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any], late: Straggler | None = None
 ) -> str:
-    """Name the largest part of the time with a remedy, the remedy, and a slow rank.
+    """Name the stage that costs most, why it does, and the remedy; "" if a change would gain little.
 
     Args:
         ranks: each rank's seconds by stage and its "samples", from `stages_by_rank`.
@@ -51,19 +52,31 @@ def advice(
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
     whole = sum(totals.values())
-    if not whole:
-        return "no time was recorded"
-    slowest = _slowest(ranks, config) if late is None else str(late)
-    named = ""
+    worst = max(_SAYS, key=lambda stage: totals[stage])
+    lost, seconds = totals[worst] / len(ranks), whole / len(ranks)
+    if lost < max(LOST_S, STANDS_OUT * seconds):
+        return ""
+    said = f"{_SAYS[worst]} {lost:.0f} of {seconds:.0f} s"
+    slowest = (_slowest(ranks, config) if late is None else str(late)) if worst == "wait" else None
     if slowest is not None:
         balanced = config.get("balance", "none") != "none"
-        named = f"; {slowest}: what else runs there?{'' if balanced else ' See also --balance'}"
-    worst = max(_SAYS, key=lambda stage: totals[stage])
-    share = totals[worst] / whole
-    if share < STANDS_OUT:
-        computing = (totals["forward"] + totals["backward"]) / whole
-        return f"nothing stands out: forward and backward take {computing:.0%} of the time{named}"
-    return f"{_SAYS[worst]} {share:.0%} of the time: try {_remedy(worst, config)}{named}"
+        return f"{said}, as {slowest}: what else runs there?{'' if balanced else ' See also --balance'}"
+    exchanged = totals["wait"] + totals["reduce"]
+    if worst in ("wait", "reduce") and whole - exchanged <= seconds and not config.get("parallel"):
+        return f"{said}, more than {len(ranks)} ranks gain: one would be no slower, try -n 1"
+    samples = sum(rank.get("samples", 0.0) for rank in ranks)
+    return f"{said}{_cause(worst, config, samples, whole, len(ranks))}: try {_remedy(worst, config)}"
+
+
+def _cause(stage: str, config: Mapping[str, Any], samples: float, whole: float, ranks: int) -> str:
+    """Say why a stage takes long; "" where its name says it."""
+    batch = int(config.get("batch_size", 32))
+    if stage in ("wait", "reduce") and "pipeline" not in str(config.get("parallel")) and samples:
+        each_ms = 1000 * batch * whole / samples / ranks
+        return f", as {ranks} ranks meet every {batch} samples ({each_ms:,.1f} ms)"
+    if stage in ("data", "update"):
+        return f", as there are {samples / batch:,.0f} batches of {batch} samples"
+    return ""
 
 
 def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
@@ -100,7 +113,11 @@ def past_the_best(history: Sequence[EpochRecord], config: Mapping[str, Any]) -> 
     best, last = min(losses, key=losses.__getitem__, default=0), max(losses, default=0)
     if config.get("restore_best") or not losses or losses[last] <= losses[best] + RISE * abs(losses[best]):
         return ""
-    return f"the best epoch was {best}: --restore-best keeps it, --patience {min(last - best, 3)} ends there"
+    ends = "" if config.get("patience") else f", --patience {min(last - best, 3)} ends the run sooner"
+    return (
+        f"the validation loss rose from {losses[best]:.3g} in epoch {best} to {losses[last]:.3g}: "
+        f"--restore-best keeps the weights of epoch {best}{ends}"
+    )
 
 
 def _remedy(stage: str, config: Mapping[str, Any]) -> str:
@@ -111,7 +128,9 @@ def _remedy(stage: str, config: Mapping[str, Any]) -> str:
         "extract": "a faster disk for the data, such as one of this machine's own",
         "data": f"{larger}, for fewer batches" + (", or less --augment" if config.get("augment") else ""),
         "copy": f"{larger}, or --layout contiguous and --precision fp32, which need no copy",
-        "validation": f"--validation {config.get('validation', 0.1) / 4:g}, a smaller part of the samples",
+        "validation": (
+            f"--validate background, or --validation {config.get('validation', 0.1) / 4:g}, fewer samples"
+        ),
         "checkpoint": f"{fewer}more --epochs: the final weights are written once",
         "update": f"{larger}, for fewer updates",
     }
@@ -119,6 +138,9 @@ def _remedy(stage: str, config: Mapping[str, Any]) -> str:
         return remedies[stage]
     if "pipeline" in parallel:
         return f"more --parallel.microbatches, or {larger}: both make the bubble smaller"
+    strategy = str(config.get("strategy"))
+    if strategy in STRATEGIES and "every" in STRATEGIES.options(strategy):
+        return "a larger --strategy.every, for fewer exchanges"
     other = "" if config.get("parallel") else ", or a strategy with fewer of them, such as easgd or local"
     return f"{larger}, for more work between exchanges{other}"
 

@@ -15,7 +15,7 @@ from tutti.load_object import require_packages
 from tutti.records.files import cache_folder, replace_file
 from tutti.reports.figures import page_figures
 from tutti.reports.results import Results
-from tutti.reports.text import by_scaling, fastest, grid, note, title, verdict
+from tutti.reports.text import by_scaling, fastest, note, table_cells, title, verdict
 from tutti.terminal import wait_shown
 
 PAGE: Final = "report.html"
@@ -106,9 +106,9 @@ def _words(results: Results) -> dict[str, Any]:
     tables = []
     for scaling, rows in by_scaling(results):
         kinds = ["failed" if row.error is not None else "best" if row in best else "" for row in rows]
-        heads, found = grid(results, rows)
-        shown = [{"kind": kind, "cells": cells} for kind, cells in zip(kinds, found, strict=True)]
-        tables.append({"title": title(comparison, scaling), "heads": heads, "rows": shown})
+        table = table_cells(results, rows)
+        shown = [{"kind": kind, "cells": [*cells.values()]} for kind, cells in zip(kinds, table, strict=True)]
+        tables.append({"title": title(comparison, scaling), "heads": [*table[0]], "rows": shown})
     return {
         "title": f"{comparison.model} on {comparison.data}",
         "verdict": verdict(results),

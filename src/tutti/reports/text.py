@@ -17,10 +17,12 @@ NOTE: Final = "Seconds are those of training, without validation."
 
 _EXPLAINED: Final = {
     "speed-up": "Speed-up: seconds of one process with one thread / seconds.",
-    "of all threads": "Of all threads: seconds of one process with all threads / seconds.",
+    "vs all threads": "vs all threads: seconds of one process with all threads / seconds.",
     "efficiency": "Efficiency: speed-up / cores; at 100 % each core does as much as one alone.",
 }
-"""The columns of speed-up."""
+"""Columns that compare a way with one process."""
+
+NO_SOLO: Final = f"Without a run of solo there is no {', '.join(_EXPLAINED)}: add solo to --strategies."
 
 APART_NOTE: Final = (
     "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."
@@ -30,7 +32,7 @@ CHANGED_NOTE: Final = (
     "A run whose number of ranks changed while it trained has neither a speed-up nor an efficiency."
 )
 
-_FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "of all threads", "samples/s", "cores")
+_FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "vs all threads", "samples/s", "cores")
 """Columns that a narrow terminal leaves out first."""
 
 _SCALINGS: Final = {
@@ -97,9 +99,10 @@ def verdict(results: Results) -> str | None:
 
 def note(results: Results) -> str:
     """Explain the columns."""
-    shown = grid(results, results.rows)[0]
-    notes = [NOTE, *(text for head, text in _EXPLAINED.items() if head in shown)]
-    notes += [APART_NOTE] if [row.combination.scaling for row in results.rows][1:2] == [APART] else []
+    shown = [*table_cells(results, results.rows)[0]]
+    explained = [text for head, text in _EXPLAINED.items() if head in shown]
+    notes = [NOTE, *(explained or [NO_SOLO])]
+    notes += [APART_NOTE] if any(row.combination.scaling == APART for row in results.rows) else []
     return " ".join([*notes, CHANGED_NOTE] if any(row.cores_in_turn for row in results.rows) else notes)
 
 
@@ -110,50 +113,50 @@ def title(comparison: Comparison, scaling: str) -> str:
     return f"{comparison.model} on {comparison.data}{how}"
 
 
-def grid(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and the cells of a table; without a baseline it has no columns of speed-up."""
-    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    names = _heads(results.comparison, results.part, metrics)
-    table = [_cells(results.comparison, row, metrics) for row in rows]
-    kept = [at for at, name in enumerate(names) if name not in _EXPLAINED or any(row[at] for row in table)]
-    return [names[at] for at in kept], [[row[at] for at in kept] for row in table]
+def table_cells(results: Results, rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return each row's cells by the heads of their columns; without a baseline there is no speed-up."""
+    table = [_cells(results, row) for row in rows]
+    return [
+        {
+            head: cell
+            for head, cell in cells.items()
+            if head not in _EXPLAINED or any(row[head] for row in table)
+        }
+        for cells in table
+    ]
 
 
-def _heads(comparison: Comparison, part: str, metrics: Sequence[str]) -> list[str]:
-    found = ["way to train", "cores", "seconds"]
-    found += ["shortest, longest"] if comparison.repeats > 1 else []
-    found += ["samples/s", "speed-up", "of all threads", "efficiency", f"{part} accuracy %", *metrics]
-    return found + ([] if comparison.goal is None else [f"seconds to {100 * comparison.goal:g} %"])
-
-
-def _cells(comparison: Comparison, row: Row, metrics: Sequence[str]) -> list[str]:
-    name = row.combination.name
+def _cells(results: Results, row: Row) -> dict[str, str]:
+    comparison, name = results.comparison, row.combination.name
     if row.combination.scaling == APART:
         name += "" if row.finished else " (unfinished)"
     elif row.finished < comparison.repeats:
         name += f" ({row.finished} of {comparison.repeats} runs)"
     cores = span_text(row.cores_in_turn or [row.combination.cores])
-    found = [name, cores, _number(row.seconds, ".2f")]
+    cells = {"way to train": name, "cores": cores, "seconds": _number(row.seconds, ".2f")}
     if comparison.repeats > 1:
-        found.append("" if row.spread is None else f"{row.spread[0]:.2f}, {row.spread[1]:.2f}")
-    found += [
-        _number(row.samples_per_s, ",.0f"),
-        _number(row.speed_up, ".2f"),
-        _number(row.speed_up_all, ".2f"),
-        _number(row.efficiency, ".0%"),
-        _number(None if row.accuracy is None else 100 * row.accuracy, ".2f"),
-        *(metric_text(name, row.metrics[name]) if name in row.metrics else "" for name in metrics),
-    ]
-    return found + ([] if comparison.goal is None else [_number(row.to_target, ".2f")])
+        spread = row.spread
+        cells["shortest, longest"] = "" if spread is None else f"{spread[0]:.2f}, {spread[1]:.2f}"
+    cells["samples/s"] = _number(row.samples_per_s, ",.0f")
+    ratios = row.speed_up, row.speed_up_all, row.efficiency
+    cells |= zip(_EXPLAINED, map(_number, ratios, (".2f", ".2f", ".0%")), strict=True)
+    accuracy = None if row.accuracy is None else 100 * row.accuracy
+    cells[f"{results.part} accuracy %"] = _number(accuracy, ".2f")
+    for metric in dict.fromkeys(metric for one in results.rows for metric in one.metrics):
+        cells[metric] = metric_text(metric, row.metrics[metric]) if metric in row.metrics else ""
+    if comparison.goal is not None:
+        cells[f"seconds to {100 * comparison.goal:g} %"] = _number(row.to_target, ".2f")
+    return cells
 
 
 def _table(results: Results, scaling: str, rows: Sequence[Row]) -> TextTable:
-    names, table = grid(results, rows)
+    table = table_cells(results, rows)
+    names = [*table[0]]
     others = [head for head in reversed(names[3:]) if head not in (*_FIRST_TO_GO, "speed-up")]
     drop = [head for head in (*_FIRST_TO_GO, *others) if head in names]
     shown = TextTable(names, drop=drop, title=title(results.comparison, scaling))
     for row, cells in zip(rows, table, strict=True):
-        shown.add_row(*cells, style="" if row.error is None else "red")
+        shown.add_row(*cells.values(), style="" if row.error is None else "red")
     return shown
 
 

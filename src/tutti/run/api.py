@@ -32,7 +32,7 @@ from tutti.records.run_folder import RunFolder, TrainedOn
 from tutti.records.texts import figures
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
-from tutti.run.config import OBJECT, Options, TrainConfig, with_defaults
+from tutti.run.config import OBJECT, Options, TrainConfig, or_listed, synonyms, with_defaults
 from tutti.run.jobs import Recipe
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
@@ -77,7 +77,7 @@ class Result:
         return f"Result({name} on {self.data.name}, {epochs}{shown}, folder={self.folder})"
 
     def predict(self, inputs: object) -> NDArray[Any]:
-        """Predict the class of each sample by its name, or by its number if it has none; or the amounts.
+        """Predict the class of each sample by its name, or by its number if it has none; or numbers.
 
         Args:
             inputs: in the form of the training data: an array of shape (samples, ...), or a table with the
@@ -134,7 +134,7 @@ class TrainOptions(TypedDict, total=False):
     weights: str | Path | None
     monitor: str | None
     patience: int | None
-    goal: float | None
+    goal: float | str | None
     restore_best: bool
     average: str | None
     time_limit: str | None
@@ -330,8 +330,13 @@ def refuse_unknown(options: Iterable[str], known: Collection[str], function: str
         of_data = name.removesuffix("_by")
         if name not in known and of_data in (*OF_ALL, *TABLE_OPTIONS):
             raise BadOption(f"unknown argument '{name}'; give data_options={{'{of_data}': ...}}")
-        if name not in known:
-            raise UnknownName("argument", name, known, f"See help(tutti.{function}).")
+        if name in known:
+            continue
+        see = f"See help(tutti.{function})."
+        stems = ((flag, *flag.strip("-").replace("-", "_").split(".")) for flag in synonyms(name))
+        if meant := [flag for flag, field, *key in stems if field + "_options" * len(key) in known]:
+            raise BadOption(f"unknown argument '{name}'; did you mean {or_listed(meant)}? {see}")
+        raise UnknownName("argument", name, known, see)
 
 
 def _in_notebook() -> bool:

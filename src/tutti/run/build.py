@@ -61,7 +61,7 @@ from tutti.training.metrics import better_of, named_metrics
 from tutti.training.precision import Arithmetic
 from tutti.training.preflight import check_fit, told_of_sequences
 from tutti.training.run_parts import Hooks, Schedule, Workers
-from tutti.training.stopping import Ending, Monitor
+from tutti.training.stopping import Ending, Goal, Monitor
 from tutti.training.targets import are_flags
 from tutti.training.trainer import Trainer
 from tutti.training.validation import ValidationPlan
@@ -421,9 +421,11 @@ def assemble(
     told += [] if callbacks is None else [callbacks.why_end]
     optimizer = build_optimizer(recipe, module)
     config = resolved(recipe.config, comm, task, strategy, optimizer)
-    monitor = Monitor.parse(config.monitor, better_of(objective.metrics), data.validation is not None)
+    better, validated = better_of(objective.metrics), data.validation is not None
+    monitor = Monitor.parse(config.monitor, better, validated)
+    goal = None if config.goal is None else Goal.parse(config.goal, monitor, better, validated)
     average = None if config.average is None else Averaging.parse(config.average)
-    ending = Ending(monitor, config.patience, config.goal, config.restore_best, average, tuple(told))
+    ending = Ending(monitor, config.patience, goal, config.restore_best, average, tuple(told))
     chances = build_chances(recipe, data)
     batches, balance = deal(config, strategy, data.train, portion.peers, chances, portion.group)
     batches.augment = augmentation(recipe, data.train)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
+from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, UnknownName
 from tutti.model_parallel.layout import WAYS, options_of
 from tutti.models import MODELS
@@ -37,6 +38,9 @@ Options = dict[str, Any]
 Rate = float | str
 """A learning rate, or `AUTO`: a range test picks it."""
 
+Goal = float | str
+"""A figure to reach: a number, or the name of a figure and a number."""
+
 OBJECT: Final = "object:"
 """Begins the name of a model, data set, ... that was given as a Python object that no name can bring back."""
 
@@ -56,10 +60,73 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
     "Rate": ((int, float, str), "a number, or auto"),
+    "Goal": ((int, float, str), "a number, or a figure and a number, such as 'accuracy 0.97'"),
     "str": ((str,), "a text"),
     "bool": ((bool,), "true or false"),
     "Options": ((dict,), "a table of names and values"),
 }
+
+
+_SYNONYMS: Final = {
+    "--data": "dataset input inputs train-data data-dir data-path data-set train-file training-data",
+    "--data.target": "target label label-column target-column labels-name y",
+    "--data.features": "features features-name",
+    "--data.labels": "labels",
+    "--data.stream": "stream streaming",
+    "--data.columns": "columns input-columns feature-columns",
+    "--data.prepare": "normalize normalise normalization standardize standardise scaler rescale",
+    "--validation": "validation-split val-split val-size val-fraction validation-fraction val",
+    "--test": "test-size test-split test-fraction",
+    "--group-by": "groups group",
+    "--weights": "pretrained init-weights load load-weights model-weights",
+    "--epochs": "num-epochs n-epochs max-epochs nb-epochs num-train-epochs nepochs",
+    "--steps": "max-steps num-steps iterations max-iter max-iters updates",
+    "--goal": "target target-metric target-accuracy target-loss threshold stop-at",
+    "--patience": "early-stopping early-stopping-patience early-stop n-iter-no-change",
+    "--monitor": "early-stopping metric-for-best-model monitor-metric",
+    "--restore-best": "restore-best-weights load-best-model-at-end save-best-only",
+    "--time-limit": "max-time timeout walltime time",
+    "--batch-size": "batch bs minibatch mini-batch-size train-batch-size per-device-train-batch-size",
+    "--accumulate": "gradient-accumulation-steps accumulate-grad-batches grad-accum accumulation",
+    "--optimizer": "optim solver master-optimizer worker-optimizer",
+    "--optimizer.momentum": "momentum",
+    "--optimizer.weight-decay": "weight-decay wd l2 decay",
+    "--optimizer.betas": "betas beta1 beta2",
+    "--lr": "learning-rate base-lr initial-lr eta alpha step-size lrate",
+    "--schedule": "scheduler lr-scheduler lr-schedule lr-scheduler-type warmup warmup-steps lr-decay",
+    "--loss": "criterion loss-function loss-fn objective",
+    "--class-weights": "class-weight pos-weight",
+    "--clip-norm": "grad-clip gradient-clip-val max-grad-norm clip-grad gradient-clipping clip clipnorm",
+    "--seed": "random-state random-seed seed-everything",
+    "--workers": "np nproc nprocs nproc-per-node num-processes n-processes processes procs ranks world-size "
+    "jobs n-jobs num-workers max-gpus ntasks",
+    "--hosts": "host hostfile machinefile nodes nnodes num-nodes",
+    "--threads": "num-threads omp-num-threads cpus cores cpus-per-task intra-op-threads",
+    "--strategy": "mode algorithm algo ddp distributed distribution parallelism easgd downpour",
+    "--strategy.every": "sync-every sync-period communication-period",
+    "--device": "gpus gpu cuda accelerator use-cuda use-gpu devices master-gpu",
+    "--precision": "fp16 bf16 amp mixed-precision half dtype use-amp",
+    "--on-failure": "max-restarts elastic restarts",
+    "--out": "output output-dir outdir save-dir log-dir logdir work-dir workdir results-dir checkpoint-dir "
+    "trial-name default-root-dir save-path",
+    "--checkpoint": "save-every save-steps save-freq checkpoint-interval checkpoint-every save-strategy",
+    "--keep": "save-total-limit keep-last save-top-k",
+    "--resume": "restart restore continue resume-from-checkpoint ckpt-path from-checkpoint load-checkpoint",
+    "--log": "logger tensorboard mlflow report-to wandb",
+    "--trace": "profile profiler timeline",
+}
+"""Names that people know from other programs, by the option that does the same here."""
+
+
+def synonyms(name: str) -> list[str]:
+    """Return the options that other programs call `name`, with or without dashes."""
+    word = name.lower().replace("_", "-").lstrip("-")
+    return [flag for flag, words in _SYNONYMS.items() if word in words.split()]
+
+
+def or_listed(flags: Sequence[str]) -> str:
+    """Return options as text: "'--data.target' or '--goal'"."""
+    return " or ".join(f"'{one}'" for one in flags)
 
 
 def option(
@@ -122,7 +189,11 @@ class TrainConfig:
         "cnn", "built-in model, package.module:factory, file.py:factory, or a file with a whole model"
     )
     model_options: Options = option(
-        {}, lambda: f"options of the model: {_options_of(MODELS)}; or the arguments of a factory"
+        {},
+        lambda: (
+            f"options of the model, such as --model.hidden 256,128 of mlp\n{_options_of(MODELS)}; or the "
+            "arguments of a factory"
+        ),
     )
     weights: str | None = option(
         None, "weights to begin with: a run folder, a checkpoint, or a file that 'tutti export' reads"
@@ -132,7 +203,12 @@ class TrainConfig:
         f"built-in data set ({', '.join(DATA_SETS)}), path ({', '.join(FORMATS)}), package.module:factory "
         "or file.py:factory",
     )
-    data_options: Options = option({}, "arguments of the data's factory")
+    data_options: Options = option(
+        {},
+        "options of the data, such as --data.target COLUMN of a table\nof all data: "
+        f"{', '.join(OF_ALL)}; of tables: {', '.join(TABLE_OPTIONS)}; of HDF5: features, labels, group, "
+        "weight; of pictures: size; of folders of NPY files: stream, buffer; or the arguments of a factory",
+    )
     augment: str | None = option(
         None,
         f"random changes of the training samples, comma-separated: {', '.join(AUGMENTATIONS)}, "
@@ -159,7 +235,7 @@ class TrainConfig:
     strategy: str = option(
         "auto",
         f"way to train in parallel: {', '.join(STRATEGIES)}, or file.py:Class, package.module:Class; "
-        "auto is solo for one worker, else sync",
+        "auto is solo for one worker, else sync; '--strategy NAME --help' explains the options of one",
     )
     strategy_options: Options = option({}, "hyper-parameters of the strategy")
     parallel: str | None = option(
@@ -197,13 +273,15 @@ class TrainConfig:
     )
     steps: int | None = option(None, "weight updates (of each worker), instead of epochs", least=1)
     monitor: str | None = option(
-        None, "figure that decides which epoch is the best: val_loss, the default, train_accuracy and so on"
+        None,
+        "figure that decides which epoch is the best: 'validation loss', the default, 'training accuracy' "
+        "and so on, also as val_loss",
     )
     patience: int | None = option(
         None, "end after this number of epochs in a row without a better --monitor", least=1
     )
-    goal: float | None = option(
-        None, "end when --monitor is at least as good, such as 0.97 with --monitor val_accuracy"
+    goal: Goal | None = option(
+        None, "end when a figure is at least as good, such as 'accuracy 0.97'; a number alone: of --monitor"
     )
     restore_best: bool = option(False, "end with the weights of the best epoch, by --monitor")
     average: str | None = option(
@@ -294,7 +372,7 @@ class TrainConfig:
         least=0,
     )
     callbacks: str | None = option(
-        None, "callbacks of yours, comma-separated: file.py:NAME or package.module:NAME (tutti.Callback)"
+        None, "your callbacks, comma-separated: file.py:NAME or package.module:NAME (tutti.Callback)"
     )
     log: str = option(
         "none",

@@ -14,7 +14,7 @@ from tutti.records.texts import TOP, better_by_name
 from tutti.run.config import PARTS, TrainConfig
 from tutti.run.jobs import Recipe
 from tutti.training.loggers import logger_names
-from tutti.training.stopping import LOSS, Ending, Monitor
+from tutti.training.stopping import LOSS, Goal, Monitor
 
 CODE: Final = (*PARTS, "callbacks")
 """The fields that may name Python files."""
@@ -62,7 +62,9 @@ def check_names(recipe: Recipe) -> None:
     logger_names(config.log)
     if "metrics" not in objects and (better := _better_of(config.metrics)) is not None:
         # Whether there is a validation part shows when there are samples.
-        Ending(Monitor.parse(config.monitor, better, validated=True), goal=config.goal)
+        monitor = Monitor.parse(config.monitor, better, validated=True)
+        if config.goal is not None:
+            Goal.parse(config.goal, monitor, better, validated=True)
 
 
 def _check_part(field: str, name: str, options: Mapping[str, object]) -> None:

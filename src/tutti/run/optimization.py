@@ -38,7 +38,7 @@ def own_rate(recipe: Recipe) -> float:
     given = recipe.given("optimizer")
     kind = optimizer_class(given) if isinstance(given, str) else given
     if not isinstance(kind, type):
-        raise BadOption("the optimizer is made by a function of yours: set lr there, and leave lr='auto' out")
+        raise BadOption("the optimizer is made by your function: set lr there, and leave lr='auto' out")
     if issubclass(kind, OWN_RATES):
         raise BadOption(
             f"--lr auto means nothing for optimizer {kind.__name__}, which finds the size of each update "
@@ -65,7 +65,7 @@ def build_optimizer(recipe: Recipe, module: nn.Module) -> Optimizer:
     if isinstance(given, str):
         return optim.build(given, parameters, config.rate, config.optimizer_options)
     options: Options = dict(config.optimizer_options)
-    theirs = "the optimizer is made by a function of yours: set lr and its other options there"
+    theirs = "the optimizer is made by your function: set lr and its other options there"
     if isinstance(given, type):
         options |= {} if config.rate is None else {"lr": config.rate}
     elif options:

@@ -124,7 +124,7 @@ class Meaning:
         if has_class:
             found = self.kind.classes(values, self.classes)
             columns["class"] = np.array(self.labels)[found] if self.labels else found
-        if self.kind is Kind.AMOUNTS:
+        if self.kind is Kind.REGRESSION:
             several = self.labels if len(self.labels) == count else [f"value {at}" for at in range(count)]
             heads = ["value"] if count == 1 else [*several]
         elif count == 1 and self.classes is not None:

@@ -29,7 +29,8 @@ def counts(model: str, parameters: int, data: str, parts: dict[str, int], shape:
 def kind_of_task(noun: str, count: int, names: Sequence[object]) -> str:
     """Describe what is predicted: a number of classes, of labels of 0 or 1, or of numbers, by their names."""
     plurals = {"class": "classes", "label of 0 or 1": "labels of 0 or 1"}
-    words = f"{count:,} {plurals.get(noun, noun + 's') if count > 1 else noun}"
+    of = "regression of " if noun == "number" else ""
+    words = f"{of}{count:,} {plurals.get(noun, noun + 's') if count > 1 else noun}"
     if [*map(str, names)] == [*map(str, range(count))]:
         return words
     listed = ", ".join(map(_short, names[:MOST_NAMED])) + (", ..." if len(names) > MOST_NAMED else "")
@@ -162,14 +163,18 @@ def _matrix(result: Evaluation, names: list[str]) -> list[str]:
     assert result.confusion is not None
     cells = [[f"{round(count, 1):.10g}" if count else "." for count in row] for row in result.confusion]
     width = max(len(text) for text in [*names, *(cell for row in cells for cell in row)]) + 1
-    left = max(len("class"), *map(len, names))
-    lines = [f"{'class':<{left}} {'taken for':<{width * len(names)}}  {_OF_EACH_CLASS}"]
-    lines.append(" " * left + " " + "".join(f"{name:>{width}}" for name in names))
+    left = max(len(_TRUE), *map(len, names))
+    of_all = max(len(_PREDICTED), width * len(names))
+    lines = [f"{_TRUE:<{left}} | {_PREDICTED:<{of_all}}  {_OF_EACH_CLASS}"]
+    lines.append(" " * left + " | " + "".join(f"{name:>{width}}" for name in names))
     for name, row, scores in zip(names, cells, _of_each_class(result), strict=True):
-        lines.append(f"{name:<{left}} " + "".join(f"{cell:>{width}}" for cell in row) + f"  {scores}")
+        counts = "".join(f"{cell:>{width}}" for cell in row)
+        lines.append(f"{name:<{left}} | {counts:<{of_all}}  {scores}")
     return lines
 
 
+_TRUE = "true class"
+_PREDICTED = "predicted as"
 _OF_EACH_CLASS = "accuracy  precision      f1"
 
 

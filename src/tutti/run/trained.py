@@ -147,8 +147,8 @@ class Predictor(nn.Module, ABC):
         Raises:
             BadData: as for `outputs`; or the model gives amounts.
         """
-        if self.kind is Kind.AMOUNTS:
-            raise BadData("the model gives amounts, which have no probabilities; ask for its predict(...)")
+        if self.kind is Kind.REGRESSION:
+            raise BadData("the model predicts numbers, which have no probabilities; ask for its predict(...)")
         return self.kind.values(self.outputs(inputs))
 
     def predict(self, inputs: object) -> Array:
@@ -165,7 +165,7 @@ class Predictor(nn.Module, ABC):
             BadData: as for `outputs`.
         """
         values = self.kind.values(self.outputs(inputs))
-        if self.kind is Kind.AMOUNTS and self.data.classes is None:
+        if self.kind is Kind.REGRESSION and self.data.classes is None:
             return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         found = self.kind.classes(values, self.data.classes)
         return np.array(self.labels)[found] if self.labels and self.data.classes else found

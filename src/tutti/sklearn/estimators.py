@@ -79,9 +79,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         batch_size: samples behind one weight update; 32, unless the model has its own default.
         clip_norm: largest 2-norm of the gradient.
         validation: share of the samples set aside, to validate on after each epoch.
-        monitor: the figure that decides which epoch is the best, such as "val_loss" or "val_accuracy".
+        monitor: the figure that decides which epoch is the best, such as "val_loss" or "validation accuracy".
         patience: end after this number of epochs without a better one.
-        goal: end when the monitored figure is at least as good.
+        goal: end when a figure is at least as good, such as "accuracy 0.97"; a number: of the monitored one.
         restore_best: end with the weights of the best epoch.
         strategy: how several workers train together.
         strategy_options: of the strategy.
@@ -120,7 +120,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         validation: float = 0.0,
         monitor: str | None = None,
         patience: int | None = None,
-        goal: float | None = None,
+        goal: float | str | None = None,
         restore_best: bool = False,
         strategy: str | Strategy | None = None,
         strategy_options: Options | None = None,

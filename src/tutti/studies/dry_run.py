@@ -34,8 +34,11 @@ def work(comm: Communicator, payload: bytes) -> None:
         _assemble(job, comm, task)
     threads = placement.threads or config.threads or torch.get_num_threads()
     final = replace(filled, workers=str(placement.workers), threads=threads)
-    print(task.described(), summary_lines.training(final, strategy.pace is Pace.TOGETHER), sep="\n")
-    print(f"configuration:\n{to_json_lines(final.as_json())}", end="", flush=True)
+    print(
+        task.described(), summary_lines.training(final, strategy.pace is Pace.TOGETHER), sep="\n", flush=True
+    )
+    if job.file is not None:
+        Path(job.file).write_text(to_json_lines(final.as_json()), encoding="utf-8")
 
 
 def _assemble(job: DryRunJob, comm: Communicator, task: Task) -> None:

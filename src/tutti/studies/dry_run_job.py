@@ -22,7 +22,8 @@ class DryRunJob(Job):
 
     Attributes:
         planned: the run.
-        placement: its ranks.
+        ranks: where they are.
+        file: for the configuration with every default filled in; None: it is not written.
     """
 
     entry: ClassVar[str] = "tutti.studies.dry_run:work"
@@ -30,10 +31,11 @@ class DryRunJob(Job):
 
     planned: TrainJob
     ranks: Placement
+    file: str | None
 
 
-def dry_run(job: TrainJob) -> None:
-    """Refuse what the run would be refused for, and print its plan, memory and configuration."""
+def dry_run(job: TrainJob, file: str | None = None) -> None:
+    """Refuse what the run would be refused for, print its plan, and write its configuration to a file."""
     launcher = started_by().launcher
     if launcher is not Launcher.ALONE:
         raise BadOption(f"--dry-run looks at a run in one process; leave {launcher.value} out")
@@ -42,7 +44,7 @@ def dry_run(job: TrainJob) -> None:
     job.check(placement)
     for line in (placement.describe(), *(f"warning: {one}" for one in placement.warnings)):
         announce(line)
-    run_job(DryRunJob(alone(job.config), job, placement))
+    run_job(DryRunJob(alone(job.config), job, placement, file))
 
 
 def alone(config: TrainConfig) -> TrainConfig:

@@ -7,6 +7,7 @@ without the interruption.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -37,27 +38,28 @@ class Monitor:
         return f"{PARTS[self.part]} {self.metric}"
 
     @classmethod
-    def parse(cls, name: str | None, better: Better, validated: bool) -> Monitor:
-        """Return the figure with a name: "val_" or "train_" and the loss or a metric; None: the loss.
+    def parse(cls, name: str | None, better: Better, validated: bool, option: str = "--monitor") -> Monitor:
+        """Return the figure with a name, such as "val_loss", "validation loss" or "accuracy"; None: the loss.
 
-        `better` are the figures of the run; `validated` is whether it has a validation part.
+        Without a part it is that of the validation part, or else of the training part. `better` are the
+        figures of the run; `validated` is whether it has a validation part.
         """
-        if name is None:
-            return cls("val" if validated else "train")
-        part, _, metric = name.partition("_")
-        if part not in PARTS or not metric:
-            raise BadOption(f"--monitor is '{name}'; give val_loss, train_loss, val_accuracy or the like")
+        usual = "val" if validated else "train"
+        first, *rest = re.split(r"[\s_]+", (name or LOSS).strip(), maxsplit=1)
+        known = first if first in PARTS else {word: part for part, word in PARTS.items()}.get(first)
+        part, metric = (known, rest[0]) if known and rest else (usual, str(name or LOSS).strip())
+        metric = metric if metric in better else metric.replace(" ", "_")
         if metric not in better:
             hint = "Others are computed if --metrics names them."
-            raise UnknownName("metric", metric, better, hint, of="--monitor")
+            raise UnknownName("metric", metric, better, hint, of=option)
         if part == "val" and not validated:
             raise BadOption(
-                f"--monitor is '{name}', but no samples are kept for validation; give --validation 0.1, or "
-                f"--monitor train_{metric}"
+                f"{option} is '{name}', but no samples are kept for validation; give --validation 0.1, or "
+                f"{option} 'training {metric}'"
             )
         if better[metric] is None:
             raise BadOption(
-                f"--monitor is '{name}', but it is unknown whether higher values are better; name "
+                f"{option} is '{name}', but it is unknown whether higher values are better; name "
                 "the function ..._score if they are, else ..._error"
             )
         return cls(part, metric, better[metric] == "higher")
@@ -95,35 +97,57 @@ class Monitor:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """The value of a figure at which a run ends."""
+
+    monitor: Monitor
+    value: float
+
+    def __post_init__(self) -> None:
+        if is_share(self.monitor.metric) and not 0 <= self.value <= 1:
+            raise BadOption(f"--goal is {self.value:g}; {self.monitor.metric} is a share, from 0 to 1")
+
+    @classmethod
+    def parse(cls, given: float | str, monitor: Monitor, better: Better, validated: bool) -> Goal:
+        """Return the goal of a number, which is one of `monitor`, or of a text such as "accuracy 0.97"."""
+        *words, number = str(given).split()
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise BadOption(f"--goal is '{given}'; give a figure and a number, such as 'accuracy 0.97'")
+        named = Monitor.parse(" ".join(words), better, validated, "--goal") if words else monitor
+        return cls(named, value)
+
+    def reached(self, history: Iterable[EpochRecord]) -> str | None:
+        """Return which epoch reached it, as a clause; None: none did."""
+        for record in history:
+            value = self.monitor.of(record)
+            if value is None or math.isnan(value) or self.monitor.is_better(self.value, value):
+                continue
+            shown = self.monitor.text(value)
+            return f"{self.monitor} was {shown} in epoch {record.epoch}; the goal is {self.value!r}"
+        return None
+
+
+@dataclass(frozen=True)
 class Ending:
     """The rules by which the figures of its epochs end a run."""
 
     monitor: Monitor = Monitor()
     patience: int | None = None  # end after this number of epochs without a better value
-    goal: float | None = None  # end when the figure is at least as good
+    goal: Goal | None = None  # end when its figure is at least as good
     restores_best: bool = False  # the final weights are those of the best epoch
     average: Averaging | None = None  # of the weights, judged in their place
     told: tuple[Callable[[], str | None], ...] = ()  # further reasons to end, asked each epoch (collective)
 
-    def __post_init__(self) -> None:
-        if self.goal is not None and is_share(self.monitor.metric) and not 0 <= self.goal <= 1:
-            raise BadOption(f"--goal is {self.goal}; {self.monitor.metric} is a share, from 0 to 1")
-
     def why(self, history: Sequence[EpochRecord]) -> str | None:
         """Return why to end after these epochs, as a clause; None: go on (collective)."""
-        reason = self._goal_reached(history) or self._patience_exhausted(history)
+        reached = None if self.goal is None else self.goal.reached(history)
+        reason = reached or self._patience_exhausted(history)
         told = [why() for why in self.told]
         return reason or next(filter(None, told), None)
-
-    def _goal_reached(self, history: Sequence[EpochRecord]) -> str | None:
-        for record in history:
-            value = self.monitor.of(record)
-            if self.goal is None or value is None or math.isnan(value):
-                continue
-            if not self.monitor.is_better(self.goal, value):
-                shown = self.monitor.text(value)
-                return f"{self.monitor} was {shown} in epoch {record.epoch}; the goal is {self.goal!r}"
-        return None
 
     def _patience_exhausted(self, history: Sequence[EpochRecord]) -> str | None:
         best: float | None = None

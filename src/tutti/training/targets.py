@@ -14,7 +14,7 @@ from tutti.errors import BadModel, BadOption
 CLASSES: Final = "classes"
 FLAGS: Final = "flags"
 SHARES: Final = "shares"
-AMOUNTS: Final = "amounts"
+AMOUNTS: Final = "numbers"
 
 ROUNDING: Final = 1e-3
 """The most by which the shares of a sample may miss 1."""
@@ -39,7 +39,7 @@ def loss_for(targets: Tensor) -> str:
         ways = "'--loss cross_entropy' for shares of classes"
     raise BadOption(
         f"the targets are floats from {float(targets.min()):g} to {float(targets.max()):g}, which may be "
-        f"labels or amounts; say what they are: {ways}, or '--loss mse' for amounts"
+        f"labels or numbers to predict; say what they are: {ways}, or '--loss mse' for regression"
     )
 
 

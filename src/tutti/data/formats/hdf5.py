@@ -14,7 +14,7 @@ from tutti.data.contents import EXTRA_KEYS, Contents, from_keys, slot_of
 from tutti.data.formats import Format
 from tutti.data.rows import Array, StoredRows
 from tutti.data.structure import sequence_column
-from tutti.data.tables import listed
+from tutti.data.tables import listed, names_of
 from tutti.errors import BadData
 from tutti.load_object import optional_package
 from tutti.records.npz import damaged, open_data_file
@@ -46,9 +46,12 @@ class Hdf5(Format):
                 if features is not None and (labels is not None or not labelled):
                     targets = _several(path, file, labels) if labelled else None
                     parts = {"train": (_several(path, file, features), targets)}
-                    return Contents(path.stem, parts, groups=groups, weights=given)
+                    called = tuple(map(str, names_of(labels, _names(file)))) if labelled else ()
+                    return Contents(path.stem, parts, targets=called, groups=groups, weights=given)
                 keys = [name for name in file if slot_of(name) is not None or name in EXTRA_KEYS]
-                if not keys or features is not None or (labels is not None and labelled):
+                slots = {slot[1] for slot in map(slot_of, keys) if slot is not None}
+                lacks = {"inputs", *(["targets"] if labelled else [])} - slots
+                if lacks or features is not None or (labels is not None and labelled):
                     raise BadData(
                         f"name the inputs and the targets of {path} by --data.features NAME --data.labels "
                         f"NAME; it has {_data_sets(file)}"
@@ -84,7 +87,7 @@ def _data_sets(file: _File) -> str:
 
 def _several(path: Path, file: _File, wanted: object) -> object:
     """Return a data set, or several: as a table if each has one number for each sample, else by name."""
-    names = [str(one) for one in (wanted if isinstance(wanted, list | tuple) else [wanted])]
+    names = [str(one).strip("/") for one in names_of(wanted, _names(file))]
     rows = [_rows(path, file, name) for name in names]
     if len(rows) == 1:
         return rows[0]

@@ -34,7 +34,7 @@ def read_keras(path: Path, shape: object) -> nn.Module:
         message, _, _ = str(error).strip().partition("\n")
         raise BadModel(
             f"the model '{path}' cannot be read by Keras {keras.__version__}: {message}; if it needs "
-            "classes of yours, name a function that loads it with them: file.py:factory"
+            "your own classes, name a function that loads it with them: file.py:factory"
         ) from error
     return cast("nn.Module", model)
 

@@ -32,16 +32,16 @@ def accuracies(results: Results) -> Picture:
         results,
         data,
         alt.MarkDef("point", filled=True, size=60),
-        x=alt.X("class:O", sort=None, axis=alt.Axis(labelAngle=0)),
+        x=alt.X("true class:O", sort=None, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("accuracy:Q", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
-        tooltip=["way:N", "class:O", number("accuracy", "accuracy", ".2%")],
+        tooltip=["way:N", "true class:O", number("accuracy", "accuracy", ".2%")],
     )
 
 
 @part("confusion")
 @figure(150, "Confusion matrix")
 def confusion(results: Results) -> Picture:
-    """Test samples of each class by what they were taken for: one process beside the most accurate others.
+    """Test samples of each class by the predicted class: one process beside the most accurate others.
 
     Two matrices of the ways that are chosen below them: the first repeat. Empty cells are left out.
     """
@@ -69,11 +69,14 @@ def _confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: l
     # Letters are 7 pixels wide.
     turned = alt.Axis(labelAngle=0 if 7 * max(map(len, order)) < room else -45)
     base = alt.Chart(table(data)).encode(
-        x=alt.X("taken for:O", sort=order, axis=turned), y=alt.Y("class:O", sort=order)
+        x=alt.X("predicted as:O", sort=order, axis=turned), y=alt.Y("true class:O", sort=order)
     )
     cells = base.mark_rect().encode(
         color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
-        tooltip=[*tips("way:N", "class:O", "taken for:O", "samples:Q"), number("share", "share", ".2%")],
+        tooltip=[
+            *tips("way:N", "true class:O", "predicted as:O", "samples:Q"),
+            number("share", "share", ".2%"),
+        ],
     )
     ink = alt.condition(alt.datum.share > 0.4 * most, alt.value("black"), alt.value("white"))
     counts = base.mark_text(fontSize=min(13, room / 3.2)).encode(text="samples:Q", color=ink)
@@ -94,7 +97,7 @@ def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[float]]
             found = _label(labels, taken) if taken < len(matrix) else "no class"
             order[found] = None
             if count:
-                cell = {"class": _label(labels, actual), "taken for": found, "samples": count}
+                cell = {"true class": _label(labels, actual), "predicted as": found, "samples": count}
                 data.append({"way": way, **cell, "share": count / sum(row)})
     return data, [*order]
 

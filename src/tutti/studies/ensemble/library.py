@@ -42,11 +42,11 @@ class Library:
     @property
     def score(self) -> Score:
         """The figure by which values are compared: the accuracy, or the mean squared error of amounts."""
-        return Score("mse", False) if self.kind is Kind.AMOUNTS else Score("accuracy", True)
+        return Score("mse", False) if self.kind is Kind.REGRESSION else Score("accuracy", True)
 
     def scored(self, values: Array) -> float:
         """Return the score of values of shape (samples, numbers)."""
-        if self.kind is Kind.AMOUNTS:
+        if self.kind is Kind.REGRESSION:
             return self.loss(values)
         if self.targets.ndim == 1 and values.shape[1] > 1:
             return float((values.argmax(1) == self.targets).mean())
@@ -54,7 +54,7 @@ class Library:
 
     def loss(self, values: Array) -> float:
         """Return the mean negative log-likelihood of probabilities, or the squared error of amounts."""
-        if self.kind is Kind.AMOUNTS:
+        if self.kind is Kind.REGRESSION:
             return float(np.mean((values - self._truth) ** 2))
         if self.kind is Kind.CLASSES:
             likely = values[np.arange(len(values)), self.targets]

@@ -90,7 +90,7 @@ def combined(weights: Sequence[float], kind: Kind, values: Sequence[Tensor]) -> 
     """Return the outputs that stand for the weighted sum of the candidates' values."""
     mixed = sum(value * weight for value, weight in zip(values, weights, strict=True))
     assert isinstance(mixed, Tensor)
-    if kind is Kind.AMOUNTS:
+    if kind is Kind.REGRESSION:
         return mixed
     least = torch.finfo(torch.float64).tiny
     return mixed.clamp(min=least).log() if kind is Kind.CLASSES else mixed.logit(eps=1e-16)

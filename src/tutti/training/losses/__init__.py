@@ -156,7 +156,7 @@ def named_loss(
 
     Args:
         spec: a name in `LOSSES`, package.module:function, file.py:function, or a callable, such as a torch
-            module. "auto" is cross_entropy for classes, and mse for amounts.
+            module. "auto" is cross_entropy for classes, and mse for regression.
         dataset: the targets; samples without a label in any part change the denominator of cross entropy.
         options: arguments by name: of a built-in loss, of a class, or of a function besides its first two.
         class_weights: "balanced", by the counts of the training part; comma-separated weights; a tensor with

@@ -20,7 +20,7 @@ def _no_shares(targets: Tensor) -> str | None:
     return (
         "needs class numbers, or shares of the classes that add up to 1 for each sample, but the targets are "
         f"floats, and {reason}; give --data.classes N if they are class numbers, '--loss bce' for labels of "
-        "which any number may hold, or '--loss mse' for amounts"
+        "which any number may hold, or '--loss mse' for regression"
     )
 
 
@@ -34,7 +34,7 @@ def _no_flags(targets: Tensor) -> str | None:
         return None
     return (
         f"needs targets from 0 to 1, but they go from {low:g} to {high:g}; give --data.classes N if they are "
-        "class numbers, or '--loss mse' for amounts"
+        "class numbers, or '--loss mse' for regression"
     )
 
 

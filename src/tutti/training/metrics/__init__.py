@@ -75,13 +75,11 @@ class Metric:
     def on(self, reading: Reading) -> Metric:
         """Return the metric for these targets; BadOption if it does not take them."""
         if self.takes and reading.kind not in self.takes:
-            of, remedy = "amounts", "choose other --metrics"
+            of, remedy = "regression", "choose other --metrics"
             if CLASSES in self.takes:
                 of = "classes"
                 remedy = f"give class numbers as whole numbers or with --data.classes N, or {remedy}"
-            raise BadOption(
-                f"metric '{self.name}' compares {of}, but the targets are {reading.kind}; {remedy}"
-            )
+            raise BadOption(f"metric '{self.name}' is for {of}, but the targets are {reading.kind}; {remedy}")
         return self if self.read is None else self.read(reading)
 
     def sum(self, outputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
@@ -177,7 +175,7 @@ def named_metrics(spec: Spec | Sequence[Spec], loss: Loss, dataset: DataSet) -> 
     Args:
         spec: comma-separated names, or a sequence of names and callables: a name in `METRICS`,
             package.module:function or file.py:function. "auto" is accuracy for classes and labels of 0 or
-            1, with balanced_accuracy and auc for two classes; mae, rmse and r2 for amounts; nothing for
+            1, with balanced_accuracy and auc for two classes; mae, rmse and r2 for regression; nothing for
             other float targets. "none" is nothing.
         loss: of the run.
         dataset: the targets of its training part decide "auto".
