@@ -85,7 +85,7 @@ class ServedCentre(Centre):
         staleness, dropped, versions = 0, False, []
         slots = dict(zip(self._servers, self._slots, strict=True))
         for _ in slots:
-            # In any order: a server that waits for this worker may be the one that another worker waits for.
+            # As they come: a server waits until its answer is taken, and others may wait for that server.
             server = self._comm.recv(self._answer, tag=ANSWER)
             version, stale, late = (int(value) for value in self._answer.tolist())
             versions.append(version)

@@ -146,7 +146,8 @@ def _announce_time(
         one.row.workers * _steps_of(one, task) * times[one.batch].median for one in plans
     )
     if comm.rank == 0 and not job.quiet:
-        print(f"{len(plans)} simulated trainings take about {seconds / busy:,.0f} s", flush=True)
+        seconds /= min(busy, comm.size, len(plans))
+        print(f"{len(plans)} simulated trainings take about {seconds:,.0f} s", flush=True)
 
 
 def _steps_of(plan: PlannedRow, task: Task) -> int:
