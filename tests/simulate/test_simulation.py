@@ -6,7 +6,7 @@ import json
 import pickle
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +247,7 @@ def test_more_workers_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPa
 
 def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "measured_steps", lambda *_: StepTimes((1e-3, 1e-3)))
+    monkeypatch.setattr(HostCommunicator, "clock", lambda _: 0.0)  # The budget lasts.
     config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01, epochs=50)
     slow = machine_of(EVEN, "10mbit,1ms")
     job = AdviseJob(config, SimulateQuestion([], [4], slow), None, (), 4.0, quiet=True)
@@ -259,7 +260,13 @@ def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: py
     assert found.config.strategy == found.pick.way.partition(":")[0]
     with pytest.raises(tutti.BadOption, match="give --budget"):
         advice.work(comm, pickle.dumps(replace(job, budget_s=0.1)))
+    clock = count(step=100)
+    monkeypatch.setattr(HostCommunicator, "clock", lambda _: float(next(clock)))
+    cut = advice.work(comm, pickle.dumps(job))
     comm.close()
+    trained, *left_out = cut.simulation.rows
+    assert cut.pick == trained
+    assert all("--budget" in row.error for row in left_out)
 
 
 @pytest.mark.parametrize(
