@@ -116,7 +116,7 @@ def test_a_simulation_says_what_it_rests_on_and_how_long_it_takes(
 def test_a_refusal_of_several_rows_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     ran = SimulatedRow("sync", 1, 1, 10, 1.0)
     Simulation([ran, *(SimulatedRow("lazy", size, 1, error="why") for size in (2, 8))]).show(sys.stdout)
-    assert "not simulated: lazy with 2 and 8 workers: why\n" in capsys.readouterr().out
+    assert "not simulated: lazy with 2, 8 workers: why\n" in capsys.readouterr().out
 
 
 def test_failures_leave_less_and_hosts_cost() -> None:

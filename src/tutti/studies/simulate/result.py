@@ -104,7 +104,7 @@ class Simulation:
             if row.error:
                 refused.setdefault((row.way, row.error), []).append(f"{row.workers:,}")
         for (way, error), workers in refused.items():
-            print(f"not simulated: {way} with {' and '.join(workers)} workers: {error}", file=stream)
+            print(f"not simulated: {way} with {', '.join(workers)} workers: {error}", file=stream)
         for way, stop in self.stops().items():
             if len(ways[way]) < 2:
                 continue

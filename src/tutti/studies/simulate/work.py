@@ -146,7 +146,7 @@ def _announce_time(
         one.row.workers * _steps_of(one, task) * times[one.batch].median for one in plans
     )
     if comm.rank == 0 and not job.quiet:
-        seconds /= min(busy, comm.size, len(plans))
+        seconds = max(1.0, seconds / min(busy, comm.size, len(plans)))
         print(f"{len(plans)} simulated trainings take about {seconds:,.0f} s", flush=True)
 
 
