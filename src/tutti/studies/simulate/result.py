@@ -94,8 +94,8 @@ class Simulation:
         cells = [row.cells(ran[0].rate) for row in ran]
         heads = [head for head in max(cells, key=len) if any(row.get(head) for row in cells)]
         table = TextTable(heads, drop=("hosts", "seconds", "kB/step", "loss"))
-        for row in cells:
-            table.add_row(*(row.get(head, "") for head in heads))
+        for texts in cells:
+            table.add_row(*(texts.get(head, "") for head in heads))
         console_on(stream).print(table)
         if self.assumed:
             print(self.assumed, file=stream)
