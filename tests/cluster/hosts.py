@@ -249,7 +249,8 @@ class Hosts:
         return f"tutti-{os.getpid()}-{host}"
 
     def _limit(self, name: str, end: str, rate: str) -> None:
-        limit = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+        # A larger burst would carry the begin of every message faster than this.
+        limit = ["tbf", "rate", rate, "burst", "16kb", "latency", "50ms"]
         command = ["tc", "-n", self.namespace(name), "qdisc", "replace", "dev", end, "root", *limit]
         subprocess.run(command, check=True, capture_output=True)
 
@@ -293,7 +294,7 @@ class Hosts:
             _ip(*inside, "link", "set", end, "up")
             _ip(*inside, "link", "set", "lo", "up")
             if self._rate is not None:
-                self._limit(name, end, self._rate)
+                self.slow_down(name, self._rate)
             if self._apart:
                 self._start(name)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from tests.comm.ranks import World
-from tutti.comm.base import Communicator
-from tutti.comm.virtual.world import Fault, VirtualWorld
+from tutti.comm.base import ANY, Communicator
+from tutti.comm.virtual.world import Fault, VirtualCommunicator, VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.connect import join_centre, workers_of_centre
@@ -276,3 +276,28 @@ def test_a_learning_rate_that_is_a_tensor_travels_too() -> None:
     Hyperparameters(there).write(Hyperparameters(make(lr=rate)).read())
     assert there.param_groups[0]["lr"] is kept
     assert float(kept) == pytest.approx(0.2)
+
+
+def test_servers_and_workers_do_not_wait_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As over MPI: a message inside a host is buffered, one between hosts waits for its receiver.
+    send, recv, taken = VirtualCommunicator.send, VirtualCommunicator.recv, 9999
+
+    def is_far(comm: VirtualCommunicator, other: int) -> bool:
+        members, host_of = comm._group.members, comm._cluster.host_of
+        return host_of[members[other]] != host_of[members[comm.rank]]
+
+    def send_and_wait(self: VirtualCommunicator, vector: Tensor, to: int, tag: int = 0) -> None:
+        send(self, vector, to, tag)
+        if is_far(self, to):
+            recv(self, torch.zeros(1), to, taken)
+
+    def recv_and_confirm(self: VirtualCommunicator, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
+        source = recv(self, vector, source, tag)
+        if is_far(self, source):
+            send(self, torch.zeros(1), source, taken)
+        return source
+
+    monkeypatch.setattr(VirtualCommunicator, "send", send_and_wait)
+    monkeypatch.setattr(VirtualCommunicator, "recv", recv_and_confirm)
+    found = VirtualWorld(8, 2, servers=4).run(pushing, add, 6)
+    assert all(values == {1.0 + 8 * 6} for values, _ in found)

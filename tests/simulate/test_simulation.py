@@ -6,7 +6,7 @@ import json
 import pickle
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tutti.comm.shm.communicator import HostCommunicator
 from tutti.run.config import TrainConfig
 from tutti.studies.simulate import advice, work
 from tutti.studies.simulate.machine import INCLUDED, Machine, machine_of, read_machine
-from tutti.studies.simulate.question import AdviseJob, SimulateQuestion
+from tutti.studies.simulate.question import AdviseJob, SimulateJob, SimulateQuestion, Way
 from tutti.studies.simulate.result import SimulatedRow, Simulation
 from tutti.studies.simulate.step_times import StepTimes
 
@@ -91,6 +91,32 @@ def test_a_row_that_says_nothing_of_its_workers_says_why() -> None:
 def test_ways_are_compared_with_the_first_row_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     Simulation([SimulatedRow("a", 1, 1, 10, 1.0), SimulatedRow("b", 2, 2, 30, 1.0)]).show(sys.stdout)
     assert [line.split()[4] for line in capsys.readouterr().out.splitlines()[1:3]] == ["1.0", "3.0"]
+
+
+def test_a_simulation_says_what_it_rests_on_and_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(work, "measured_steps", lambda *_: StepTimes((0.5, 0.5)))
+    monkeypatch.setattr(work, "share_waited", lambda *_: 0.5)
+    machine = replace(machine_of(None, "1gbit,1ms", price_per_hour=3.0), ranks_per_host=2)
+    question = SimulateQuestion([Way.parse("sync"), Way.parse("solo")], [8, 8, 2], machine)
+    job = SimulateJob(TrainConfig("mlp", {"hidden": [16]}, batch_size=8, steps=3), question)
+    comm = HostCommunicator.alone()
+    work.work(comm, pickle.dumps(job)).show(sys.stdout)
+    comm.close()
+    printed, warned = capsys.readouterr()
+    assert "waited 50% of the time for a core" in warned
+    assert "2 simulated trainings take about 30 s" in printed  # 2 and 8 workers, 3 steps, 0.5 s, twice
+    assert "2 workers on a host, 1gbit,1ms between hosts; steps take 500 ms with 8 samples, timed" in printed
+    assert "at 3 for a host and hour" in printed
+    assert printed.count("not simulated: solo") == 2
+    assert "sync pays up to" in printed or "sync stops paying" in printed
+
+
+def test_a_refusal_of_several_rows_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = SimulatedRow("sync", 1, 1, 10, 1.0)
+    Simulation([ran, *(SimulatedRow("lazy", size, 1, error="why") for size in (2, 8))]).show(sys.stdout)
+    assert "not simulated: lazy with 2, 8 workers: why\n" in capsys.readouterr().out
 
 
 def test_failures_leave_less_and_hosts_cost() -> None:
@@ -170,6 +196,7 @@ INSIDE = 'inside = "1gbit,1us"\n'
     [
         (NEEDED, "has no 'inside'; add it"),
         (NEEDED + INSIDE + "[compute]\nflops = 1e9\n", "unknown key 'flops'"),
+        (NEEDED + INSIDE + "[failurs]\nrepair_s = 9\n", "unknown section 'failurs'.*mean 'failures'"),
         (NEEDED + INSIDE + "[compute]\nspread = [1.0, 0.5]\n", "'spread' in the machine's file"),
         (NEEDED + INSIDE + "[failures]\nhours_between = 0\n", "is 0; give a number above 0"),
         (NEEDED.replace("1us", "-1us") + INSIDE, "the network of machine 'a'"),
@@ -220,6 +247,7 @@ def test_more_workers_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPa
 
 def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "measured_steps", lambda *_: StepTimes((1e-3, 1e-3)))
+    monkeypatch.setattr(HostCommunicator, "clock", lambda _: 0.0)  # The budget lasts.
     config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01, epochs=50)
     slow = machine_of(EVEN, "10mbit,1ms")
     job = AdviseJob(config, SimulateQuestion([], [4], slow), None, (), 4.0, quiet=True)
@@ -232,7 +260,13 @@ def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: py
     assert found.config.strategy == found.pick.way.partition(":")[0]
     with pytest.raises(tutti.BadOption, match="give --budget"):
         advice.work(comm, pickle.dumps(replace(job, budget_s=0.1)))
+    clock = count(step=100)
+    monkeypatch.setattr(HostCommunicator, "clock", lambda _: float(next(clock)))
+    cut = advice.work(comm, pickle.dumps(job))
     comm.close()
+    trained, *left_out = cut.simulation.rows
+    assert cut.pick == trained
+    assert all("--budget" in row.error for row in left_out)
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,15 @@ class ServedCentre(Centre):
     def _take(self, into: Vectors | None) -> tuple[int, bool]:
         """Receive all answers; returns the largest staleness, and whether a server dropped the message."""
         staleness, dropped, versions = 0, False, []
-        for server, slot in zip(self._servers, self._slots, strict=True):
-            self._comm.recv(self._answer, server, ANSWER)
+        slots = dict(zip(self._servers, self._slots, strict=True))
+        for _ in slots:
+            # As they come: a server waits until its answer is taken, and others may wait for that server.
+            server = self._comm.recv(self._answer, tag=ANSWER)
             version, stale, late = (int(value) for value in self._answer.tolist())
             versions.append(version)
             staleness, dropped = max(staleness, stale), dropped or bool(late)
             if into is not None:
-                receive_all(self._comm, slot.views(into), server, WEIGHTS)
+                receive_all(self._comm, slots[server].views(into), server, WEIGHTS)
         self._version = min(versions)
         return staleness, dropped
 

@@ -211,11 +211,11 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
                 recommendation, seconds=comm.clock() - began, samples=len(task.dataset.train)
             )
             rehearsal.end()
-        waited = _share_waited(comm, before, thread_times())
+        waited = share_waited(comm, before, thread_times())
         return recommendation and replace(recommendation, waited=waited)
 
 
-def _share_waited(comm: Communicator, before: ThreadTimes | None, after: ThreadTimes | None) -> float:
+def share_waited(comm: Communicator, before: ThreadTimes | None, after: ThreadTimes | None) -> float:
     """Return the share of their runnable time in which ranks waited for a core (collective)."""
     times = (0.0, 0.0)
     if before is not None and after is not None:

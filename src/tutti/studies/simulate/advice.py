@@ -17,7 +17,7 @@ from tutti.run.jobs import load_job
 from tutti.studies.simulate.calibrate import measured_steps
 from tutti.studies.simulate.question import REPLAYED, AdviseJob, Way
 from tutti.studies.simulate.result import SimulatedRow, Simulation
-from tutti.studies.simulate.work import PlannedRow, opened, plan_rows, simulated
+from tutti.studies.simulate.work import OVERHEAD, PlannedRow, opened, plan_rows, simulated
 
 EVERY: Final = (8, 32, 128)
 """Local steps between two exchanges, to choose from."""
@@ -27,9 +27,6 @@ EXCHANGES: Final = 4
 
 LEAST: Final = 40
 """Fewest steps of a short training without waiting."""
-
-OVERHEAD: Final = 2
-"""Seconds of a virtual worker's step over those of a real one's: this process copies the messages."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +64,25 @@ def work(comm: Communicator, payload: bytes) -> Advice:
     with seeded(job.config.seed):
         task = opened(job, comm)
         pass_s = measured_steps(job, comm, task, job.config.batch_size).median
-        step_s = OVERHEAD * pass_s * workers * len([*_candidates(job, 1 << 30)]) / comm.size
-        steps = int(job.budget_s / step_s)
-        if steps < LEAST:
+        each_s = OVERHEAD * pass_s * workers / comm.size
+        steps = max(LEAST, int(job.budget_s / (each_s * len([*_candidates(job, 1 << 30)]))))
+        needed_s = steps * each_s * len([*_candidates(job, steps)])
+        if needed_s > job.budget_s:
             raise BadOption(
-                f"--budget {job.budget_s:g} has room for {steps} steps of {workers} virtual workers; give "
-                f"--budget {LEAST * step_s:.0f}, or fewer --hosts"
+                f"--budget {job.budget_s:g} has no room for {LEAST} steps of {workers} virtual workers; give "
+                f"--budget {needed_s:.0f}, or fewer --hosts"
             )
         question = replace(job.question, ways=[*_candidates(job, steps)])
         timing = replace(job, question=replace(question, timing=True))
         timed = simulated(timing, comm, task, plan_rows(timing)).rows
-        each_s = [row.seconds / REPLAYED for row in timed]
+        own_step_s = [row.seconds / REPLAYED for row in timed]
         ways = [
-            replace(way, options={**way.options, "steps": max(1, int(steps * min(each_s) / own_s))})
-            for way, own_s in zip(question.ways, each_s, strict=True)
+            replace(way, options={**way.options, "steps": max(1, int(steps * min(own_step_s) / own_s))})
+            for way, own_s in zip(question.ways, own_step_s, strict=True)
         ]
         learning = replace(job, question=replace(question, ways=ways))
         plans = plan_rows(learning)
-        found = simulated(learning, comm, task, plans)
+        found = simulated(learning, comm, task, plans, job.budget_s)
     losses = {row.way: row.loss for row in found.rows if row.loss is not None}
     pick = min((row for row in found.rows if row.way in losses), key=lambda row: losses[row.way])
     config = next(

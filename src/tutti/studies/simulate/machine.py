@@ -18,6 +18,9 @@ FOLDER: Final = Path(__file__).with_name("machines")
 INCLUDED: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 """The names of the machines that come with the package."""
 
+SECTIONS: Final = ("network", "compute", "failures", "input")
+"""The sections of a machine's file; which one a key is in makes no difference."""
+
 BETWEEN: Final = "10gbit,50us"
 INSIDE: Final = "64gbit,1us"
 """Links of a machine that is not described."""
@@ -104,6 +107,8 @@ def read_machine(given: str) -> Machine:
         raise BadOption(f"cannot read the machine's file {path}: {why}; name another") from error
     values: dict[str, Any] = {}
     for key, value in tables.items():
+        if isinstance(value, dict) and key not in SECTIONS:
+            raise UnknownName("section", key, SECTIONS, of=f"the machine's file {path}")
         values |= value if isinstance(value, dict) else {key: value}
     known = {f.name: f for f in fields(Machine)}
     for key in values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple, NoReturn
@@ -56,6 +57,7 @@ class Recorder(Communicator):
     def __init__(self, operations: list[CommOperation], sizes: Sequence[int], group: str = "all") -> None:
         self._operations, self._sizes, self._group = operations, tuple(sizes), group
         self.size, self.hosts = sum(sizes), len(sizes)
+        self._asked = deque[int]()  # the servers whose answers are to come
 
     def _note(self, kind: str, nbytes: float = 0.0, peer: int = 0) -> None:
         # Another host may have several ranks.
@@ -96,14 +98,19 @@ class Recorder(Communicator):
     def send(self, vector: Tensor, to: int, tag: int = 0) -> None:
         if self._group != "servers":
             self._refuse("workers send messages to each other")
-        if tag == REQUEST and int(vector[0]) not in SERVED:
-            self._refuse("the answer of a server depends on other workers")
+        if tag == REQUEST:
+            if int(vector[0]) not in SERVED:
+                self._refuse("the answer of a server depends on other workers")
+            if int(vector[0]) != Request.PUSH:
+                self._asked.append(to)
         self._note("send", vector.nbytes, to)
 
     @override
     def recv(self, vector: Tensor, source: int = ANY, tag: int = 0) -> int:
         if self._group != "servers":
             self._refuse("workers wait for messages of each other")
+        if source == ANY:
+            source = self._asked.popleft()
         self._note("recv", vector.nbytes, source)
         return source
 

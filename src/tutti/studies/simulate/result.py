@@ -15,8 +15,6 @@ from tutti.terminal import console_on
 WORTH: Final = 1.25
 """Twice the workers have to be this many times as fast."""
 
-REMARK: Final = "remark"
-
 DEAR: Final = 2.0
 """Samples may not cost this many times those of the cheapest smaller number of workers."""
 
@@ -38,6 +36,7 @@ class SimulatedRow:
     loss: float | None = None  # on the validation part at the end; None: timing alone
     metrics: dict[str, float] = field(default_factory=dict)  # likewise
     error: str = ""  # why it cannot be run
+    steps: int = 0  # of each worker
 
     @property
     def rate(self) -> float:
@@ -52,12 +51,12 @@ class SimulatedRow:
     def cells(self, first: float) -> dict[str, str]:
         """Return the cells of the table by their heads; `first` is the rate of the first row of all."""
         found = {"strategy": self.way, "workers": f"{self.workers:,}", "hosts": f"{self.hosts:,}"}
-        if self.error:
-            return found | {REMARK: self.error}
         found |= {
             "samples/s": f"{self.rate:,.0f}",
             "speed-up": f"{self.rate / first:,.1f}" if first else "",
+            "steps": f"{self.steps:,}" if self.steps else "",
             "seconds": f"{self.seconds:,.4g}",
+            "ms/step": f"{1e3 * self.seconds / self.steps:,.4g}" if self.steps else "",
             "computes": f"{self.computes:.0%}",
             "kB/step": f"{self.bytes_per_step / 1000:,.1f}",
             "late by": f"{self.staleness:.1f}" if self.staleness else "",
@@ -65,7 +64,7 @@ class SimulatedRow:
             "cost": "" if self.cost is None else f"{self.cost:,.4g}",
             "loss": "" if self.loss is None else loss_text(self.loss),
         }
-        return found | {name: metric_text(name, value) for name, value in self.metrics.items()} | {REMARK: ""}
+        return found | {name: metric_text(name, value) for name, value in self.metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,7 @@ class Simulation:
     """All rows, way by way, by the number of workers."""
 
     rows: Sequence[SimulatedRow]
+    assumed: str = ""
 
     def by_way(self) -> dict[str, list[SimulatedRow]]:
         """Return the rows of each way that can be run."""
@@ -88,15 +88,23 @@ class Simulation:
         return {way: next(_unpaid(rows), None) for way, rows in self.by_way().items()}
 
     def show(self, stream: IO[str]) -> None:
-        """Print the table, and where each way stops paying."""
+        """Print the table, the rows that cannot be run, and where each way stops paying."""
         ways = self.by_way()
-        first = next((one.rate for one in self.rows if not one.error), 0.0)
-        cells = [row.cells(first) for row in self.rows]
+        ran = [row for row in self.rows if not row.error]
+        cells = [row.cells(ran[0].rate) for row in ran]
         heads = [head for head in max(cells, key=len) if any(row.get(head) for row in cells)]
-        table = TextTable(heads, left=(REMARK,), drop=("hosts", "seconds", "kB/step", "loss"))
-        for row in cells:
-            table.add_row(*(row.get(head, "") for head in heads))
+        table = TextTable(heads, drop=("hosts", "seconds", "kB/step", "loss"))
+        for texts in cells:
+            table.add_row(*(texts.get(head, "") for head in heads))
         console_on(stream).print(table)
+        if self.assumed:
+            print(self.assumed, file=stream)
+        refused: dict[tuple[str, str], list[str]] = {}
+        for row in self.rows:
+            if row.error:
+                refused.setdefault((row.way, row.error), []).append(f"{row.workers:,}")
+        for (way, error), workers in refused.items():
+            print(f"not simulated: {way} with {', '.join(workers)} workers: {error}", file=stream)
         for way, stop in self.stops().items():
             if len(ways[way]) < 2:
                 continue
@@ -105,7 +113,7 @@ class Simulation:
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as JSON values."""
-        return {"rows": [asdict(row) for row in self.rows], "stops": self.stops()}
+        return {"assumed": self.assumed, "rows": [asdict(row) for row in self.rows], "stops": self.stops()}
 
     def draw(self, path: str) -> None:
         """Draw speed, and accuracy where there is one, against workers: an .svg, .png or .html file."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -14,6 +14,7 @@ from tutti.comm.base import Communicator
 from tutti.errors import BadOption, NotFinite
 from tutti.exports.sources import load_from
 from tutti.free_memory import free_bytes
+from tutti.launch.busy_cores import BUSY, thread_times
 from tutti.model_parallel.memory import state_per_byte
 from tutti.parameter_server.base import Centre
 from tutti.run.build import Task, open_config_data, prepare_task, seeded
@@ -21,8 +22,10 @@ from tutti.run.checks import check_recipe
 from tutti.run.config import DEFAULT_EPOCHS
 from tutti.run.jobs import Recipe, load_job
 from tutti.run.optimization import build_optimizer
+from tutti.run.start import announce
 from tutti.strategies import Strategy, named
 from tutti.strategies.base import Pace
+from tutti.studies.autotune.measure import share_waited
 from tutti.studies.simulate.calibrate import calibrated, measured_steps, reckoned_steps
 from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.learning import learn
@@ -32,6 +35,9 @@ from tutti.studies.simulate.question import SimulateJob, Way
 from tutti.studies.simulate.result import SimulatedRow, Simulation
 from tutti.studies.simulate.step_times import StepTimes
 from tutti.studies.simulate.timing import replay
+
+OVERHEAD: Final = 2
+"""Seconds of a virtual worker's step over those of a real one's: this process copies the messages."""
 
 VECTORS: Final = 3
 """Vectors of a virtual worker, besides the optimizer's: weights, gradients, and one that it exchanges."""
@@ -81,27 +87,75 @@ def opened(job: SimulateJob, comm: Communicator) -> Task:
 
 
 def simulated(
-    job: SimulateJob, comm: Communicator, task: Task, rows: Sequence[PlannedRow | SimulatedRow]
+    job: SimulateJob,
+    comm: Communicator,
+    task: Task,
+    rows: Sequence[PlannedRow | SimulatedRow],
+    budget_s: float = inf,
 ) -> Simulation:
-    """Simulate the rows that can be (collective)."""
+    """Simulate the rows that can be (collective); none but the first begins after `budget_s`."""
     timing, machine = job.question.timing, job.question.machine
     plans = {at: one for at, one in enumerate(rows) if isinstance(one, PlannedRow)}
     busy = comm.size if timing else _at_a_time(job, comm, task, [*plans.values()])
     times = _step_times(job, comm, task, {plan.batch for plan in plans.values()})
+    if not timing:
+        _announce_time(job, comm, task, [*plans.values()], times, busy)
     # The largest first; whichever rank is free takes the next one.
     order = sorted(plans, key=lambda at: -plans[at].row.workers)
-    take, mine = comm.counter().add, dict[int, SimulatedRow]()
+    take, mine, began = comm.counter().add, dict[int, SimulatedRow](), comm.clock()
     while comm.rank < busy and (number := take(1)) < len(order):
         plan = plans[order[number]]
+        if number and comm.clock() - began > budget_s:
+            mine[order[number]] = replace(plan.row, error="the --budget was used up before")
+            continue
         row = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
         mine[order[number]] = row
         if not (job.quiet or timing):
             print(f"simulated: {row.way}, workers: {row.workers:,}, {row.told()}", flush=True)
     found = cast("list[dict[int, SimulatedRow]]", comm.all_gather_objects(mine))
     done = {at: row for part in found for at, row in part.items()}
-    return Simulation(
-        _possible([one if isinstance(one, SimulatedRow) else done[at] for at, one in enumerate(rows)])
+    every = _possible([one if isinstance(one, SimulatedRow) else done[at] for at, one in enumerate(rows)])
+    return Simulation(every, _assumptions(machine, times))
+
+
+def _assumptions(machine: Machine, times: dict[int, StepTimes]) -> str:
+    """Return what the rows rest on, in a sentence."""
+    steps = ", ".join(f"{1e3 * one.median:.3g} ms with {batch} samples" for batch, one in times.items())
+    how = "timed here" if machine.flops_per_s is None else f"reckoned from flops_per_s of '{machine.name}'"
+    text = (
+        f"assumed: {machine.ranks_per_host} workers on a host, {machine.network} between hosts; steps take "
+        f"{steps}, {how}"
     )
+    if machine.price_per_hour is not None:
+        text += f"; cost: of the steps that are simulated, at {machine.price_per_hour:g} for a host and hour"
+    return text
+
+
+def _announce_time(
+    job: SimulateJob,
+    comm: Communicator,
+    task: Task,
+    plans: Sequence[PlannedRow],
+    times: dict[int, StepTimes],
+    busy: int,
+) -> None:
+    """Print how long the trainings take (collective)."""
+    if job.question.machine.flops_per_s is not None:
+        times = {batch: measured_steps(job, comm, task, batch) for batch in sorted(times)}
+    seconds = OVERHEAD * sum(
+        one.row.workers * _steps_of(one, task) * times[one.batch].median for one in plans
+    )
+    if comm.rank == 0 and not job.quiet:
+        seconds = max(1.0, seconds / min(busy, comm.size, len(plans)))
+        print(f"{len(plans)} simulated trainings take about {seconds:,.0f} s", flush=True)
+
+
+def _steps_of(plan: PlannedRow, task: Task) -> int:
+    """Return the number of steps of each worker."""
+    config = plan.recipe.config
+    update = config.batch_size * (1 if plan.strategy.pace is Pace.TOGETHER else plan.row.workers)
+    samples = (config.epochs or DEFAULT_EPOCHS) * len(task.dataset.train)
+    return config.steps or max(1, samples // update)
 
 
 def plan_rows(job: SimulateJob) -> list[PlannedRow | SimulatedRow]:
@@ -109,7 +163,7 @@ def plan_rows(job: SimulateJob) -> list[PlannedRow | SimulatedRow]:
     question = job.question
     if not question.ways:
         raise BadOption("nothing to simulate; give --strategies at least one, such as sync")
-    rows = [_planned(job, way, workers) for way in question.ways for workers in sorted(question.workers)]
+    rows = [_planned(job, way, workers) for way in question.ways for workers in sorted({*question.workers})]
     return _possible(rows)
 
 
@@ -165,7 +219,14 @@ def _step_times(job: SimulateJob, comm: Communicator, task: Task, batches: set[i
     machine = job.question.machine
     if machine.flops_per_s is not None:
         return {batch: reckoned_steps(machine, task, batch) for batch in batches}
+    before = thread_times()
     times = {batch: measured_steps(job, comm, task, batch) for batch in sorted(batches)}
+    waited = share_waited(comm, before, thread_times())
+    if comm.rank == 0 and waited > BUSY and not job.quiet:
+        announce(
+            f"warning: steps that were timed waited {waited:.0%} of the time for a core, as other programs "
+            "compute; simulate again without them: on an idle host steps are faster"
+        )
     if job.calibrate is not None and comm.rank == 0:
         text = calibrated(machine, task, max(batches), times[max(batches)]).written()
         Path(job.calibrate).write_text(text, encoding="utf-8")
@@ -176,9 +237,7 @@ def _timed(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -> 
     """Replay the communication of a row's workers."""
     row, config, strategy = plan.row, plan.recipe.config, plan.strategy
     together = strategy.pace is Pace.TOGETHER
-    update = config.batch_size * (1 if together else row.workers)
-    samples = (config.epochs or DEFAULT_EPOCHS) * len(task.dataset.train)
-    steps = config.steps or max(1, samples // update)
+    update, steps = config.batch_size * (1 if together else row.workers), _steps_of(plan, task)
     hosts = machine.hosts(row.workers)
     try:
         servers = int(Centre in strategy.needs)
@@ -200,6 +259,7 @@ def _timed(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -> 
         return replace(row, error=why)
     row = replace(
         row,
+        steps=steps,
         samples=steps * update,
         seconds=timing.seconds,
         computes=timing.utilisation,
@@ -222,6 +282,7 @@ def _learned(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -
     last = history[-1].validation or history[-1].train
     row = replace(
         row,
+        steps=_steps_of(plan, task),
         samples=sum(epoch.train.samples for epoch in history),
         seconds=seconds,
         computes=sum(one.stages["forward"] + one.stages["backward"] for one in ranks) / row.workers / seconds,
