@@ -134,7 +134,7 @@ def test_every_kind_of_file_has_the_same_predictions(runs: Path, tmp_path: Path)
     amounts = predicted(runs / "amounts", str(runs / "v.npz"), tmp_path / "v.csv", 2)
     given = TABLE[:60].astype(np.float32)
     assert amounts.read_text().splitlines()[0] == '"row","value 0","value 1"'
-    named = predict.Meaning(Kind.AMOUNTS, None, ("low", "high")).columns(np.arange(2), np.eye(2))
+    named = predict.Meaning(Kind.REGRESSION, None, ("low", "high")).columns(np.arange(2), np.eye(2))
     assert [*named] == ["row", "low", "high"]
     values = np.loadtxt(amounts, delimiter=",", skiprows=1)[:, 1:]
     assert np.array_equal(values.astype(np.float32), tutti.load(runs / "amounts").predict(given))

@@ -19,7 +19,7 @@ from tutti.studies.ensemble.library import Library, library_of
 Array = NDArray[np.float64]
 
 
-def _library(values: Array, targets: Array, kind: Kind = Kind.AMOUNTS, folds: int = 2) -> Library:
+def _library(values: Array, targets: Array, kind: Kind = Kind.REGRESSION, folds: int = 2) -> Library:
     names = tuple("abcdefghij"[: len(values)])
     rows = np.arange(len(targets))
     return Library(names, kind, values, targets, rows, rows % folds)
@@ -135,7 +135,7 @@ def test_candidates_that_mean_different_things_are_refused() -> None:
     turned = _predictions(np.zeros((4, 3)), targets[::-1])
     for other, kinds in (
         (four, classes),
-        (three, {"a": Kind.CLASSES, "b": Kind.AMOUNTS}),
+        (three, {"a": Kind.CLASSES, "b": Kind.REGRESSION}),
         (turned, classes),
     ):
         with pytest.raises(BadData, match="b and a cannot be combined"):

@@ -274,7 +274,7 @@ def test_the_time_that_all_ranks_waited_for_cores_counts() -> None:
     after = (ThreadTimes(1.5, 0.0), ThreadTimes(1.5, 1.0), None)
 
     def rank(comm: Communicator) -> float:
-        return measure._share_waited(comm, ThreadTimes(0.5, 0.0), after[comm.rank])
+        return measure.share_waited(comm, ThreadTimes(0.5, 0.0), after[comm.rank])
 
     assert VirtualWorld(ranks=3).run(rank) == [pytest.approx(1 / 3)] * 3
 
