@@ -123,6 +123,7 @@ _ALIASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "warm": ("CosineAnnealingWarmRestarts", {"T_mult": 2}),
     "plateau": ("ReduceLROnPlateau", {}),
     CONSTANT: (CONSTANT, {}),
+    "none": (CONSTANT, {}),
 }
 """Shorter names, and the options that they stand for. A class's own name may be written without its "LR"."""
 

@@ -111,7 +111,7 @@ def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
         (["--missing", "drop"], "unknown option '--missing'; did you mean '--data.missing'?"),
         (["--batchsize=3"], "unknown option '--batchsize'; did you mean '--batch-size'?"),
         (["mlp", "lenet"], "unknown argument 'lenet'"),
-        (["mlp", __file__], "Quote a pattern, as in --data 'train-*.h5'"),
+        (["mlp", __file__], "quote a pattern, as in --data 'train-*.h5'"),
         (["--epochs", "five"], "'five' is not a whole number"),
         (["--batch-size", "five"], "'five' is not a whole number"),
         (["--lr", "fast"], "'fast' is not a number"),

@@ -120,7 +120,7 @@ def test_weights_are_a_column_in_training_and_evaluation(tutti: Run, tmp_path: P
     code, shown, _ = tutti("train", "mlp", "--data", table, *options, "--out", run)
     (line,) = [line for line in shown.splitlines() if line.startswith("test:")]
     assert code == 0
-    assert "cross_entropy by weights of samples" in shown
+    assert "cross_entropy, weighted by sample" in shown
     assert line in tutti("evaluate", run)[1].replace("test part of data:", "test:")
     test = f"{table}/test.csv"
     assert line in tutti("evaluate", run, "--data", test, "--data.weight", "heavy")[1]

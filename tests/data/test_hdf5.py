@@ -11,7 +11,7 @@ import torch
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, open_data
 from tutti.data.sources import read_source
-from tutti.errors import BadData
+from tutti.errors import BadData, BadOption
 
 h5py = pytest.importorskip("h5py", reason="needs the extra 'data'")
 
@@ -114,6 +114,10 @@ def test_a_name_that_is_not_there_lists_those_that_are(listed):
         read_source(str(listed.parent / "0.h5"), {})
     with pytest.raises(BadData, match=r"--data\.features NAME --data\.labels NAME; it has"):
         read_source(str(listed.parent / "0.h5"), {"features": "events/jets"})
+    with pytest.raises(BadData, match="'jetz'"):
+        read_source(str(listed.parent / "0.h5"), {"features": "jetz"})
+    with pytest.raises(BadOption, match="'events/jets' is input and target at once"):
+        read_source(str(listed.parent / "0.h5"), {"features": "events/jets", "labels": "events/jets"})
 
 
 def test_usual_names_need_no_options_and_texts_are_classes(tmp_path):

@@ -28,19 +28,20 @@ def _begin(comm: Communicator) -> None:
     distribute._loop = OwnLoop(comm)
 
 
-def _figures(comm: Communicator) -> tuple[float, float]:
+def _figures(comm: Communicator) -> tuple[float, float, int]:
     _begin(comm)
     sum_, samples = 0.0, 0
     with torch.no_grad():
         for (values,) in distribute.shard(_loader()):
             sum_, samples = sum_ + values.sum().item(), samples + len(values)
-    return distribute.total(sum_), distribute.mean(sum_ / samples)
+    return distribute.total(sum_), distribute.mean(sum_ / samples), distribute.total(samples)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_figures_after_a_loop_are_those_of_all_its_batches(worlds: Worlds, size: int) -> None:
-    wanted = (511.0, 511.0 / 9)
-    assert worlds.call(_figures, size) == [pytest.approx(wanted, rel=1e-14)] * size
+    figures = worlds.call(_figures, size)
+    assert figures == [pytest.approx((511.0, 511.0 / 9, 9), rel=1e-14)] * size
+    assert {type(count) for *_, count in figures} == {int}
 
 
 def _one_batch(comm: Communicator, gradients: bool) -> float:

@@ -48,7 +48,7 @@ def test_without_a_run_of_solo_empty_columns_are_left_out_and_the_note_says_why(
     table, note = shown.getvalue().split("tuesday")[0], shown.getvalue()
     assert "samples/s" in table
     assert all(head not in table for head in ("speed-up", "vs all threads", "efficiency"))
-    assert "Without a run of solo there is no speed-up, vs all threads, efficiency" in " ".join(note.split())
+    assert "To see speed-up and efficiency, add solo to --strategies" in " ".join(note.split())
 
 
 def test_runs_stand_side_by_side_under_the_names_of_their_folders(tmp_path: Path) -> None:

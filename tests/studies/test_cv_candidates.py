@@ -38,17 +38,19 @@ def test_models_schedules_and_swept_options_are_crossed() -> None:
     one = found["Net/cosine/lr=0.2,model.hidden=4"].config
     assert (one.model, one.schedule, one.lr) == ("some/where/mine.py:Net", "cosine", 0.2)
     assert one.model_options == {"hidden": 4}
-    assert found["mlp/none/lr=0.1,model.hidden=4"].config.schedule is None
+    assert found["mlp/none/lr=0.1,model.hidden=4"].config.schedule == "none"
 
 
 def test_each_model_has_its_own_defaults_where_no_option_is_given() -> None:
     base = FarmJob("", TrainConfig(epochs=1, lr=0.5))
-    schedules = _named("schedule", "none", "linear")
-    found = candidates_of(base, _named("model", "mlp", "tabular"), schedules, {"batch_size": [16]})
+    models, sweep = _named("model", "mlp", "tabular"), {"batch_size": [16]}
+    found = candidates_of(base, models, alternatives("schedule", [(None, None)]), sweep)
+    found |= candidates_of(base, models[1:], _named("schedule", "none", "linear"), sweep)
     common = {"epochs": 1, "lr": 0.5, "batch_size": 16}
     for name, options in [
         ("mlp/none/batch_size=16", {"optimizer": "adam", "schedule": None}),
-        ("tabular/none/batch_size=16", {"optimizer": "adamw", "schedule": "cosine"}),
+        ("tabular/cosine/batch_size=16", {"optimizer": "adamw", "schedule": "cosine"}),
+        ("tabular/none/batch_size=16", {"optimizer": "adamw", "schedule": "none"}),
         ("tabular/linear/batch_size=16", {"optimizer": "adamw", "schedule": "linear"}),
     ]:
         wanted = {**common, **options}

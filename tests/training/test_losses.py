@@ -145,7 +145,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
         ("nll", {}, "1,2", "2 numbers, but there are 3 classes"),
         ("nll", {}, "balance", "give balanced, or one number"),
         ("nll", {}, "1,-2,3", "give balanced, or one number"),
-        (nn.CrossEntropyLoss(weight=torch.ones(3)), {}, "balanced", "has weights of its own"),
+        (nn.CrossEntropyLoss(weight=torch.ones(3)), {}, "balanced", "already has class weights"),
     ],
 )
 def test_options_and_weights_that_do_not_fit_are_refused(loss, options, weights, message: str) -> None:

@@ -69,7 +69,9 @@ class Command(ABC):
             kind = "option" if name.startswith("-") else "argument"
             explains = f"{parser.explains()}."
             if kind == "argument":
-                quoted = "Quote a pattern, as in --data 'train-*.h5'. " if Path(name).is_file() else ""
+                quoted = ""
+                if Path(name).is_file():
+                    quoted = f"Data go with --data {name}; quote a pattern, as in --data 'train-*.h5'. "
                 raise UnknownName(kind, name, (), quoted + explains)
             of_parts = [flag for field in parser.dotted for flag in flags_of_parts(field, words)]
             known = [*parser.flags(), *of_parts]

@@ -17,7 +17,6 @@ from tutti.registry import part
 from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
 from tutti.studies.cross_validation.candidates import (
-    NONE,
     alternatives,
     candidates_of,
     servers_of,
@@ -50,8 +49,8 @@ class CvCommand(Command):
         parser.option("--repeats", repeats, "N", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
         parser.group_option("fold")
-        schedules = "schedules with commas, each as for 'tutti train', or none"
-        parser.option("--schedule", schedules, "NAMES", NONE, dest="schedules")
+        schedules = "schedules with commas, each as for 'tutti train' (default: the model's own, or none)"
+        parser.option("--schedule", schedules, "NAMES", "", dest="schedules")
         parser.option(
             "--sweep",
             "cross in an option of 'tutti train', such as lr=0.01,0.001 or model.hidden=64,128; may be given "
@@ -83,7 +82,8 @@ class CvCommand(Command):
             found, metrics = score_of(score, config.metrics, "--score")
             score, config = str(found), replace(config, metrics=cast("str", metrics))
         models = alternatives("model", [(None, word) for word in words_of(own.models)])
-        schedules = alternatives("schedule", [(None, word) for word in words_of(own.schedules)])
+        words_or_default: list[str | None] = [*words_of(own.schedules)] or [None]
+        schedules = alternatives("schedule", [(None, word) for word in words_or_default])
         candidates = candidates_of(FarmJob("", config), models, schedules, sweep_of(own.sweep))
         for one in candidates.values():
             check_here(Recipe(one.config, objects=one.objects))

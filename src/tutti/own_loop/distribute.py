@@ -265,6 +265,8 @@ def total(value: Number) -> Number:
     """
     loop = _current()
     sums = loop.add_up(Purpose.TOTAL, plain(value) if loop.samples else 0.0)
+    if isinstance(value, int):
+        return cast("Number", round(sums[0].item()))
     flag = isinstance(value, torch.Tensor) and value.dtype == torch.bool
     return like(value, sums[0].item(), torch.int64 if flag else None)
 

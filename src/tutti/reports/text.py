@@ -22,7 +22,7 @@ _EXPLAINED: Final = {
 }
 """Columns that compare a way with one process."""
 
-NO_SOLO: Final = f"Without a run of solo there is no {', '.join(_EXPLAINED)}: add solo to --strategies."
+NO_SOLO: Final = "To see speed-up and efficiency, add solo to --strategies."
 
 APART_NOTE: Final = (
     "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."

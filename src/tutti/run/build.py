@@ -331,7 +331,7 @@ class Task:
             noun = "label of 0 or 1"
         kind = summary_lines.kind_of_task(noun, outputs_for(data), data.labels)
         loss = f"{of.loss.name} of one-hot labels" if of.loss.one_hot else of.loss.name
-        loss += " by weights of samples" if of.weighted else ""
+        loss += ", weighted by sample" if of.weighted else ""
         return f"{sizes}\n{summary_lines.task(kind, loss, [one.name for one in of.metrics])}"
 
     def workload(self, batch_size: int) -> Workload:

@@ -308,7 +308,7 @@ class TrainConfig:
     schedule: str | None = option(
         None,
         "any scheduler of torch.optim.lr_scheduler, such as OneCycleLR, stepped each update; plateau, "
-        "stepped each epoch; or warmup_cosine, cosine, warm or linear, which last as long as the run",
+        "stepped each epoch; or warmup_cosine, cosine, warm or linear, which last as long as the run; none",
     )
     schedule_options: Options = option({}, "arguments of the scheduler")
     sampling: str | None = option(

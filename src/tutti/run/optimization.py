@@ -94,6 +94,8 @@ def build_schedule(
         if isinstance(given, str)
         else given(optimizer, **config.schedule_options)
     )
+    if schedule is None and isinstance(given, str):
+        return None
     if not hasattr(schedule, "step"):
         raise BadOption(
             f"schedule '{config.schedule}' made a {type(schedule).__name__}; it must return a scheduler of "

@@ -62,7 +62,8 @@ def table(preparation: Preparation) -> str:
 
 def training(config: TrainConfig, together: bool) -> str:
     """Describe the training in a line."""
-    schedule = f"schedule {config.schedule.removeprefix('object:')}" if config.schedule else "no schedule"
+    scheduled = config.schedule not in (None, "none")
+    schedule = f"schedule {str(config.schedule).removeprefix('object:')}" if scheduled else "no schedule"
     of = "" if together else " of each worker"
     length = plural(config.epochs, "epoch") if config.epochs else plural(config.steps or 0, "step")
     rate = config.lr if isinstance(config.lr, str) else f"{config.lr:g}"

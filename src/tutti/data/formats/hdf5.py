@@ -15,7 +15,7 @@ from tutti.data.formats import Format
 from tutti.data.rows import Array, StoredRows
 from tutti.data.structure import sequence_column
 from tutti.data.tables import listed, names_of
-from tutti.errors import BadData
+from tutti.errors import BadData, BadOption
 from tutti.load_object import optional_package
 from tutti.records.npz import damaged, open_data_file
 from tutti.registry import part
@@ -45,6 +45,8 @@ class Hdf5(Format):
                 given = {"train": _rows(path, file, weight)} if weight is not None and labelled else {}
                 if features is not None and (labels is not None or not labelled):
                     targets = _several(path, file, labels) if labelled else None
+                    if targets is not None and features == labels:
+                        raise BadOption(f"'{features}' is input and target at once; give other --data.labels")
                     parts = {"train": (_several(path, file, features), targets)}
                     called = tuple(map(str, names_of(labels, _names(file)))) if labelled else ()
                     return Contents(path.stem, parts, targets=called, groups=groups, weights=given)
@@ -52,6 +54,8 @@ class Hdf5(Format):
                 slots = {slot[1] for slot in map(slot_of, keys) if slot is not None}
                 lacks = {"inputs", *(["targets"] if labelled else [])} - slots
                 if lacks or features is not None or (labels is not None and labelled):
+                    for name in filter(None, (features, labels)):
+                        _several(path, file, name)  # refuses a wrong name
                     raise BadData(
                         f"name the inputs and the targets of {path} by --data.features NAME --data.labels "
                         f"NAME; it has {_data_sets(file)}"

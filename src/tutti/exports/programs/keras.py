@@ -33,7 +33,7 @@ class KerasProgram(Program):
         model: Any = getattr(given, "network", None)
         data = given.data
         if not is_of_keras(model):
-            raise BadModel("the model is none of Keras, whose file cannot hold it; write it by --to onnx")
+            raise BadModel("a Keras file cannot hold a model that is not of Keras; write it by --to onnx")
         asked: Any = getattr(model, "inputs", None)
         if data.fill or data.preparation or (data.mean and (not asked or len(asked) != 1)):
             raise BadModel(

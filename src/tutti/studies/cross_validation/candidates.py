@@ -34,7 +34,7 @@ class Alternative:
 
 
 def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[Alternative]:
-    """Return models or schedules; "none" is no schedule.
+    """Return models or schedules; without a schedule a model's default applies, or none.
 
     One without a given name is called by the last part of a path or package, a class or function by its own
     name.
@@ -46,7 +46,7 @@ def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[
     for name, one in given:
         values: dict[str, Any]
         objects: Mapping[str, Pickled] = {}
-        if one is None or (kind == "schedule" and one == NONE):
+        if one is None:
             values, short = {kind: None, "schedule_options": {}}, NONE
         elif isinstance(one, str):
             # Two files may each have a Net.
@@ -81,7 +81,8 @@ def candidates_of(
         common = {**base.config.as_json(), **model.values, **schedule.values}
         given = {field: one for field, one in common.items() if one != getattr(TrainConfig, field, {})}
         common |= with_defaults(given)
-        name = "/".join([model.name, schedule.name, *_swept(swept)])
+        by_default = schedule.values.get("schedule", NONE) is None and common["schedule"]
+        name = "/".join([model.name, by_default or schedule.name, *_swept(swept)])
         if name in candidates:
             raise BadOption(f"two candidates would be called '{name}'; give --sweep each value once")
         objects = {**base.objects, **model.objects, **schedule.objects}
