@@ -162,6 +162,7 @@ def test_a_run_ends_early_by_figures_as_people_write_them(arguments: dict[str, A
         ({"loss": 3}, "loss is 3; give a name or a function"),
         ({"strategy": 3}, "the strategy is 3; give an object, such as tutti.Sync(), or a name"),
         ({"data": None}, "the data is None"),
+        ({"model": DATA}, "the model is a tuple; the model comes first"),
         ({"metrics": [random.Random(3).random]}, "metric"),
         ({"batch_size": "many"}, "batch_size is 'many'; give a whole number"),
         ({"lr": -1.0}, "lr is -1.0; give a finite number above 0"),

@@ -313,6 +313,9 @@ def _refuse_wrong(given: Mapping[str, object], options: Mapping[str, object]) ->
     for name in ("model", "data"):
         if given[name] is None:
             raise BadOption(f"the {name} is None; help(tutti.train) says what it may be")
+    if not (isinstance(given["model"], str | Path) or callable(given["model"])):
+        kind = type(given["model"]).__name__
+        raise BadOption(f"the model is a {kind}; the model comes first: tutti.train('tabular', data, ...)")
     refuse_built(given["optimizer"])
     several = cast("Sequence[object]", given["callbacks"])
     for one in several if isinstance(several, list | tuple) else [several]:
