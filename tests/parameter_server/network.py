@@ -52,9 +52,11 @@ class Network:
                 self._start(self._pass_on, source, sink, where)
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, where: str) -> None:
+        loses = False
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                if where == self.loses:
+                loses = loses or where == self.loses  # The rest of a message that has lost its beginning.
+                if loses:
                     self.lost.set()
                     continue
                 if where == self.holds:

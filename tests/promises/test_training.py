@@ -375,7 +375,7 @@ def test_virtual_ranks_give_accuracy_against_scale_the_same_bits_each_time(tmp_p
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
     rows = [row for row in rows_of(tmp_path / "one.json") if row["workers"] == 4]
     assert all(3 < row["speed-up"] < 4 for row in rows)
-    assert len({row["accuracy"] for row in rows if row["way"].startswith("together")}) == 1
+    assert len({row["accuracy"] for row in rows if row["way"].startswith("synchronous")}) == 1
 
 
 # Promise 33
