@@ -49,7 +49,8 @@ def cross_validate(
         data: as `tutti.train` takes it, including floats. Data given as an object are read once, and kept in
             the folder.
         cv: how many folds; a splitter of `sklearn.model_selection` or one like it; or pairs of (train, test).
-        schedules: one or several, each as `tutti.train` takes it, "none" or None; a dict gives them names.
+        schedules: one or several, each as `tutti.train` takes it, or "none"; a dict gives them names. None is
+            the model's own, if it has one.
         groups: the group of each sample: samples of one group are never in both parts. For data in files also
             the name of a column, which is then no input, or of an array.
         score: the figure to compare candidates by, computed by each run on its held-out samples: loss, or
