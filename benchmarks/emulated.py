@@ -1,10 +1,10 @@
 """Emulated clusters against what the simulator predicts for them (needs root).
 
-    sudo python benchmarks/emulated.py [--hosts 2,4,8,16] [--rates 20,100,1000] [--strategies sync,easgd]
+    sudo python benchmarks/emulated.py [--hosts 2,4,8,16] [--rates 20,100,1000] [--pass 0.2]
 
 Each host is a network namespace with one rank, its link shaped by `tc`. Training is in slow motion: a pass
-sleeps `PASS_S`, give or take a tenth, so that two cores hold 16 hosts; everything else is a run of
-`tutti train` over MPI, with servers where a strategy has a centre.
+sleeps, give or take a tenth, so that two cores hold 16 hosts; everything else is a run of `tutti train` over
+MPI, with servers where a strategy has a centre. Longer passes on slower links are slower motion.
 
 On two hosts, `sync` and a run without exchanges calibrate what the rate does not say: how much of it
 messages get, and what a step takes beyond its pass. Everything else is predicted by virtual ranks, by the
@@ -31,7 +31,6 @@ import torch  # noqa: E402
 from tests.cluster.hosts import Hosts  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-PASS_S: Final = 0.2
 PARAMETERS: Final = 250_000
 STEPS: Final = 24
 ALONE: Final = "without exchange"
@@ -57,13 +56,13 @@ def sleep(seconds: float) -> None:
 class Pass(nn.Module):
     """A model of `PARAMETERS` numbers whose forward pass takes a drawn time, by `wait`."""
 
-    def __init__(self, seed: int, wait: Any) -> None:
+    def __init__(self, seed: int, pass_s: float, wait: Any) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(PARAMETERS))
-        self._pace, self._wait = torch.Generator().manual_seed(seed), wait
+        self._pace, self._pass_s, self._wait = torch.Generator().manual_seed(seed), pass_s, wait
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self._wait(PASS_S * (0.9 + 0.2 * float(torch.rand((), generator=self._pace))))
+        self._wait(self._pass_s * (0.9 + 0.2 * float(torch.rand((), generator=self._pace))))
         return inputs.flatten(1)[:, :10] + self.weights.view(10, -1).sum(1)
 
 
@@ -71,7 +70,7 @@ def step_of(begins: list[float]) -> float:
     return (begins[STEPS - 1] - begins[0]) / (STEPS - 1)
 
 
-def train(name: str) -> float:
+def train(name: str, pass_s: float) -> float:
     """Be a rank of a run; returns the seconds of one of its steps."""
     import tutti
 
@@ -80,26 +79,30 @@ def train(name: str) -> float:
     servers = int(name in CENTRED)
     together = strategy not in CENTRED and strategy == "sync"
     tutti.train(
-        Pass(rank, sleep), "digits", strategy=strategy, strategy_options=options, servers=servers,
+        Pass(rank, pass_s, sleep), "digits", strategy=strategy, strategy_options=options, servers=servers,
         optimizer="sgd", lr=1e-9, batch_size=(size - servers) if together else 1, steps=STEPS, validation=0.0,
         test=0.0, out=None, quiet=True,
     )  # fmt: skip
     return step_of(BEGINS) if len(BEGINS) >= STEPS else 0.0  # A server makes no steps.
 
 
-def measured(hosts: Hosts, count: int, name: str) -> float:
+def measured(hosts: Hosts, count: int, name: str, pass_s: float) -> float:
     """Run a side on the first hosts; seconds of a step."""
     ranks = dict.fromkeys(hosts.names[:count], 1)
     if name in CENTRED:
         ranks[hosts.names[count - 1]] += 1  # The last rank is the server.
-    done = hosts.mpirun(ranks, [sys.executable, __file__, "--rank", name], timeout_s=600)
+    done = hosts.mpirun(
+        ranks, [sys.executable, __file__, "--rank", name, "--pass", f"{pass_s}"], timeout_s=600
+    )
     found = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not found:
         raise RuntimeError(f"{name} has failed: {done.stdout}\n{done.stderr}")
     return float(json.loads(found[0])["step_s"])
 
 
-def predicted(count: int, name: str, bytes_per_s: float, latency_s: float, step_s: float) -> float:
+def predicted(
+    count: int, name: str, pass_s: float, bytes_per_s: float, latency_s: float, step_s: float
+) -> float:
     """The same on virtual ranks; a step takes `step_s` beyond its pass."""
     from tutti.comm.network import Network
     from tutti.comm.virtual.world import VirtualWorld
@@ -117,7 +120,7 @@ def predicted(count: int, name: str, bytes_per_s: float, latency_s: float, step_
             begins.append(comm.clock())
             comm.compute(seconds + step_s)
 
-        module = Pass(comm.rank, wait)
+        module = Pass(comm.rank, pass_s, wait)
         optimizer = build("sgd", [*module.parameters()], 0.0)
         if comm.servers is not None and comm.servers.serving:
             strategy.serve(comm.servers, Replica(module), optimizer, Clip())
@@ -135,13 +138,13 @@ def predicted(count: int, name: str, bytes_per_s: float, latency_s: float, step_
     return world.run(program)[-1]  # The server is on the first host here, on the last one there.
 
 
-def calibrated(alone_s: float, sync_s: float, rate: float) -> tuple[float, float, float]:
+def calibrated(alone_s: float, sync_s: float, rate: float, pass_s: float) -> tuple[float, float, float]:
     """Bytes per second, latency and seconds beyond a pass, from two runs on two hosts."""
-    beyond = alone_s - predicted(2, ALONE, 1e12, 0.0, 0.0)
+    beyond = alone_s - predicted(2, ALONE, pass_s, 1e12, 0.0, 0.0)
     least, most = 0.2, 1.2
     for _ in range(20):  # The share of the rate that messages get, by bisection.
         share = (least + most) / 2
-        if predicted(2, "sync", share * rate, 1e-4, beyond) > sync_s:
+        if predicted(2, "sync", pass_s, share * rate, 1e-4, beyond) > sync_s:
             least = share
         else:
             most = share
@@ -152,19 +155,22 @@ def report(args: argparse.Namespace) -> None:
     from measure import describe_machine, table
 
     counts = [int(count) for count in args.hosts.split(",")]
-    sides = args.strategies.split(",")
+    sides, pass_s = args.strategies.split(","), args.pass_s
     print(describe_machine(), flush=True)
     rows, errors, right = [], [], []
     for mbit in args.rates.split(","):
         with Hosts([f"h{number}" for number in range(max(2, *counts))], rate=f"{mbit}mbit") as hosts:
-            alone, sync = measured(hosts, 2, ALONE), measured(hosts, 2, "sync")
-            link = calibrated(alone, sync, float(mbit) * 125_000)
+            alone, sync = measured(hosts, 2, ALONE, pass_s), measured(hosts, 2, "sync", pass_s)
+            link = calibrated(alone, sync, float(mbit) * 125_000, pass_s)
             print(f"{mbit} Mbit/s: {link[0] * 8e-6:.1f} reach messages; {1e3 * link[2]:.1f} ms beyond a pass")
             for count in counts:
                 found = {}
                 for name in sides:
                     if (count, name) != (2, "sync"):
-                        found[name] = predicted(count, name, *link), measured(hosts, count, name)
+                        found[name] = (
+                            predicted(count, name, pass_s, *link),
+                            measured(hosts, count, name, pass_s),
+                        )
                         error = found[name][0] / found[name][1] - 1
                         errors.append(abs(error))
                         rows.append([mbit, count, name, *(f"{1e3 * s:.1f}" for s in found[name])])
@@ -183,13 +189,14 @@ def main() -> None:
     parser.add_argument("--hosts", default="2,4,8,16")
     parser.add_argument("--rates", default="20,100,1000", help="of a link, in Mbit/s")
     parser.add_argument("--strategies", default=",".join(list(SIDES)[1:]))
+    parser.add_argument("--pass", dest="pass_s", type=float, default=0.2, help="of a worker, in seconds")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     if args.rank is None:
         report(args)
     else:
-        found = train(args.rank)
+        found = train(args.rank, args.pass_s)
         if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
             print(json.dumps({"step_s": found}))
 
