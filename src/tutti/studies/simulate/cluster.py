@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy
 
 from tutti.comm.network import Network
+from tutti.studies.simulate.ports import Port, PortUse
 from tutti.studies.simulate.recorder import CommOperation
-
-
-class PortUse(NamedTuple):
-    """A stretch of a message's way: the number of a port, which carries one message at a time."""
-
-    port: int
-    s_per_byte: float
-    latency_s: float
 
 
 class HostLayout:
@@ -32,7 +24,7 @@ class HostLayout:
         self.network, self.sizes, self.ranks = network, tuple(hosts), sum(hosts)
         self.starts = numpy.array([0, *accumulate(hosts)][:-1])
         self.host_of = numpy.repeat(numpy.arange(len(hosts)), hosts)
-        self._numbers: dict[Hashable, int] = {}
+        self._ports: dict[Hashable, Port] = {}
 
     def seconds(self, operation: CommOperation, sizes: Sequence[int]) -> float:
         """Return the seconds of a collective over hosts of these numbers of ranks."""
@@ -63,5 +55,5 @@ class HostLayout:
         server = rank - self.ranks
         return int(self.host_of[rank]) if server < 0 else server % len(self.sizes)
 
-    def _port(self, *port: Hashable) -> int:
-        return self._numbers.setdefault(port, len(self._numbers))
+    def _port(self, *name: Hashable) -> Port:
+        return self._ports.setdefault(name, Port())

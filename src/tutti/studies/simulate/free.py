@@ -12,7 +12,7 @@ import numpy
 
 from tutti.studies.simulate.cluster import HostLayout
 from tutti.studies.simulate.pattern import StepSequence
-from tutti.studies.simulate.ports import Ports
+from tutti.studies.simulate.ports import send
 from tutti.studies.simulate.recorder import CommOperation
 from tutti.studies.simulate.step_times import Floats
 
@@ -105,11 +105,10 @@ class _Replay:
         self._back = [cluster.way(*reversed(pair)) for pair in every]
         self._slowest = [max(hop.s_per_byte for hop in way) for way in self._there]
         self._overhead_s = [cluster.overhead_s(*pair) for pair in every]
-        self._ports = Ports()
 
     def run(self) -> tuple[Floats, float]:
         servers, stages, requests, waits = self._servers, 3 * self._servers, self._requests, self._waits
-        there, back, send, count = self._there, self._back, self._ports.send, len(self._requests)
+        there, back, count = self._there, self._back, len(self._requests)
         slowest, overhead_s = self._slowest, self._overhead_s
         pushes = [request.pushes for request in requests]
         missing, resumed, ends = [0] * self._ranks, [0.0] * self._ranks, list(waits[0])

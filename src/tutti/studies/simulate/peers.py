@@ -12,7 +12,7 @@ from tutti.strategies.gossip import links
 from tutti.strategies.noloco import order_of_pairs
 from tutti.studies.simulate.cluster import HostLayout
 from tutti.studies.simulate.pattern import StepSequence
-from tutti.studies.simulate.ports import Ports
+from tutti.studies.simulate.ports import PortUse, send
 from tutti.studies.simulate.step_times import Floats
 
 
@@ -73,33 +73,40 @@ def replay_peers(strategy: Strategy, steps: StepSequence, cluster: HostLayout, w
 def _run(
     exchanges: list[tuple[list[int], float]], waits: list[list[float]], cluster: HostLayout
 ) -> list[float]:
-    way = lru_cache(maxsize=1 << 16)(lambda *pair: (cluster.way(*pair), cluster.overhead_s(*pair)))
-    count, ends, ports = len(exchanges), list(waits[0]), Ports()
+    ranks, count, ends = cluster.ranks, len(exchanges), list(waits[0])
+    ways: dict[int, tuple[tuple[PortUse, ...], float]] = {}  # by the numbers of sender and receiver
     # By the number of a worker and an exchange: when it has sent its own vector, when another's has come.
     sent: dict[int, float] = {}
     came: dict[int, float] = {}
     events = [(at, rank * count) for rank, at in enumerate(ends) if count]
     heapify(events)
+
+    def end_exchange(number: int, rank: int, exchange: int, at: float) -> None:
+        ends[rank] = at = at + waits[exchange + 1][rank]
+        if exchange + 1 < count:
+            heappush(events, (at, number + 1))
+
     while events:
         now, number = heappop(events)
         rank, exchange = divmod(number, count)
         to, nbytes = exchanges[exchange]
         receiver = to[rank]
         if receiver < 0:
-            over = [(number, now)]
+            end_exchange(number, rank, exchange, now)
+            continue
+        pair = rank * ranks + receiver
+        if pair not in ways:
+            ways[pair] = cluster.way(rank, receiver), cluster.overhead_s(rank, receiver)
+        way, overhead_s = ways[pair]
+        done, arrival = send(way, nbytes, now + overhead_s, now)
+        arrival += overhead_s
+        other = receiver * count + exchange
+        if other in sent:
+            end_exchange(other, receiver, exchange, max(arrival, sent.pop(other)))
         else:
-            hops, overhead_s = way(rank, receiver)
-            sent[number], arrival = ports.send(hops, nbytes, now + overhead_s, now)
-            other = receiver * count + exchange
-            came[other] = arrival + overhead_s
-            over = [
-                (one, max(sent.pop(one), came.pop(one)))
-                for one in {number, other}
-                if one in sent and one in came
-            ]
-        for one, at in over:
-            rank, exchange = divmod(one, count)
-            ends[rank] = at + waits[exchange + 1][rank]
-            if exchange + 1 < count:
-                heappush(events, (ends[rank], one + 1))
+            came[other] = arrival
+        if number in came:
+            end_exchange(number, rank, exchange, max(done, came.pop(number)))
+        else:
+            sent[number] = done
     return ends

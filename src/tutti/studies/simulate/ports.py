@@ -2,63 +2,71 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
-from tutti.studies.simulate.cluster import PortUse
+from typing import NamedTuple
 
 
-class Ports:
-    """Ports, by number. Messages are sent in the order of time, and one with a long way comes late.
+class Port:
+    """A port: its last busy period, and the earlier ones that are not over yet.
 
-    Of each port the last busy period is known, and the earlier ones that are not over yet: a message that
-    comes before one that was sent earlier takes the time in between.
+    Messages are sent in the order of time, and one with a long way comes late: a message that comes before
+    one that was sent earlier takes the time in between.
     """
 
+    __slots__ = ("begin", "earlier", "free")
+
     def __init__(self) -> None:
-        self._begin: dict[int, float] = defaultdict(float)
-        self._free: dict[int, float] = defaultdict(float)
-        self._earlier: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self.begin, self.free = 0.0, 0.0
+        self.earlier: list[tuple[float, float]] = []
 
-    def send(self, way: tuple[PortUse, ...], nbytes: float, at: float, now: float) -> tuple[float, float]:
-        """Send bytes at `at`; returns when the sender is done, and when the last byte arrives.
-
-        Nothing is sent before `now` after this.
-        """
-        begin, free = self._begin, self._free
-        done, tail, slowest = -1.0, 0.0, 0.0
-        for port, s_per_byte, latency_s in way:
-            seconds = nbytes * s_per_byte
-            if at < begin[port]:
-                at = self._squeeze_in(port, at, seconds, now)
-                end = at + seconds
-            else:
-                if at <= free[port]:
-                    at = free[port]
-                else:
-                    if free[port] > now:
-                        self._earlier[port].append((begin[port], free[port]))
-                    begin[port] = at
-                end = free[port] = at + seconds
-            if done < 0:
-                done = end
-            # The last byte leaves a fast port no sooner than it comes there from a slow one.
-            if seconds >= slowest:
-                tail, slowest = end + latency_s, seconds
-            else:
-                tail = max(tail, end) + latency_s
-            at += latency_s
-        return done, tail
-
-    def _squeeze_in(self, port: int, at: float, seconds: float, now: float) -> float:
+    def squeeze_in(self, at: float, seconds: float, now: float) -> float:
         """Carry a message in the first gap from `at` on that is long enough; returns its begin."""
-        periods = [period for period in self._earlier[port] if period[1] > now]
-        periods.append((self._begin[port], self._free[port]))
+        periods = [period for period in self.earlier if period[1] > now]
+        periods.append((self.begin, self.free))
         for first, last in periods:
             if first >= at + seconds:
                 break
             at = max(at, last)
         periods.append((at, at + seconds))
         periods.sort()
-        self._begin[port], self._free[port] = periods.pop()
-        self._earlier[port] = periods
+        self.begin, self.free = periods.pop()
+        self.earlier = periods
         return at
+
+
+class PortUse(NamedTuple):
+    """A stretch of a message's way."""
+
+    port: Port
+    s_per_byte: float
+    latency_s: float
+
+
+def send(way: tuple[PortUse, ...], nbytes: float, at: float, now: float) -> tuple[float, float]:
+    """Send bytes at `at`; returns when the sender is done, and when the last byte arrives.
+
+    Nothing is sent before `now` after this.
+    """
+    done, tail, slowest = -1.0, 0.0, 0.0
+    for port, s_per_byte, latency_s in way:
+        seconds = nbytes * s_per_byte
+        if at < port.begin:
+            at = port.squeeze_in(at, seconds, now)
+            end = at + seconds
+        else:
+            free = port.free
+            if at <= free:
+                at = free
+            else:
+                if free > now:
+                    port.earlier.append((port.begin, free))
+                port.begin = at
+            end = port.free = at + seconds
+        if done < 0:
+            done = end
+        # The last byte leaves a fast port no sooner than it comes there from a slow one.
+        if seconds >= slowest:
+            tail, slowest = end + latency_s, seconds
+        else:
+            tail = (tail if tail > end else end) + latency_s
+        at += latency_s
+    return done, tail
