@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 from tutti.cli.centre import CentreCommand
 from tutti.cli.compare import CompareCommand, own_options
-from tutti.cli.options import Words, command_words, parse_value, split_dotted
+from tutti.cli.options import Words, accuracy, command_words, parse_value, split_dotted
 from tutti.cli.run import RunCommand
 from tutti.cli.train import TrainCommand, config_of
 from tutti.errors import BadOption, UnknownName
@@ -105,6 +106,10 @@ def test_an_option_of_a_part_needs_a_value(words: list[str]) -> None:
         (["--target", "churn"], "unknown option '--target'; did you mean '--data.target' or '--goal'?"),
         (["--early_stopping"], "did you mean '--patience' or '--monitor'? 'tutti train --help all' explains"),
         (["--target-metric", "0.9"], "did you mean '--goal'?"),
+        (["--model", "tabular"], "unknown option '--model'; the model is the first word"),
+        (["--quiet"], "unknown option '--quiet'; send the output to a file"),
+        ([sys.executable], "is a file, and no model; data come after one: tutti train tabular --data /"),
+        (["--device", "gpu"], "unknown value 'gpu' of --device; did you mean 'cuda'?"),
         (["--normalize"], "did you mean '--data.prepare'?"),
         (["--num-workers", "2"], "did you mean '--workers'?"),
         (["--learning_rate=1"], "did you mean '--lr'?"),
@@ -141,11 +146,16 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
 
 def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
     with pytest.raises(
-        BadOption, match="argument --goal: 'high' is not a number; 'tutti compare --help all'"
+        BadOption, match="argument --goal: 'high' is not a number, such as 0.97; 'tutti compare --help"
     ):
         CompareCommand()(["--goal", "high"])
     with pytest.raises(BadOption, match="--workers is -3; give 0"):
         CentreCommand()(["--listen", "127.0.0.1:0", "--keep", "no", "--workers", "-3"])
+
+
+@pytest.mark.parametrize("text", ["0.97", "accuracy 0.97", "validation accuracy >= 0.97", "accuracy>0.97"])
+def test_the_accuracy_of_a_comparison_is_given_like_the_goal_of_a_run(text: str) -> None:
+    assert accuracy(text) == 0.97
 
 
 def test_an_option_for_one_strategy_may_be_for_one_in_a_file() -> None:

@@ -124,7 +124,9 @@ def test_weights_are_a_column_in_training_and_evaluation(tutti: Run, tmp_path: P
     assert line in tutti("evaluate", run)[1].replace("test part of data:", "test:")
     test = f"{table}/test.csv"
     assert line in tutti("evaluate", run, "--data", test, "--data.weight", "heavy")[1]
-    assert line not in tutti("evaluate", run, "--data", test)[1]
+    unweighted = tutti("evaluate", run, "--data", test)[1]
+    assert line not in unweighted
+    assert "test, without the training's --data.weight heavy: 20 samples" in unweighted
     assert tutti("predict", run, "--data", test, "--out", str(tmp_path / "out.csv"))[0] == 0
     assert (tmp_path / "out.csv").read_text().splitlines()[0] == '"row","class","p(no)","p(yes)"'
 
@@ -248,6 +250,11 @@ def test_every_position_may_have_a_label(tutti: Run, tmp_path: Path) -> None:
     code, _, err = tutti("train", *words)
     assert code == 2
     assert "give --data.classes N if every position has a label" in err
+
+
+def test_without_a_validation_part_the_figure_that_decides_is_named(tutti: Run) -> None:
+    _, out, _ = tutti("train", "--data", "digits", "--validation", "0", "--patience", "1", *SMALL)
+    assert "monitor: training loss, as no samples are kept for validation" in out
 
 
 def test_some_steps_of_a_long_epoch_are_called_steps(tutti: Run) -> None:

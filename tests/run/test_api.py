@@ -153,7 +153,7 @@ def test_a_run_ends_early_by_figures_as_people_write_them(arguments: dict[str, A
     [
         ({"epoch": 3}, "unknown argument 'epoch'; did you mean 'epochs'?"),
         ({"learning_rate": 1}, "unknown argument 'learning_rate'; did you mean lr? See help(tutti.train)."),
-        ({"momentum": 1}, "did you mean optimizer_options['momentum']?"),
+        ({"momentum": 1}, "did you mean optimizer_options={'momentum': ...}?"),
         ({"classes": 3}, "unknown argument 'classes'; give data_options={'classes': ...}"),
         ({"group_by": "p"}, "unknown argument 'group_by'; give data_options={'group': ...}"),
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "over the parameters of a module"),
@@ -171,7 +171,7 @@ def test_a_run_ends_early_by_figures_as_people_write_them(arguments: dict[str, A
         ({"epochs": 1, "steps": 1}, "epochs=1 does not go with steps=1"),
         (
             {"data": (INPUTS, torch.arange(120) % 24 * 7)},
-            "give data_options['classes']='none' for regression, or data_options['classes']=24 if",
+            "give data_options={'classes': 'none'} for regression, or data_options={'classes': 24} if",
         ),
         ({"data": (INPUTS, TARGETS % 3 + 1)}, "5 outputs, but the labels have 3 values"),
     ],

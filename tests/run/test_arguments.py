@@ -14,8 +14,9 @@ from tutti.run.arguments import as_arguments, in_python
         ("Lower the rate (--lr), or --clip-norm 1, or look", "Lower the rate (lr), or clip_norm=1, or look"),
         ("--batch-size is 3; use '--batch-size 24' or more", "batch_size is 3; use batch_size=24 or more"),
         ("use '-n 2' or '--strategy sync'", "use workers=2 or strategy sync"),
-        ("give --data.classes 4, or --loss mse", "give data_options['classes']=4, or loss mse"),
-        ("give --data.classes none", "give data_options['classes']='none'"),
+        ("give --data.classes 4, or --loss mse", "give data_options={'classes': 4}, or loss mse"),
+        ("give --data.classes none", "give data_options={'classes': 'none'}"),
+        ("by --data.target NAME or '--optimizer.lr'", "by target=NAME or optimizer_options={'lr': ...}"),
         (
             "mpirun --host HOST:1 -n many, --force; a -- dash",
             "mpirun --host HOST:1 -n many, --force; a -- dash",

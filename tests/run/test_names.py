@@ -67,6 +67,7 @@ ROWS = {
     "compare --strategies solo,synk": "did you mean 'sync'",
     "compare --data t.csv --data.target chrun": "did you mean 'churn'",
     "cv mlp,mlpp": "did you mean 'mlp'",
+    "cv --optimizer sgd,adam": "candidates are given by --sweep optimizer=sgd,adam",
     "cv --data t.csv --data.target chrun": "did you mean 'churn'",
     "tune": "pip install 'tutti[tune]'",
     "export nowhere --to onnx": "pip install 'tutti[export]'",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tutti
 from tests.promises.command import run
@@ -58,6 +59,15 @@ def test_a_simulation_is_the_same_again_and_asynchronous_workers_are_late() -> N
     assert [row.way for row in rows] == ["easgd:every=1", "diloco"]
     assert rows[0].staleness > 0
     assert rows[0].rate != simulate(machine=EVEN, **given)[0].rate
+
+
+def test_parts_are_given_as_to_a_training() -> None:
+    parts: dict[str, Any] = {"optimizer": torch.optim.SGD, "schedule": "cosine", "lr": 0.1}
+    (row,) = simulate(strategies=["sync"], workers=[2], loss=torch.nn.functional.cross_entropy, **parts)
+    assert [row] == simulate(strategies=["sync"], workers=[2], **{**parts, "optimizer": "sgd"})
+    assert [row] != simulate(strategies=["sync"], workers=[2], **{**parts, "schedule": None})
+    with pytest.raises(tutti.BadOption, match="knows optimizers by name or class"):
+        simulate(optimizer=lambda some: torch.optim.SGD(some), timing=True)
 
 
 @pytest.mark.parametrize("timing", [False, True])
@@ -245,7 +255,9 @@ def test_more_workers_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPa
     assert simulate(strategies=["sync"], workers=[20], steps=1)[0].workers == 20
 
 
-def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_takes_what_has_learned_the_most_in_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(advice, "measured_steps", lambda *_: StepTimes((1e-3, 1e-3)))
     monkeypatch.setattr(HostCommunicator, "clock", lambda _: 0.0)  # The budget lasts.
     config = TrainConfig("mlp", {"hidden": [16]}, batch_size=8, lr=0.01, epochs=50)
@@ -259,7 +271,8 @@ def test_advice_takes_what_has_learned_the_most_in_the_same_time(monkeypatch: py
     assert found.pick.loss == min(row.loss for row in rows.values())
     assert found.config.strategy == found.pick.way.partition(":")[0]
     with pytest.raises(tutti.BadOption, match="give --budget"):
-        advice.work(comm, pickle.dumps(replace(job, budget_s=0.1)))
+        advice.work(comm, pickle.dumps(replace(job, budget_s=0.1, quiet=False)))
+    assert "timing a step of 8 samples" in capsys.readouterr().out
     clock = count(step=100)
     monkeypatch.setattr(HostCommunicator, "clock", lambda _: float(next(clock)))
     cut = advice.work(comm, pickle.dumps(job))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
 from tutti.launch.rendezvous import describe_mpi_rank
 
@@ -40,6 +41,13 @@ def test_importing_tutti_makes_the_backend_known_without_entry_points():
         timeout=LIMIT_S,
     )
     assert outcome.stdout.strip() == "True"
+
+
+def test_a_process_without_a_launcher_learns_how_to_get_one(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="RANK") as caught:
+        torch.distributed.init_process_group("tutti")
+    assert "start it with 'tutti run -n 2 SCRIPT', or mpirun" in caught.value.__notes__[0]
 
 
 def test_the_environment_is_described_once_and_only_under_mpi():

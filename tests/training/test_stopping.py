@@ -77,6 +77,8 @@ def test_a_target_in_percent_is_refused() -> None:
     [
         (0.3, "validation loss", 0.3),
         ("accuracy 0.97", "validation accuracy", 0.97),
+        ("accuracy >= 0.97", "validation accuracy", 0.97),
+        ("loss<0.3", "validation loss", 0.3),
         ("training accuracy 1e-1", "training accuracy", 0.1),
         ("val_loss 2", "validation loss", 2.0),
     ],
@@ -88,7 +90,9 @@ def test_a_goal_is_a_figure_and_a_number_or_one_of_the_monitor(
     assert (str(goal.monitor), goal.value) == (figure, value)
 
 
-@pytest.mark.parametrize("given", ["accuracy", "accuracy high", "accuracy 97", "acuracy 0.9", "loss nan"])
+@pytest.mark.parametrize(
+    "given", ["accuracy", "accuracy high", "accuracy 97", "acuracy 0.9", "loss nan", "loss > 1"]
+)
 def test_a_goal_that_no_epoch_can_reach_is_refused(given: str) -> None:
     with pytest.raises(UserError, match="--goal"):
         Goal.parse(given, Monitor(), BETTER, validated=True)

@@ -80,6 +80,18 @@ def test_a_farm_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> No
     assert "--resume" in second
 
 
+def test_once_shows_how_a_farm_has_ended(tmp_path: Path) -> None:
+    folder = FarmFolder.begin(tmp_path / "farm", "cv", {}, {"a": {"epochs": 3}})
+    with folder.launch() as launch:
+        launch.note(FarmEvent(1.0, "began", "a", 0))
+        launch.note(FarmEvent(3.0, "ended", "a", 0, "finished", 2.0))
+    stream = io.StringIO()
+    assert follow_farm(folder.path, stream, once=True)
+    first, *_, last = stream.getvalue().splitlines()
+    assert first == "1 of 1 jobs done, 0 running"
+    assert last == f"no process works on it; what has come out: tutti report {folder.path}"
+
+
 def test_a_job_in_its_first_epoch_is_shown(tmp_path: Path) -> None:
     folder = FarmFolder.begin(tmp_path / "farm", "cv", {}, {name: {"epochs": 3} for name in JOBS})
     folder.job("a/fold-0").mkdir(parents=True)

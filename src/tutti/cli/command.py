@@ -10,11 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from tutti.cli.options import Parser, Words, flags_of_parts, split_dotted, stem_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
+from tutti.load_object import names_object
+from tutti.models import names_file
 from tutti.run.config import or_listed, synonyms
+
+_NO_OPTIONS: Final = {
+    "--model": "the model is the first word, as in 'tutti train tabular --data churn.csv'",
+    "--quiet": "send the output to a file, as in 'tutti train > train.log'",
+}
+"""What takes the place of options that people look for, in any command."""
 
 
 class Command(ABC):
@@ -74,6 +82,8 @@ class Command(ABC):
                     quoted = f"Data go with --data {name}; quote a pattern, as in --data 'train-*.h5'. "
                 raise UnknownName(kind, name, (), quoted + explains)
             of_parts = [flag for field in parser.dotted for flag in flags_of_parts(field, words)]
+            if name in _NO_OPTIONS:
+                raise BadOption(f"unknown option '{name}'; {_NO_OPTIONS[name]}")
             known = [*parser.flags(), *of_parts]
             same = [flag for flag in of_parts if name == f"--{flag.partition('.')[2]}"]
             stems = tuple(f"{stem_of(field)}." for field in parser.dotted)
@@ -86,6 +96,12 @@ class Command(ABC):
             dotted.setdefault("data_options", {})["group"] = group
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
+        model = given.get("model", "")
+        if Path(model).is_file() and not (names_object(model) or names_file(model)):
+            raise BadOption(
+                f"'{model}' is a file, and no model; data come after one: tutti {self.name} tabular --data "
+                f"{shlex.quote(model)}"
+            )
         return Words([self.name, *words], argparse.Namespace(**own), given, dotted)
 
 

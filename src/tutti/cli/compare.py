@@ -14,6 +14,7 @@ from tutti.cli.options import (
     GOAL,
     Parser,
     Words,
+    accuracy,
     field_name,
     numbers_of,
     parse_value,
@@ -88,7 +89,7 @@ class CompareCommand(Command):
         parser.option("--devices", devices, "NAMES", CPU)
         parser.option("--repeats", "runs of each combination", "N", 3, type=int)
         goal = f"{GOAL}; the table has the seconds until it was reached"
-        parser.option("--goal", goal, "X", type=float)
+        parser.option("--goal", goal, "X", type=accuracy)
         parser.option(
             "--scaling",
             "strong: --batch-size samples behind an update for any number of workers; weak: --batch-size "

@@ -12,6 +12,7 @@ from typing_extensions import override
 from tutti.cli.command import Command, print_page, stopped
 from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, Words, sweep_of, words_of
+from tutti.errors import BadOption
 from tutti.farm.jobs import FarmJob
 from tutti.registry import part
 from tutti.run.jobs import Recipe
@@ -77,6 +78,9 @@ class CvCommand(Command):
         """Train all folds and print what came out. The exit code is 1 when a fold has failed."""
         own, config = words.own, words.config()
         refuse_single_run(config, "validation")
+        for name in ("optimizer", "loss", "strategy"):
+            if "," in (several := getattr(config, name)):
+                raise BadOption(f"--{name} takes one; candidates are given by --sweep {name}={several}")
         score = own.score
         if score != AUTO:
             found, metrics = score_of(score, config.metrics, "--score")

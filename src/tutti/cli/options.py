@@ -109,6 +109,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, partial(_parsed, int, "a whole number"))
         self.register("type", float, partial(_parsed, float, "a number"))
         self.register("type", _rate, partial(_parsed, _rate, "a number or auto"))
+        self.register("type", accuracy, partial(_parsed, accuracy, "a number, such as 0.97"))
         self.fields: list[str] = []
         self.dotted: list[str] = []
         self._unwritten: dict[argparse.Action, Callable[[], str]] = {}
@@ -228,6 +229,11 @@ class Parser(argparse.ArgumentParser):
 
 def _rate(text: str) -> Rate:
     return text if text == AUTO else float(text)
+
+
+def accuracy(text: str) -> float:
+    """Return the number of a goal, such as "0.97", "accuracy 0.97" or "accuracy >= 0.97"."""
+    return float(re.sub(r"(val(idation)?[ _])?accuracy\s*>?=?", "", text))
 
 
 def _goal(text: str) -> float | str:

@@ -10,7 +10,7 @@ from typing import Final
 from typing_extensions import override
 
 from tutti.cli.command import Command
-from tutti.cli.options import GOAL, Parser, Words
+from tutti.cli.options import GOAL, Parser, Words, accuracy
 from tutti.records.farm_folder import FARM, FarmFolder
 from tutti.records.run_folder import folder_name
 from tutti.registry import part
@@ -48,7 +48,7 @@ class ReportCommand(Command):
             "several runs reports/DATE-MODEL-DATA)",
             "PLACE",
         )
-        parser.option("--goal", f"{GOAL}; shows the seconds until it was reached", "X", type=float)
+        parser.option("--goal", f"{GOAL}; shows the seconds until it was reached", "X", type=accuracy)
 
     @override
     def run(self, words: Words) -> int:

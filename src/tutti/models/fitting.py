@@ -98,7 +98,7 @@ def image_size(model: str, shape: tuple[int, ...], smallest: int) -> tuple[int, 
     if len(shape) not in (2, 3):
         raise BadModel(
             f"model '{model}' takes images of shape (channels, height, width), but the data's inputs have "
-            f"shape {tuple(shape)}; use 'mlp' for them"
+            f"shape {tuple(shape)}; use 'tabular' for the columns of a table, else 'mlp'"
         )
     channels, height, width = (1, *shape) if len(shape) == 2 else shape
     if min(height, width) < smallest:

@@ -90,7 +90,8 @@ class RemoteCentre(Centre):
         self._search()
         if not self._wait() or self._ask(self._weights) is None:
             self._closed = True
-            raise PeerLost((), f"no centre answers at {address}; start one with 'tutti centre --listen'")
+            start = f"tutti centre --listen {address} --keep FILE"
+            raise PeerLost((), f"no centre answers at {address}; start one there with '{start}'")
         self._seen = self._version
 
     @property
@@ -133,7 +134,10 @@ class RemoteCentre(Centre):
                 self._found = error
             except LOST as error:
                 if not pause:
-                    warn_on_stderr(f"cannot reach the centre at {self._address} ({error}); trying again")
+                    warn_on_stderr(
+                        f"cannot reach the centre at {self._address} ({error}); trying again, for "
+                        f"{PATIENCE_S:g} s if this run has not begun"
+                    )
                 pause = min(2 * pause + 0.5, MOST_PAUSE_S)
                 time.sleep(pause)
 

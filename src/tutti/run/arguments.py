@@ -22,7 +22,7 @@ _OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "
 
 _QUOTED: Final = re.compile(r"'(-[^']*)'")
 _OPTION: Final = re.compile(
-    r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?( (?=\d)| none\b)?"
+    r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?(?: (-?\d\S*\b|none\b|[A-Z]+\b))?"
 )
 
 
@@ -30,13 +30,13 @@ def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
     """Return a message with the known options as arguments; other words stay as they are."""
 
     def argument(match: re.Match[str]) -> str:
-        name, key = match[1].replace("-", "_"), match[2]
-        number = {" ": "=", " none": "='none'"}.get(match[3] or "", "")
+        name, key = match[1].replace("-", "_"), (match[2] or "").replace("-", "_")
+        value = {"none": "'none'"}.get(match[3], match[3])
         if name not in known:
             return match[0]
-        if key is not None:
-            return f"{name}_options['{key.replace('-', '_')}']{number}"
-        return f"{'workers' if name == 'n' else name}{number}"
+        if key and key != "target":
+            return f"{name}_options={{'{key}': {value or '...'}}}"
+        return (key or {"n": "workers"}.get(name, name)) + (f"={value}" if value else "")
 
     return _OPTION.sub(argument, _QUOTED.sub(r"\1", message))
 

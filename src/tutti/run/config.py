@@ -114,12 +114,17 @@ _SYNONYMS: Final = {
     "--resume": "restart restore continue resume-from-checkpoint ckpt-path from-checkpoint load-checkpoint",
     "--log": "logger tensorboard mlflow report-to wandb",
     "--trace": "profile profiler timeline",
+    "cuda": "gpu",
+    "bf16": "bfloat16",
+    "fp16": "float16 half",
+    "fp32": "float32 float single",
+    "fp64": "float64 double",
 }
-"""Names that people know from other programs, by the option that does the same here."""
+"""Names that people know from other programs, by the option, or the value of one, that is the same here."""
 
 
 def synonyms(name: str) -> list[str]:
-    """Return the options that other programs call `name`, with or without dashes."""
+    """Return the options and values that other programs call `name`, with or without dashes."""
     word = name.lower().replace("_", "-").lstrip("-")
     return [flag for flag, words in _SYNONYMS.items() if word in words.split()]
 
@@ -597,6 +602,8 @@ def _check_field(f: Field[Any], value: Any) -> None:
                 "null, or a list of these"
             )
     if about["choices"] and value not in about["choices"]:
+        if meant := [one for one in synonyms(str(value)) if one in about["choices"]]:
+            raise BadOption(f"unknown value '{value}' of {name}; did you mean {or_listed(meant)}?")
         raise UnknownName("value", str(value), about["choices"], of=name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         if value < about["least"]:

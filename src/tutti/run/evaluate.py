@@ -29,8 +29,8 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     job = load_job(payload, EvaluateJob)
     with seeded(job.config.seed):
         folder = RunFolder(Path(job.folder))
-        trained, target = folder.read(TrainedOn), folder.config()["data_options"].get("target")
-        dataset = open_seen(job, comm, trained, job.other_data, target=target)
+        trained, options = folder.read(TrainedOn), folder.config()["data_options"]
+        dataset = open_seen(job, comm, trained, job.other_data, target=options.get("target"))
         # Other data of one part are to be evaluated whole.
         whole = job.part is None and job.other_data and dataset.test is None
         name = "train" if whole else job.part or "test"
@@ -41,6 +41,8 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     assert result is not None
     if comm.rank == 0:
         what = dataset.name if whole else f"{name} part of {dataset.name}"
+        if (weight := options.get("weight")) is not None and "weight" not in job.config.data_options:
+            what += f", without the training's --data.weight {weight}"
         print(summary_lines.evaluation(what, result, dataset.labels), flush=True)
     return result
 

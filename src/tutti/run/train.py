@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -422,6 +423,9 @@ def _print_beginning(parts: Assembly, lr_why: str) -> None:
     print(task.described(), summary_lines.training(parts.config, together), sep="\n", flush=True)
     if lr_why:
         print(lr_why, flush=True)
+    watched = parts.ending.patience is not None or parts.ending.restores_best
+    if watched and parts.config.monitor is None and parts.task.dataset.validation is None:
+        print(f"monitor: {parts.ending.monitor}, as no samples are kept for validation", flush=True)
     alone = parts.workers.comm.size > 1 and parts.workers.statistics is None
     if alone and parts.config.batch_norm == "sync" and batch_norms(parts.task.module):
         print(summary_lines.own_statistics(parts.config), flush=True)
@@ -445,5 +449,5 @@ def _print_end(
     if pipeline is not None:
         lines.append(summary_lines.bubble(pipeline))
     if outcome.folder is not None:
-        lines.append(f"run folder: {outcome.folder}")
+        lines.append(f"what has come out: tutti report {shlex.quote(outcome.folder)}")
     print(*lines, sep="\n", flush=True)

@@ -34,6 +34,7 @@ _RENDEZVOUS_MODULE = "torch.distributed.rendezvous"
 _TRACE_RULES = "torch._dynamo.trace_rules"
 _UNTRACED = ("tutti.torch_backend", "tutti.comm")
 _PLACE = ("rank", "world_size")
+_NO_LAUNCHER = "tutti: no launcher has started this process; start it with 'tutti run -n 2 SCRIPT', or mpirun"
 
 _rendezvous: Rendezvous | None = None
 _generations = count()
@@ -65,7 +66,12 @@ def _rendezvous_before_env() -> None:
         if file is not None and _as_described(url):
             yield _store_of(file, timeout)
         else:
-            yield from read(url, timeout=timeout, **rest)
+            try:
+                yield from read(url, timeout=timeout, **rest)
+            except ValueError as error:
+                if _rendezvous is not None and "RANK" not in os.environ:
+                    error.add_note(_NO_LAUNCHER)
+                raise
 
     handlers["env"] = rendezvous_or_read
 

@@ -22,6 +22,9 @@ Better: TypeAlias = Mapping[str, str | None]
 
 LOSS: Final = "loss"
 
+_GOAL: Final = re.compile(r"(.*?)\s*([<>]?)=?\s*([^\s<>=]*)\s*", re.DOTALL)
+"""The figure of a goal, the direction, and the number."""
+
 PARTS: Final = {"val": "validation", "train": "training"}
 """The parts of the data, by the first word of a monitored figure."""
 
@@ -109,15 +112,23 @@ class Goal:
 
     @classmethod
     def parse(cls, given: float | str, monitor: Monitor, better: Better, validated: bool) -> Goal:
-        """Return the goal of a number, which is one of `monitor`, or of a text such as "accuracy 0.97"."""
-        *words, number = str(given).split()
+        """Return the goal of a number, which is one of `monitor`, or of a text.
+
+        Such as "accuracy 0.97", also "accuracy >= 0.97".
+        """
+        match = _GOAL.fullmatch(str(given))
+        assert match is not None, "each of its parts may be empty"
+        words, sign, number = match.groups()
         try:
             value = float(number)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
             raise BadOption(f"--goal is '{given}'; give a figure and a number, such as 'accuracy 0.97'")
-        named = Monitor.parse(" ".join(words), better, validated, "--goal") if words else monitor
+        named = Monitor.parse(words, better, validated, "--goal") if words else monitor
+        if sign == ("<" if named.higher else ">"):
+            better_if = "higher" if named.higher else "lower"
+            raise BadOption(f"--goal is '{given}', but {better_if} values of {named.metric} are better")
         return cls(named, value)
 
     def reached(self, history: Iterable[EpochRecord]) -> str | None:

@@ -6,6 +6,7 @@ The coordinator of `tutti cv` feeds it, or `tutti watch FARM` from the records i
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ class FarmProgress:
         parts: list[RenderableType] = [Text(self.headline(now))]
         if self.epochs:
             parts.append(progress_bar(total=len(self.epochs), completed=len(self.done)))
-        return Group(*parts, table)
+        return Group(*parts, *([table] if self.rows else []))
 
 
 def known_jobs(folder: FarmFolder) -> dict[str, int | None]:
@@ -170,6 +171,11 @@ def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | 
     progress = read_progress(folder)
     if once:
         console_on(stream).print(progress.screen(clock.now()))
+        if not folder.worked_on:
+            print(
+                f"no process works on it; what has come out: tutti report {shlex.quote(str(path))}",
+                file=stream,
+            )
         return JobState.FAILED not in progress.done.values()
     display = FarmDisplay(progress.done, stream)
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 from tutti.comm.base import Communicator
@@ -24,6 +25,9 @@ EVERY: Final = (8, 32, 128)
 
 EXCHANGES: Final = 4
 """Fewest exchanges of a short training: fewer say nothing about more local steps."""
+
+MARGIN: Final = 1.5
+"""What a proposed budget has more than is needed, as the next timing may be slower."""
 
 LEAST: Final = 40
 """Fewest steps of a short training without waiting."""
@@ -63,6 +67,9 @@ def work(comm: Communicator, payload: bytes) -> Advice:
     (workers,) = job.question.workers
     with seeded(job.config.seed):
         task = opened(job, comm)
+        speaks = comm.rank == 0 and not job.quiet
+        if speaks:
+            print(f"timing a step of {job.config.batch_size:,} samples", flush=True)
         pass_s = measured_steps(job, comm, task, job.config.batch_size).median
         each_s = OVERHEAD * pass_s * workers / comm.size
         steps = max(LEAST, int(job.budget_s / (each_s * len([*_candidates(job, 1 << 30)]))))
@@ -70,9 +77,14 @@ def work(comm: Communicator, payload: bytes) -> Advice:
         if needed_s > job.budget_s:
             raise BadOption(
                 f"--budget {job.budget_s:g} has no room for {LEAST} steps of {workers} virtual workers; give "
-                f"--budget {needed_s:.0f}, or fewer --hosts"
+                f"--budget {ceil(MARGIN * needed_s)}, or fewer --hosts"
             )
         question = replace(job.question, ways=[*_candidates(job, steps)])
+        if speaks:
+            print(
+                f"timing {len(question.ways)} candidates, then training each for {steps:,} steps or more",
+                flush=True,
+            )
         timing = replace(job, question=replace(question, timing=True))
         timed = simulated(timing, comm, task, plan_rows(timing)).rows
         own_step_s = [row.seconds / REPLAYED for row in timed]

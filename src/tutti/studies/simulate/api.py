@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 from torch import nn
+from torch.optim import Optimizer
 
 from tutti.errors import BadOption
-from tutti.run.api import TrainOptions, refuse_unknown, spell, without_loaders
+from tutti.run.api import TrainOptions, refuse_built, refuse_unknown, spell, weights_of, without_loaders
 from tutti.run.arguments import as_arguments
-from tutti.run.config import TrainConfig, with_defaults
+from tutti.run.config import OBJECT, TrainConfig, with_defaults
 from tutti.run.pickled_arguments import by_name
 from tutti.run.start import run
 from tutti.strategies import Strategy
@@ -32,6 +33,12 @@ def simulate(
     price: float | None = None,
     scaling: str = "weak",
     timing: bool = False,
+    optimizer: str | Callable[..., Optimizer] | None = None,
+    schedule: str | Callable[..., Any] | None = None,
+    loss: str | Callable[..., Any] = "auto",
+    metrics: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = "auto",
+    sampling: object = None,
+    augment: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     quiet: bool = False,
     **options: Unpack[TrainOptions],
 ) -> Simulation:
@@ -47,6 +54,12 @@ def simulate(
         price: of a host for an hour; by default the machine's.
         scaling: "weak": `batch_size` is that of each worker; "strong": of all workers together.
         timing: simulate the time alone, without gradients: thousands of workers are cheap.
+        optimizer: as `tutti.train` takes it, like the five below.
+        schedule: likewise.
+        loss: likewise.
+        metrics: likewise.
+        sampling: likewise.
+        augment: likewise.
         quiet: print nothing.
         **options: as for `tutti.train`. `epochs` are as many samples for any number of workers, `steps` are
             those of each worker.
@@ -65,8 +78,14 @@ def simulate(
     refuse_unknown(options, known, "simulate")
     data = without_loaders(data, options, quiet)
     spell(options)
-    values, objects = by_name({"model": model, "data": data})
+    refuse_built(optimizer)
+    given = {"optimizer": optimizer, "schedule": schedule, "loss": loss, "metrics": metrics}
+    given |= {"sampling": weights_of(sampling), "augment": augment}
+    chosen = {name: one for name, one in given.items() if one is not None}
+    values, objects = by_name({"model": model, "data": data, **chosen})
     config = TrainConfig.from_json(with_defaults({**values, **options}))
+    if timing and config.optimizer.startswith(OBJECT):
+        raise BadOption("timing=True knows optimizers by name or class; give one of these")
     question = SimulateQuestion(
         [_way_of(one) for one in strategies],
         list(workers),
