@@ -146,7 +146,7 @@ def test_what_cannot_be_used_is_named_with_its_remedy(words: list[str], message:
 
 def test_the_own_numbers_of_a_command_are_refused_in_the_same_words() -> None:
     with pytest.raises(
-        BadOption, match="argument --goal: 'high' is not a number, such as 0.97; 'tutti compare --help"
+        BadOption, match=r"argument --goal: 'high' is not an accuracy, such as 0\.97; 'tutti compare --help"
     ):
         CompareCommand()(["--goal", "high"])
     with pytest.raises(BadOption, match="--workers is -3; give 0"):

@@ -20,7 +20,7 @@ from tutti.run.config import or_listed, synonyms
 
 _NO_OPTIONS: Final = {
     "--model": "the model is the first word, as in 'tutti train tabular --data churn.csv'",
-    "--quiet": "send the output to a file, as in 'tutti train > train.log'",
+    "--quiet": "send the output to a file: > out.txt",
 }
 """What takes the place of options that people look for, in any command."""
 

@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, partial(_parsed, int, "a whole number"))
         self.register("type", float, partial(_parsed, float, "a number"))
         self.register("type", _rate, partial(_parsed, _rate, "a number or auto"))
-        self.register("type", accuracy, partial(_parsed, accuracy, "a number, such as 0.97"))
+        self.register("type", accuracy, partial(_parsed, accuracy, "an accuracy, such as 0.97"))
         self.fields: list[str] = []
         self.dotted: list[str] = []
         self._unwritten: dict[argparse.Action, Callable[[], str]] = {}

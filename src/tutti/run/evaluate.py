@@ -42,7 +42,7 @@ def work(comm: Communicator, payload: bytes) -> Evaluation:
     if comm.rank == 0:
         what = dataset.name if whole else f"{name} part of {dataset.name}"
         if (weight := options.get("weight")) is not None and "weight" not in job.config.data_options:
-            what += f", without the training's --data.weight {weight}"
+            print(f"unweighted: the training had --data.weight {weight}; give it for weights of these data")
         print(summary_lines.evaluation(what, result, dataset.labels), flush=True)
     return result
 
