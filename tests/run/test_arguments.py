@@ -16,6 +16,11 @@ from tutti.run.arguments import as_arguments, in_python
         ("use '-n 2' or '--strategy sync'", "use workers=2 or strategy sync"),
         ("give --data.classes 4, or --loss mse", "give data_options={'classes': 4}, or loss mse"),
         ("give --data.classes none", "give data_options={'classes': 'none'}"),
+        ("give '--data.size HEIGHT,WIDTH'", "give data_options={'size': [HEIGHT,WIDTH]}"),
+        (
+            "--data.missing drop, or --data.stream true",
+            "data_options={'missing': 'drop'}, or data_options={'stream': True}",
+        ),
         ("by --data.target NAME or '--optimizer.lr'", "by target=NAME or optimizer_options={'lr': ...}"),
         (
             "mpirun --host HOST:1 -n many, --force; a -- dash",

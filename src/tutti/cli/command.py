@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 from tutti.cli.options import Parser, Words, flags_of_parts, split_dotted, stem_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
 from tutti.load_object import names_object
-from tutti.models import names_file
+from tutti.models import MODELS, names_file
 from tutti.run.config import or_listed, synonyms
 
 _NO_OPTIONS: Final = {
@@ -97,7 +97,7 @@ class Command(ABC):
         given = {name: value for name, value in vars(parsed).items() if name in parser.fields}
         own = {name: value for name, value in vars(parsed).items() if name not in given}
         model = given.get("model", "")
-        if Path(model).is_file() and not (names_object(model) or names_file(model)):
+        if Path(model).is_file() and not (model in MODELS or names_object(model) or names_file(model)):
             raise BadOption(
                 f"'{model}' is a file, and no model; data come after one: tutti {self.name} tabular --data "
                 f"{shlex.quote(model)}"

@@ -22,7 +22,8 @@ _OF_TRAIN: Final = frozenset({f.name for f in fields(TrainConfig)} | {"trace", "
 
 _QUOTED: Final = re.compile(r"'(-[^']*)'")
 _OPTION: Final = re.compile(
-    r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?(?: (-?\d\S*\b|none\b|[A-Z]+\b))?"
+    r"(?<![\w-])--?(n(?= \d)|(?<=--)[a-z][a-z-]*)(?:\.([a-z][a-z_-]*))?"
+    r"(?: (-?\d\S*\b|[A-Z,]*[A-Z]\b|(?:none|true|false|drop|mean|off|worker|gpipe)\b))?"
 )
 
 
@@ -31,10 +32,12 @@ def in_python(message: str, known: Collection[str] = _OF_TRAIN) -> str:
 
     def argument(match: re.Match[str]) -> str:
         name, key = match[1].replace("-", "_"), (match[2] or "").replace("-", "_")
-        value = {"none": "'none'"}.get(match[3], match[3])
+        value = {"true": "True", "false": "False"}.get(match[3], match[3] or "")
+        value = repr(value) if value.islower() and value.isalpha() else value
         if name not in known:
             return match[0]
         if key and key != "target":
+            value = f"[{value}]" if "," in value else value
             return f"{name}_options={{'{key}': {value or '...'}}}"
         return (key or {"n": "workers"}.get(name, name)) + (f"={value}" if value else "")
 
