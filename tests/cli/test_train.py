@@ -330,7 +330,7 @@ def corrupt(tmp_path: Path) -> None:
         ("--out busy", "busy"),
         ("--out full", "is not empty"),
         ("--device mps", "Known: cpu, cuda"),
-        ("--device gpu", "Known: cpu, cuda"),
+        ("--device gpu", "did you mean 'cuda'"),
         ("--device cuda --strategy easgd", "use --strategy solo there"),
         ("--cuda-graph on", "use --device cuda"),
     ],
