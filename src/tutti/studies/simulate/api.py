@@ -79,8 +79,8 @@ def simulate(
     data = without_loaders(data, options, quiet)
     spell(options)
     refuse_built(optimizer)
-    given = {"optimizer": optimizer, "schedule": schedule, "loss": loss, "metrics": metrics}
-    given |= {"sampling": weights_of(sampling), "augment": augment}
+    given: dict[str, object] = {"optimizer": optimizer, "schedule": schedule, "loss": loss}
+    given |= {"metrics": metrics, "sampling": weights_of(sampling), "augment": augment}
     chosen = {name: one for name, one in given.items() if one is not None}
     values, objects = by_name({"model": model, "data": data, **chosen})
     config = TrainConfig.from_json(with_defaults({**values, **options}))
