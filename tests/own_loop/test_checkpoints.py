@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
@@ -98,16 +98,8 @@ class Program:
     workers: int = 0
     at: int = 10
 
-    def run(self, comm: Communicator, folder: Path | None, stop: bool) -> list[Any]:
-        """Run it from its newest checkpoint to its end, or until there is one; returns what it ends with."""
-        distribute._loop = OwnLoop(comm)
-        try:
-            with keeping_writers():
-                return self._run(folder, stop)
-        finally:
-            leave()
-
-    def _run(self, folder: Path | None, stop: bool) -> list[Any]:
+    def __call__(self, folder: Path | None, stop: bool) -> list[Any]:
+        """Run it from its newest checkpoint to its end, or until there is one; return what it ends with."""
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(5)
         middle = [CountingNorm(6), nn.Dropout(0.3)] if self.of_rank else [nn.Tanh()]
@@ -141,20 +133,33 @@ class Program:
         ]
 
 
-def _ends(
-    worlds: Worlds, program: Program, folder: Path, sizes: tuple[int, int]
+Loop = Callable[[Path | None, bool], Any]
+"""A loop on a rank: goes on in a folder; stops at its checkpoint, or goes to its end, which is returned."""
+
+
+def _call(comm: Communicator, loop: Loop, folder: Path | None, stop: bool = False) -> Any:
+    distribute._loop = OwnLoop(comm)
+    try:
+        with keeping_writers():
+            return loop(folder, stop)
+    finally:
+        leave()
+
+
+def interrupted(
+    worlds: Worlds, loop: Loop, folder: Path, sizes: tuple[int, int]
 ) -> tuple[list[Any], list[Any]]:
-    """What a loop ends with, never stopped and stopped; both ranks by ranks, of these numbers."""
+    """What a loop ends with, never stopped and stopped; both by ranks, of these numbers."""
     before, after = sizes
-    wanted = worlds.call(partial(program.run, folder=None, stop=False), before)
-    worlds.call(partial(program.run, folder=folder, stop=True), before)
-    return wanted, worlds.call(partial(program.run, folder=folder, stop=False), after)
+    wanted = worlds.call(partial(_call, loop=loop, folder=None), before)
+    worlds.call(partial(_call, loop=loop, folder=folder, stop=True), before)
+    return wanted, worlds.call(partial(_call, loop=loop, folder=folder), after)
 
 
 @pytest.mark.parametrize(("at", "shuffle"), [(2, True), (7, True), (10, True), (10, False)])
 def test_same_ranks_end_with_the_same_bits(worlds: Worlds, tmp_path: Path, at: int, shuffle: bool) -> None:
     program = Program(shuffle=shuffle, of_rank=True, at=at)
-    wanted, found = _ends(worlds, program, tmp_path, (2, 2))
+    wanted, found = interrupted(worlds, program, tmp_path, (2, 2))
     assert found == wanted
 
 
@@ -162,7 +167,7 @@ def test_same_ranks_end_with_the_same_bits(worlds: Worlds, tmp_path: Path, at: i
 def test_other_ranks_end_with_the_same_numbers(
     worlds: Worlds, tmp_path: Path, before: int, after: int, at: int
 ) -> None:
-    wanted, found = _ends(worlds, Program(at=at), tmp_path, (before, after))
+    wanted, found = interrupted(worlds, Program(at=at), tmp_path, (before, after))
     for one in found:
         assert differences(one, wanted[0]) == []
 
@@ -179,37 +184,16 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_go_on(worlds: Worlds, tmp_path: Path, optimizer: str) -> None:
-    wanted, found = _ends(worlds, Program(OPTIMIZERS[optimizer]), tmp_path, (2, 3))
+    wanted, found = interrupted(worlds, Program(OPTIMIZERS[optimizer]), tmp_path, (2, 3))
     for one in found:
         assert differences(one, wanted[0]) == []
 
 
 def test_a_checkpoint_changes_nothing(worlds: Worlds, tmp_path: Path) -> None:
     program = Program(sgd, of_rank=True, at=3)
-    wanted = worlds.call(partial(program.run, folder=None, stop=False), 2)
-    assert worlds.call(partial(program.run, folder=tmp_path, stop=False), 2) == wanted
+    wanted = worlds.call(partial(_call, loop=program, folder=None), 2)
+    assert worlds.call(partial(_call, loop=program, folder=tmp_path), 2) == wanted
     assert (tmp_path / "step-00000003").is_dir()
-
-
-Loop = Callable[[Path | None, bool], Any]
-"""A loop on a rank: goes on in a folder; stops at its checkpoint, or goes to its end, which is returned."""
-
-
-def _call(comm: Communicator, loop: Loop, folder: Path | None, stop: bool) -> Any:
-    distribute._loop = OwnLoop(comm)
-    try:
-        with keeping_writers():
-            return loop(folder, stop)
-    finally:
-        leave()
-
-
-def interrupted(worlds: Worlds, loop: Loop, folder: Path, sizes: tuple[int, int]) -> tuple[Any, list[Any]]:
-    """What a loop ends with on the first rank, never stopped; and stopped, on all ranks."""
-    before, after = sizes
-    wanted = worlds.call(partial(_call, loop=loop, folder=None, stop=False), before)
-    worlds.call(partial(_call, loop=loop, folder=folder, stop=True), before)
-    return wanted[0], worlds.call(partial(_call, loop=loop, folder=folder, stop=False), after)
 
 
 def made(*things: Any) -> list[Any]:
@@ -244,45 +228,48 @@ def _two_models_and_loaders(folder: Path | None, stop: bool) -> Any:
     return numbers(one, other)
 
 
-def _at_the_top(folder: Path | None, stop: bool) -> Any:
-    """It saves before it trains on the batch that it has been dealt."""
+def _train(
+    folder: Path | None, stop: bool, make: Callable[[], Iterable[Any]], at: int, before: bool = False
+) -> Any:
+    """Train for three epochs; save and stop after step `at`, or before the next one with its batch."""
     ((model, optimizer),) = made(adam)
     run = kept(folder)
     step = run.restore() if run else 0
-    loader = DataLoader(samples(20), 4, shuffle=True)
     for epoch in range(run.values.get("epoch", 0) if run else 0, 3):
-        for inputs, targets in distribute.shard(loader):
-            if run and stop and step == 6:
-                run.save(step, wait=True, epoch=epoch)
-                return None
+        for inputs, targets in distribute.shard(make()):
+            if run and stop and before and step == at:
+                return run.save(step, wait=True, epoch=epoch)
             optimizer.zero_grad()
             fit(model, inputs, targets).backward()
             optimizer.step()
             step += 1
+            if run and stop and not before and step == at:
+                return run.save(step, wait=True, epoch=epoch)
     return [*numbers(model), step]
+
+
+def _at_the_top(folder: Path | None, stop: bool) -> Any:
+    """It saves before it trains on the batch that it has been dealt."""
+    loader = DataLoader(samples(20), 4, shuffle=True)
+    return _train(folder, stop, lambda: loader, at=6, before=True)
 
 
 def _iterable(folder: Path | None, stop: bool) -> Any:
     """Batches without indices, which are drawn and changed at random."""
-    ((model, optimizer),) = made(adam)
-    run = kept(folder)
-    step = run.restore() if run else 0
-    data = samples(20).tensors
+    inputs, targets = samples(20).tensors
 
     def drawn() -> Iterator[tuple[Tensor, Tensor]]:
         for rows in torch.randperm(20).split(4):
-            yield data[0][rows], data[1][rows]
+            yield inputs[rows], targets[rows]
 
-    for epoch in range(run.values.get("epoch", 0) if run else 0, 3):
-        for inputs, targets in distribute.shard(drawn()):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-            step += 1
-            if run and stop and step == 8:
-                run.save(step, wait=True, epoch=epoch)
-                return None
-    return numbers(model)
+    return _train(folder, stop, drawn, at=8)
+
+
+def _workers(folder: Path | None, stop: bool) -> Any:
+    """The loader has processes, which live on from epoch to epoch."""
+    with children_allowed():
+        loader = DataLoader(samples(20), 4, shuffle=True, **by(1), persistent_workers=True)
+        return _train(folder, stop, lambda: loader, at=7)
 
 
 def _generators(folder: Path | None, stop: bool) -> Any:
@@ -306,43 +293,22 @@ def _generators(folder: Path | None, stop: bool) -> Any:
     return numbers(model)
 
 
-def _workers(folder: Path | None, stop: bool) -> Any:
-    """The loader has processes, which live on from epoch to epoch."""
-    ((model, optimizer),) = made(adam)
-    run = kept(folder)
-    step = run.restore() if run else 0
-    with children_allowed():
-        loader = DataLoader(samples(20), 4, shuffle=True, **by(1), persistent_workers=True)
-        for epoch in range(run.values.get("epoch", 0) if run else 0, 2):
-            for inputs, targets in distribute.shard(loader):
-                optimizer.zero_grad()
-                fit(model, inputs, targets).backward()
-                optimizer.step()
-                step += 1
-                if run and stop and step == 7:
-                    run.save(step, wait=True, epoch=epoch)
-                    return None
-    return numbers(model)
-
-
-LOOPS = [
-    *(_two_models_and_loaders, _at_the_top, _iterable, _generators),
-]
-
-
 @pytest.mark.parametrize(
     ("loop", "sizes"),
-    [(loop, (2, 3)) for loop in LOOPS] + [(one, (1, 1)) for one in (_iterable, _workers)],
+    [
+        *((loop, (2, 3)) for loop in (_two_models_and_loaders, _at_the_top, _iterable, _generators)),
+        *((loop, (1, 1)) for loop in (_iterable, _workers)),
+    ],
     ids=lambda value: value.__name__[1:] if callable(value) else str(value),
 )
 def test_loops_go_on(worlds: Worlds, tmp_path: Path, loop: Loop, sizes: tuple[int, int]) -> None:
     wanted, found = interrupted(worlds, loop, tmp_path, sizes)
     for one in found:
-        assert one == wanted if sizes[0] == sizes[1] else differences(one, wanted) == []
+        assert one == wanted[0] if sizes[0] == sizes[1] else differences(one, wanted[0]) == []
 
 
-def _refusals(comm: Communicator, folder: Path) -> list[str]:
-    """What is said when a checkpoint is asked for at the wrong moment; at others there is one."""
+def _refusals(folder: Path, stop: bool) -> list[str]:
+    """What is said when a checkpoint is asked for at the wrong moment."""
     said: list[str] = []
 
     def refused(call: Callable[[], Any]) -> None:
@@ -350,34 +316,29 @@ def _refusals(comm: Communicator, folder: Path) -> list[str]:
             call()
         said.append(str(error.value))
 
-    distribute._loop = OwnLoop(comm)
-    try:
-        ((model, optimizer),) = made(adam)
-        run = distribute.checkpoints(folder)
-        assert run.restore() == 0
-        for inputs, targets in distribute.shard(batches()):
-            loss = fit(model, inputs, targets)
-            loss.backward()
-            optimizer.step()
-            refused(run.restore)
-            refused(lambda: run.save(-1))
-            refused(lambda: run.save(2, loss=model.forward))
-            refused(lambda: distribute.checkpoints(folder, optimizer=optimizer))
-            refused(lambda: distribute.checkpoints(folder, loader=batches()))
-            refused(lambda: distribute.checkpoints(folder, epoch=3))
-            refused(lambda: distribute.checkpoints(folder, keep=0))
-            break
-        made(sgd)
-        refused(lambda: run.save(3))
-        distribute._loop.steppers.pop()
-        return said
-    finally:
-        leave()
+    ((model, optimizer),) = made(adam)
+    run = distribute.checkpoints(folder)
+    assert run.restore() == 0
+    for inputs, targets in distribute.shard(batches()):
+        fit(model, inputs, targets).backward()
+        optimizer.step()
+        refused(run.restore)
+        refused(lambda: run.save(-1))
+        refused(lambda: run.save(2, loss=model.forward))
+        refused(lambda: distribute.checkpoints(folder, optimizer=optimizer))
+        refused(lambda: distribute.checkpoints(folder, loader=batches()))
+        refused(lambda: distribute.checkpoints(folder, epoch=3))
+        refused(lambda: distribute.checkpoints(folder, keep=0))
+        break
+    made(sgd)
+    refused(lambda: run.save(3))
+    distribute._loop.steppers.pop()
+    return said
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_checkpoint_at_the_wrong_moment_is_refused(worlds: Worlds, tmp_path: Path, size: int) -> None:
-    for said in worlds.call(partial(_refusals, folder=tmp_path), size):
+    for said in worlds.call(partial(_call, loop=_refusals, folder=tmp_path), size):
         beginnings = [
             "restore() is called inside of a loop over tutti.shard()",
             "save() is given step -1",
@@ -413,7 +374,7 @@ def _other_order(folder: Path | None, stop: bool) -> Any:
 def test_another_order_is_refused(worlds: Worlds, tmp_path: Path) -> None:
     worlds.call(partial(_call, loop=_other_order, folder=tmp_path, stop=True), 1)
     with pytest.raises(BadOption, match="sampler gives other samples than before"):
-        worlds.call(partial(_call, loop=_other_order, folder=tmp_path, stop=False), 1)
+        worlds.call(partial(_call, loop=_other_order, folder=tmp_path), 1)
 
 
 def _two_saved(folder: Path | None, stop: bool) -> Any:
@@ -445,7 +406,7 @@ def test_a_damaged_checkpoint_is_passed_over(worlds: Worlds, tmp_path: Path) -> 
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    for step, values, said in worlds.call(partial(two, stop=False), 1):
+    for step, values, said in worlds.call(two, 1):
         assert (step, values.pop("table")[1].tolist()) == (1, [0, 1, 2])
         assert values == {"pair": [1, 0.5], "mean": 0.25, "no": None}
         assert "rank-00001.safetensors has other contents than were written" in said
@@ -456,7 +417,7 @@ def test_where_no_checkpoint_is_whole_all_ranks_are_told_so(worlds: Worlds, tmp_
     worlds.call(partial(two, stop=True), 2)
     for path in tmp_path.rglob("*.safetensors"):
         path.write_bytes(b"")
-    for told in worlds.outcomes(partial(two, stop=False), 2):
+    for told in worlds.outcomes(two, 2):
         assert isinstance(told, BadCheckpoint)
         assert "has no checkpoint that is whole" in str(told)
 
@@ -468,7 +429,7 @@ def test_a_checkpoint_of_a_command_is_refused(worlds: Worlds, tmp_path: Path) ->
 
     VirtualWorld(1).run(save)
     with pytest.raises(BadCheckpoint, match=r"was written by 'tutti train'; give .* another folder"):
-        worlds.call(partial(_call, loop=_two_saved, folder=tmp_path, stop=False), 1)
+        worlds.call(partial(_call, loop=_two_saved, folder=tmp_path), 1)
 
 
 def _drawing(folder: Path | None, stop: bool) -> Any:
@@ -490,7 +451,7 @@ def test_on_other_ranks_random_numbers_go_on_that_were_alike_and_those_of_the_fi
     worlds: Worlds, tmp_path: Path, before: int, after: int
 ) -> None:
     wanted = worlds.call(partial(_call, loop=_drawing, folder=tmp_path, stop=True), before)
-    found = worlds.call(partial(_call, loop=_drawing, folder=tmp_path, stop=False), after)
+    found = worlds.call(partial(_call, loop=_drawing, folder=tmp_path), after)
     assert found[0] == wanted[0]
     for rank, (own, shared) in enumerate(found[1:], 1):
         torch.manual_seed(100 + rank)
@@ -519,28 +480,26 @@ def _apart(folder: Path | None, stop: bool) -> list[str]:
 
 
 def test_ranks_save_after_the_same_steps_in_the_same_loops(worlds: Worlds, tmp_path: Path) -> None:
-    for steps, loops in worlds.call(partial(_call, loop=_apart, folder=tmp_path, stop=False), 2):
+    for steps, loops in worlds.call(partial(_call, loop=_apart, folder=tmp_path), 2):
         assert "save() is given different steps, by rank [0, 1]" in steps
         assert "in different numbers of loops" in loops
 
 
-def _another(comm: Communicator, folder: Path, model: nn.Module, names: tuple[str, ...]) -> Any:
-    distribute._loop = OwnLoop(comm)
-    try:
-        optimizer = distribute.distribute(model, adam(model))[1]
-        objects = {name: torch.optim.lr_scheduler.StepLR(optimizer, 2) for name in names}
-        run = distribute.checkpoints(folder, **objects)
-        with redirect_stderr(StringIO()) as said:
-            found = run.restore()
-        run.save(1, wait=True)
-        return found, said.getvalue()
-    finally:
-        leave()
+def _another(folder: Path, stop: bool, model: nn.Module, names: tuple[str, ...]) -> Any:
+    optimizer = distribute.distribute(model, adam(model))[1]
+    run = distribute.checkpoints(
+        folder, **{name: torch.optim.lr_scheduler.StepLR(optimizer, 2) for name in names}
+    )
+    with redirect_stderr(StringIO()) as said:
+        found = run.restore()
+    run.save(1, wait=True)
+    return found, said.getvalue()
 
 
 def test_another_program_is_refused(worlds: Worlds, tmp_path: Path) -> None:
     def on_two(model: nn.Module, *names: str) -> list[tuple[int, str]]:
-        return worlds.call(partial(_another, folder=tmp_path, model=model, names=names), 2)
+        loop = partial(_another, model=model, names=names)
+        return worlds.call(partial(_call, loop=loop, folder=tmp_path), 2)
 
     assert on_two(net(), "scheduler") == [(0, "")] * 2
     with pytest.raises(BadCheckpoint, match=r"state of scheduler, which tutti.checkpoints\(\) was not given"):

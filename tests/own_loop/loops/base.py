@@ -7,15 +7,17 @@ with.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.own_loop.jobs import Job, Loop
+from tests.own_loop.jobs import Job, Loop, Outcome
 
 LOOPS: dict[str, Loop] = {}
 
@@ -75,9 +77,40 @@ def children_allowed() -> Iterator[None]:
         config["daemon"] = kept
 
 
-def train(job: Job, model: nn.Module, optimizer: Optimizer, epochs: int = 2) -> None:
+Body: TypeAlias = Callable[[Job, nn.Sequential, Optimizer], Outcome]
+
+
+def of_net(make: Callable[[nn.Module], Optimizer]) -> Callable[[Body], Body]:
+    """Name a loop over `net()` and its optimizer; it ends with the weights and what the function returns."""
+
+    def named(body: Body) -> Body:
+        LOOPS[body.__name__] = partial(_with_net, make=make, body=body)
+        return body
+
+    return named
+
+
+def _with_net(job: Job, make: Callable[[nn.Module], Optimizer], body: Body) -> Outcome:
+    model = net()
+    model, optimizer = job.distribute(model, make(model))
+    found = body(job, model, optimizer)
+    return weights(model), found
+
+
+def train(
+    job: Job,
+    model: nn.Module,
+    optimizer: Optimizer,
+    of: Iterable[Any] | None = None,
+    epochs: int = 1,
+    before_step: Callable[[], object] = lambda: None,
+    after_step: Callable[[], object] = lambda: None,
+) -> None:
+    of = batches() if of is None else of
     for _ in range(epochs):
-        for inputs, targets in job.shard(batches()):
+        for inputs, targets in job.shard(of):
             optimizer.zero_grad()
             fit(model, inputs, targets).backward()
+            before_step()
             optimizer.step()
+            after_step()

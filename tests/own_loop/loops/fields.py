@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tests.own_loop.jobs import Job, Outcome
-from tests.own_loop.loops.base import batches, fit, loop, net, sgd, weights
+from tests.own_loop.loops.base import batches, fit, of_net, sgd, train
 
 
 def _names(inputs: Tensor) -> list[str]:
     return [f"{value:.3f}" for value in inputs[:, 0].tolist()]
 
 
-@loop
-def names_beside_the_tensors_of_a_batch(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
+@of_net(sgd)
+def names_beside_the_tensors_of_a_batch(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
     dealt = [
         (inputs, {"names": _names(inputs), "ranks": tuple(targets.tolist())}, 7, ("a",) * 9)
         for inputs, targets in batches(size=3)
@@ -27,7 +26,6 @@ def names_beside_the_tensors_of_a_batch(job: Job) -> Outcome:
         optimizer.zero_grad()
         fit(model, inputs, torch.tensor(extra["ranks"])).backward()
         optimizer.step()
-    return weights(model)
 
 
 def _right(job: Job, model: nn.Module) -> Tensor:
@@ -38,16 +36,11 @@ def _right(job: Job, model: nn.Module) -> Tensor:
     return job.total(torch.tensor(right))
 
 
-@loop
-def evaluation_in_inference_mode(job: Job) -> Outcome:
+@of_net(sgd)
+def evaluation_in_inference_mode(job: Job, model: nn.Sequential, optimizer: Optimizer) -> Outcome:
     """Before the first epoch, too."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
     right = [_right(job, model)]
     for _ in range(2):
-        for inputs, targets in job.shard(batches()):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
+        train(job, model, optimizer)
         right.append(_right(job, model))
-    return weights(model), right
+    return right

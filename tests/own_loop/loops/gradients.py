@@ -4,72 +4,44 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tests.own_loop.jobs import Job, Outcome
-from tests.own_loop.loops.base import (
-    adam,
-    batches,
-    fit,
-    gradients,
-    loop,
-    net,
-    sgd,
-    train,
-    weights,
-)
+from tests.own_loop.loops.base import adam, batches, fit, gradients, loop, net, of_net, sgd, train, weights
 
 
-@loop
-def gradients_are_read_after_backward(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    read = []
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        read.append(gradients(model))
-        optimizer.step()
-    return weights(model), read
+@of_net(sgd)
+def gradients_are_read_after_backward(job: Job, model: nn.Sequential, optimizer: Optimizer) -> Outcome:
+    read: list[object] = []
+    train(job, model, optimizer, before_step=lambda: read.append(gradients(model)))
+    return read
 
 
-@loop
-def clipping_by_norm(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    norms = []
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
-        optimizer.step()
-    return weights(model), norms
+@of_net(sgd)
+def clipping_by_norm(job: Job, model: nn.Sequential, optimizer: Optimizer) -> Outcome:
+    norms: list[Tensor] = []
+    clip = nn.utils.clip_grad_norm_
+    train(job, model, optimizer, before_step=lambda: norms.append(clip(model.parameters(), 0.1)))
+    return norms
 
 
-@loop
-def gradients_are_edited_in_place(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
+@of_net(sgd)
+def gradients_are_edited_in_place(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
+    def edit() -> None:
         for parameter in model.parameters():
             parameter.grad.add_(parameter.detach(), alpha=0.3)
             parameter.grad.mul_(0.5)
-        optimizer.step()
-    return weights(model)
+
+    train(job, model, optimizer, before_step=edit)
 
 
-@loop
-def gradients_are_replaced(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(batches()):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
+@of_net(sgd)
+def gradients_are_replaced(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
+    def replace() -> None:
         for parameter in model.parameters():
             parameter.grad = parameter.grad.sign() + parameter.grad.norm()
-        optimizer.step()
-    return weights(model)
+
+    train(job, model, optimizer, before_step=replace)
 
 
 @loop
@@ -78,14 +50,12 @@ def hooks_on_parameters_that_scale(job: Job) -> Outcome:
     model[0].weight.register_hook(lambda grad: grad * 2)
     model, optimizer = job.distribute(model, sgd(model))
     model[2].weight.register_hook(lambda grad: grad / 4)
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     return weights(model)
 
 
-@loop
-def gradient_penalty(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
+@of_net(adam)
+def gradient_penalty(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
     for inputs, targets in job.shard(batches()):
         optimizer.zero_grad()
         inputs = inputs.clone().requires_grad_()
@@ -94,25 +64,19 @@ def gradient_penalty(job: Job) -> Outcome:
         penalty = (slopes.norm(dim=1) - 1).square().mean()
         (nn.functional.cross_entropy(scores, targets) + penalty).backward()
         optimizer.step()
-    return weights(model)
 
 
-@loop
-def backward_with_create_graph(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
+@of_net(sgd)
+def backward_with_create_graph(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
     for inputs, targets in job.shard(batches()):
         optimizer.zero_grad()
         fit(model, inputs, targets).backward(create_graph=True)
         optimizer.step()
-    return weights(model)
 
 
-@loop
-def gradients_of_each_sample(job: Job) -> Outcome:
+@of_net(sgd)
+def gradients_of_each_sample(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
     """By `torch.func`, and given to backward() as this rank's part of the mean."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
 
     def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         scores = torch.func.functional_call(model, parameters, (inputs.unsqueeze(0),))
@@ -124,7 +88,6 @@ def gradients_of_each_sample(job: Job) -> Outcome:
         optimizer.zero_grad()
         torch.autograd.backward(list(model.parameters()), [each[name].mean(0) for name in named])
         optimizer.step()
-    return weights(model)
 
 
 @loop

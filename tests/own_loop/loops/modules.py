@@ -20,7 +20,7 @@ from tests.own_loop.loops.base import (
     fit,
     gradients,
     loop,
-    net,
+    of_net,
     samples,
     sgd,
     train,
@@ -87,7 +87,7 @@ def tied_weights(job: Job) -> Outcome:
     model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, FEATURES)).double()
     model[2].weight = model[0].weight
     model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer)
+    train(job, model, optimizer, epochs=2)
     assert model[2].weight is model[0].weight
     return weights(model)
 
@@ -115,12 +115,9 @@ def _embedding(
     model = nn.Sequential(
         nn.Embedding(6, 4, sparse=sparse, **options), nn.Flatten(), nn.Linear(8, 3)
     ).double()
-    model, moved = job.distribute(model, optimizer(model))
     words = torch.randint(6, (9, 2), generator=torch.Generator().manual_seed(1))
-    for part, targets in job.shard(DataLoader(TensorDataset(words, torch.arange(9) % 3), 4)):
-        moved.zero_grad()
-        fit(model, part, targets).backward()
-        moved.step()
+    loader = DataLoader(TensorDataset(words, torch.arange(9) % 3), 4)
+    train(job, *job.distribute(model, optimizer(model)), loader)
     return weights(model)
 
 
@@ -136,17 +133,14 @@ def an_embedding_with_a_largest_norm(job: Job) -> Outcome:
     return _embedding(job, sgd, sparse=False, max_norm=1.0, padding_idx=0)
 
 
-@loop
-def gradient_checkpointing(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
+@of_net(adam)
+def gradient_checkpointing(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
     for inputs, targets in job.shard(batches()):
         for reentrant in (True, False):
             optimizer.zero_grad()
             hidden = checkpoint(model[:2], inputs.clone().requires_grad_(), use_reentrant=reentrant)
             nn.functional.cross_entropy(model[2](hidden), targets).backward()
             optimizer.step()
-    return weights(model)
 
 
 @loop
@@ -182,28 +176,22 @@ def a_sparse_embedding_beside_dense_layers(job: Job) -> Outcome:
     return weights(model)
 
 
-@loop
-def a_layer_that_is_replaced(job: Job) -> Outcome:
+@of_net(sgd)
+def a_layer_that_is_replaced(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
     """A new head for the same body, with an optimizer of its own."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     torch.manual_seed(9)
     model[2] = nn.Linear(4, CLASSES).double()
     model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
+    train(job, model, optimizer)
 
 
-@loop
-def a_layer_that_is_added(job: Job) -> Outcome:
+@of_net(sgd)
+def a_layer_that_is_added(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
     """Progressive growing: the new layer's parameters join the optimizer."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     torch.manual_seed(9)
     added = nn.Linear(CLASSES, CLASSES).double()
     model.append(added)
     optimizer.add_param_group({"params": list(added.parameters())})
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
+    train(job, model, optimizer)

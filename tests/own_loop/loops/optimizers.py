@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from tests.own_loop.loops.base import (
     fit,
     loop,
     net,
+    of_net,
     samples,
     sgd,
     train,
@@ -26,17 +26,15 @@ from tests.own_loop.loops.base import (
 )
 
 
-@loop
-def state_of_the_optimizer_is_read(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
+@of_net(adam)
+def state_of_the_optimizer_is_read(job: Job, model: nn.Sequential, optimizer: Optimizer) -> Outcome:
     read = [dict(optimizer.state_dict())]
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     read.append(dict(copy.deepcopy(optimizer.state_dict())))
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     read.append(dict(optimizer.state_dict()))
     states = [dict(optimizer.state[p].items()) for p in model.parameters()]
-    return weights(model), read, states
+    return read, states
 
 
 def _through_a_file(value: object) -> Any:
@@ -46,47 +44,35 @@ def _through_a_file(value: object) -> Any:
     return torch.load(file, weights_only=False)
 
 
-@loop
-def going_back_to_a_checkpoint(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, adam(model))
-    train(job, model, optimizer, epochs=1)
+@of_net(adam)
+def going_back_to_a_checkpoint(job: Job, model: nn.Sequential, optimizer: Optimizer) -> Outcome:
+    train(job, model, optimizer)
     saved = _through_a_file([model.state_dict(), optimizer.state_dict()])
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     after = weights(model)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     back = weights(model), dict(copy.deepcopy(optimizer.state_dict()))
-    train(job, model, optimizer, epochs=1)
-    return after, back, weights(model), dict(optimizer.state_dict())
-
-
-def _scheduled(job: Job, make: Callable[[Optimizer], Any], before: bool) -> Outcome:
-    model = net()
-    optimizer = sgd(model)
-    schedule = make(optimizer) if before else None
-    model, optimizer = job.distribute(model, optimizer)
-    schedule = schedule or make(optimizer)
-    rates = []
-    for _ in range(2):
-        for inputs, targets in job.shard(batches()):
-            optimizer.zero_grad()
-            fit(model, inputs, targets).backward()
-            optimizer.step()
-            schedule.step()
-            rates.append(schedule.get_last_lr())
-    return weights(model), rates
+    train(job, model, optimizer)
+    return after, back, dict(optimizer.state_dict())
 
 
 @loop
 def warm_restarts_made_before(job: Job) -> Outcome:
-    return _scheduled(job, lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 2), before=True)
-
-
-@loop
-def a_closure(job: Job) -> Outcome:
     model = net()
-    model, optimizer = job.distribute(model, adam(model))
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
+    rates: list[object] = []
+
+    def after_step() -> None:
+        schedule.step()
+        rates.append(schedule.get_last_lr())
+
+    train(job, *job.distribute(model, optimizer), epochs=2, after_step=after_step)
+    return weights(model), rates
+
+
+def _by_closures(job: Job, model: nn.Module, optimizer: Optimizer) -> None:
     for inputs, targets in job.shard(batches()):
 
         def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
@@ -96,7 +82,17 @@ def a_closure(job: Job) -> Outcome:
             return loss
 
         optimizer.step(closure)
-    return weights(model)
+
+
+@of_net(adam)
+def a_closure(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
+    _by_closures(job, model, optimizer)
+
+
+@of_net(lambda model: torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe"))
+def lbfgs_with_a_line_search(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
+    """The search goes by the loss, which is a rank's own."""
+    _by_closures(job, model, optimizer)
 
 
 @loop
@@ -107,20 +103,18 @@ def step_hooks(job: Job) -> Outcome:
     optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append("before"))
     model, optimizer = job.distribute(model, optimizer)
     optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append("after"))
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     return weights(model), seen
 
 
-@loop
-def a_group_that_counts(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, Counting(model.parameters(), lr=0.1))
-    train(job, model, optimizer)
+@of_net(lambda model: Counting(model.parameters(), lr=0.1))
+def a_group_that_counts(job: Job, model: nn.Sequential, optimizer: Optimizer) -> Outcome:
+    train(job, model, optimizer, epochs=2)
     optimizer.eval()
     evaluated = weights(model)
     optimizer.train()
-    train(job, model, optimizer, epochs=1)
-    return evaluated, weights(model), [group["k"] for group in optimizer.param_groups]
+    train(job, model, optimizer)
+    return evaluated, [group["k"] for group in optimizer.param_groups]
 
 
 def _scaled(job: Job, overflow: bool, clip: bool = False, **options: Any) -> Outcome:
@@ -151,26 +145,3 @@ def a_gradient_scaler_and_clipping(job: Job) -> Outcome:
 @loop
 def a_gradient_scaler_and_one_overflow_of_a_fused_optimizer(job: Job) -> Outcome:
     return _scaled(job, overflow=True, fused=True)
-
-
-def _searching(job: Job, make: Callable[[nn.Module], Optimizer]) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, make(model))
-    for inputs, targets in job.shard(batches()):
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-            optimizer.zero_grad()
-            loss = fit(model, inputs, targets)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-    return weights(model)
-
-
-@loop
-def lbfgs_with_a_line_search(job: Job) -> Outcome:
-    """The search goes by the loss, which is a rank's own."""
-    return _searching(
-        job, lambda m: torch.optim.LBFGS(m.parameters(), max_iter=4, line_search_fn="strong_wolfe")
-    )

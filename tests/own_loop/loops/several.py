@@ -19,6 +19,7 @@ from tests.own_loop.loops.base import (
     gradients,
     loop,
     net,
+    of_net,
     samples,
     sgd,
     train,
@@ -82,22 +83,19 @@ def unfreezing(job: Job) -> Outcome:
     model = net()
     model[0].requires_grad_(False)
     model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     model[0].requires_grad_(True)
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     return weights(model)
 
 
-@loop
-def a_new_optimizer_for_the_same_model(job: Job) -> Outcome:
+@of_net(sgd)
+def a_new_optimizer_for_the_same_model(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
     """As in fine-tuning: first SGD, then Adam over the head alone."""
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    train(job, model, optimizer, epochs=1)
+    train(job, model, optimizer)
     model[0].requires_grad_(False)
     model, optimizer = job.distribute(model, torch.optim.Adam(model[2].parameters(), lr=0.01))
-    train(job, model, optimizer, epochs=1)
-    return weights(model)
+    train(job, model, optimizer)
 
 
 class _Weighted(nn.Module):

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from tests.own_loop.jobs import Job, Outcome
-from tests.own_loop.loops.base import fit, loop, net, samples, sgd, weights
+from tests.own_loop.loops.base import fit, loop, net, of_net, samples, sgd, train, weights
 
 
 class Encoding(UserDict[str, Tensor]):
@@ -67,12 +68,6 @@ class Doubling(DataLoader[Any]):
             yield 2 * inputs, targets
 
 
-@loop
-def a_loader_that_changes_its_batches(job: Job) -> Outcome:
-    model = net()
-    model, optimizer = job.distribute(model, sgd(model))
-    for inputs, targets in job.shard(Doubling(samples(), 4)):
-        optimizer.zero_grad()
-        fit(model, inputs, targets).backward()
-        optimizer.step()
-    return weights(model)
+@of_net(sgd)
+def a_loader_that_changes_its_batches(job: Job, model: nn.Sequential, optimizer: Optimizer) -> None:
+    train(job, model, optimizer, Doubling(samples(), 4))
