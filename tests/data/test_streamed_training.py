@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from tests.trainers import trainer_of
+from tests.trainers import trainer_by
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches, open_data
+from tutti.data import open_data
 from tutti.records.run import EpochRecord
-from tutti.strategies import Clip, Sync
-from tutti.strategies.placement import place
-from tutti.training.losses import LOSSES
+from tutti.strategies import Sync
 from tutti.training.metrics import METRICS
 from tutti.training.precision import Arithmetic
 
@@ -33,25 +31,12 @@ def train(
         torch.manual_seed(0)
         arithmetic = Arithmetic("fp64")
         module = arithmetic.prepare(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 5)))
-        strategy = Sync()
-        replica = place(module, comm, strategy.home)
         optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
-        trainer = trainer_of(
-            comm=comm,
-            replica=replica,
-            worker=strategy.worker(replica, comm, optimizer, Clip()),
-            optimizer=optimizer,
-            batches=Batches(data.train, 12, comm.rank, comm.size, seed=5),
-            loss=LOSSES["cross_entropy"],
-            metrics=[METRICS["accuracy"]],
-            classes=5,
-            arithmetic=arithmetic,
-            validation=data.validation,
-            epochs=2,
-            seconds_per_sample=seconds_per_sample,
-        )
+        objective = {"metrics": [METRICS["accuracy"]], "classes": 5, "arithmetic": arithmetic}
+        given = {"validation": data.validation, "epochs": 2, "seconds_per_sample": seconds_per_sample}
+        trainer = trainer_by(Sync(), comm, module, optimizer, data.train, 12, **objective, **given)
         history = trainer.fit()
-        return history, torch.cat([flat.weights.clone() for flat in replica.flats])
+        return history, torch.cat([flat.weights.clone() for flat in trainer.replica.flats])
 
     return VirtualWorld(ranks=ranks).run(program)[0]
 

@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.comm.ranks import World
-from tests.trainers import trainer_of
+from tests.trainers import trainer_by
 from tests.training.blobs import blobs
 from tutti.comm.base import Communicator
 from tutti.comm.shm.communicator import HostCommunicator
-from tutti.data.batches import Batches
 from tutti.data.parts import Part
-from tutti.strategies import Clip, Sync
-from tutti.strategies.placement import place
+from tutti.strategies import Sync
 from tutti.training.batch_norm import BatchStatistics, batch_norms, normalising
-from tutti.training.losses import LOSSES
 from tutti.training.precision import Arithmetic
 from tutti.training.stopping import Ending
 
@@ -109,21 +106,10 @@ def trained(
     comm: Communicator, part: Part, every: int = 1, ending: Ending | None = None
 ) -> dict[str, Tensor]:
     module = network()
-    strategy = Sync(every=every)
-    replica = place(module, comm, strategy.home)
+    statistics = BatchStatistics(comm) if comm.size > 1 else None
+    given = {"statistics": statistics, "arithmetic": Arithmetic("fp64"), "ending": ending}
     optimizer = SGD(module.parameters(), lr=0.1)
-    trainer_of(
-        comm=comm,
-        replica=replica,
-        worker=strategy.worker(replica, comm, optimizer, Clip()),
-        optimizer=optimizer,
-        statistics=BatchStatistics(comm) if comm.size > 1 else None,
-        loss=LOSSES["cross_entropy"],
-        arithmetic=Arithmetic("fp64"),
-        batches=Batches(part, 12, comm.rank, comm.size, every, seed=5),
-        steps=20,
-        ending=ending,
-    ).fit()
+    trainer_by(Sync(every=every), comm, module, optimizer, part, 12, **given, steps=20).fit()
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 

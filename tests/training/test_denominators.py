@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
 
-from tests.trainers import Forgetful, trainer_of
+from tests.trainers import Forgetful, trainer_by, trainer_of
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
@@ -22,7 +22,6 @@ from tutti.errors import BadOption
 from tutti.records.run import EpochRecord
 from tutti.replica import Replica
 from tutti.strategies import Clip, ParamServer, Strategy, Sync
-from tutti.strategies.placement import place
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import Loss, LossFunction, named_loss
 from tutti.training.metrics import METRICS
@@ -132,6 +131,7 @@ MEANS: dict[str, tuple[Part, Given, LossFunction]] = {
         ("cross_entropy", {"smoothing": 0.2}, "balanced"),
         partial(functional.cross_entropy, weight=COUNTS.sum() / (4 * COUNTS), label_smoothing=0.2),
     ),
+    "plain": (blobs(67), "cross_entropy", functional.cross_entropy),
     "without labels": (gaps(), "cross_entropy", functional.cross_entropy),
     "a module": (gaps(), nn.CrossEntropyLoss(), functional.cross_entropy),
     "class weights": (
@@ -205,21 +205,11 @@ def trained(
 def rank_s_run(comm: Communicator, name: str, way: Strategy, **rest: int) -> tuple[list[EpochRecord], Tensor]:
     """A rank's history and final weights."""
     part, spec, _ = MEANS[name]
-    module = FP64.prepare(network(name))
-    replica = place(module, comm, way.home)
+    module, weighted = FP64.prepare(network(name)), part.stored_weights is not None
     optimizer = SGD(module.parameters(), lr=0.3, momentum=0.9)
-    history = trainer_of(
-        comm=comm,
-        replica=replica,
-        worker=way.worker(replica, comm, optimizer, Clip(norm=0.5)),
-        optimizer=optimizer,
-        batches=Batches(part, BATCH, comm.rank, comm.size, way.passes, seed=5),
-        loss=loss_of(spec, part),
-        metrics=[METRICS["accuracy"]],
-        arithmetic=FP64,
-        weighted=part.stored_weights is not None,
-        **rest,
-    ).fit()
+    objective = {"loss": loss_of(spec, part), "metrics": [METRICS["accuracy"]], "arithmetic": FP64}
+    parts = way, comm, module, optimizer, part, BATCH, Clip(norm=0.5)
+    history = trainer_by(*parts, **objective, weighted=weighted, **rest).fit()
     comm.barrier()
     return history, nn.utils.parameters_to_vector(module.parameters()).detach().clone()
 

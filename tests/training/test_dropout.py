@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from torch.utils.checkpoint import checkpoint
 
-from tests.trainers import trainer_of
+from tests.trainers import trainer_by
 from tests.training.blobs import blobs
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches
-from tutti.strategies import Clip, Sync
-from tutti.strategies.placement import place
+from tutti.strategies import Sync
 from tutti.training.dropout import drawn_by_sample
 from tutti.training.evaluation import evaluating
-from tutti.training.losses import LOSSES
 
 SHAPES = {
     nn.Dropout: (5, 7),
@@ -140,18 +137,9 @@ def trained(ranks: int, passes: int = 1) -> tuple[Tensor, list[float]]:
         torch.manual_seed(comm.rank)
         module = perceptron()
         optimizer = Adam(module.parameters(), lr=0.01)
-        replica = place(module, comm, Sync().home)
-        trainer = trainer_of(
-            comm=comm,
-            replica=replica,
-            worker=Sync().worker(replica, comm, optimizer, Clip()),
-            optimizer=optimizer,
-            loss=LOSSES["cross_entropy"],
-            batches=Batches(part, 30, comm.rank, comm.size, passes),
-            steps=17,
-        )
+        trainer = trainer_by(Sync(every=passes), comm, module, optimizer, part, 30, steps=17)
         losses = [record.train.loss for record in trainer.fit()]
-        return torch.cat([flat.weights for flat in replica.flats]).clone(), losses
+        return torch.cat([flat.weights for flat in trainer.replica.flats]).clone(), losses
 
     found: tuple[Tensor, list[float]] = VirtualWorld(ranks).run(program)[0]
     return found

@@ -13,23 +13,21 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import OneCycleLR
 
 from tests.states import saved_by
-from tests.trainers import trainer_of
+from tests.trainers import trainer_by
 from tests.training.blobs import blobs
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data import Batches, Part
+from tutti.data import Part
 from tutti.optim.state import load
 from tutti.records.run import EpochRecord
 from tutti.run.restore import load_model
 from tutti.state import Saved, State
 from tutti.strategies import Clip, Sync
-from tutti.strategies.placement import place
 from tutti.training.agenda import Agenda, Wishes
 from tutti.training.intervals import Every
-from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS, Metric
 
-EPOCHS, MIDDLE = 3, 10
+EPOCHS, UPDATES, MIDDLE = 3, 7, 10
 
 
 def doubles(part: Part) -> Part:
@@ -73,24 +71,17 @@ def run(
         torch.manual_seed(0 if saved is None else 99 + comm.rank)
         module, states = network(norm), []
         optimizer = Adam(module.parameters(), lr=0.01)
-        batches = Batches(TRAIN, 30, comm.rank, comm.size, seed=5)
-        schedule = OneCycleLR(optimizer, 0.02, total_steps=EPOCHS * batches.updates)
+        schedule = OneCycleLR(optimizer, 0.02, total_steps=EPOCHS * UPDATES)
         mine = None if saved is None else saved[comm.rank]
         if mine is not None:
             load_model(module, mine)
             names = {parameter: name for name, parameter in module.named_parameters()}
             load(optimizer, names, mine, (mine.own or mine.shared)["training"]["schedule"]["options"])
-        replica = place(module, comm, Sync().home)
         agenda = Agenda(comm, Wishes(Every(steps=MIDDLE), now=lambda: 0.0)) if keeps else None
-        trainer = trainer_of(
-            comm=comm,
-            replica=replica,
-            worker=Sync().worker(replica, comm, optimizer, Clip(norm=0.5)),
-            optimizer=optimizer,
-            loss=LOSSES["cross_entropy"],
-            metrics=[METRICS["accuracy"], SEEN],
-            classes=4,
-            batches=batches,
+        objective = {"metrics": [METRICS["accuracy"], SEEN], "classes": 4}
+        trainer = trainer_by(
+            *(Sync(), comm, module, optimizer, TRAIN, 30, Clip(norm=0.5)),
+            **objective,
             epochs=EPOCHS,
             scheduler=schedule,
             validation=VALIDATION,

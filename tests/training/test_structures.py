@@ -14,13 +14,12 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim import SGD
 
-from tests.trainers import trainer_of
+from tests.trainers import trainer_by
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches, DataSet, open_data
 from tutti.errors import BadModel
-from tutti.strategies import Clip, Sync
-from tutti.strategies.placement import place
+from tutti.strategies import Sync
 from tutti.training.evaluation import Objective, evaluate
 from tutti.training.losses import LossBatch, named_loss
 from tutti.training.metrics import METRICS
@@ -107,20 +106,10 @@ def trained(comm: Communicator, name: str, passes: int) -> tuple[Tensor, float, 
     """The weights and the loss after a run, and the outputs."""
     inputs, kind, spec, _ = CASES[name]
     dataset, module, way = opened(inputs, comm), made(kind), Sync(every=passes)
-    replica = place(module, comm, way.home)
     optimizer = SGD(module.parameters(), lr=0.3, momentum=0.9)
     loss, part = named_loss(spec, dataset), dataset.train
-    trainer_of(
-        comm=comm,
-        replica=replica,
-        worker=way.worker(replica, comm, optimizer, Clip()),
-        optimizer=optimizer,
-        batches=Batches(part, BATCH, comm.rank, comm.size, passes, seed=5),
-        loss=loss,
-        metrics=[METRICS["accuracy"]],
-        arithmetic=FP64,
-        epochs=2,
-    ).fit()
+    objective = {"loss": loss, "metrics": [METRICS["accuracy"]], "arithmetic": FP64}
+    trainer_by(way, comm, module, optimizer, part, BATCH, **objective, epochs=2).fit()
     comm.barrier()
     objective = check_fit(module, part, Objective(loss, [METRICS["accuracy"]], 3, FP64))
     found = evaluate(module, part, comm, objective, batch_size=7).total(comm)

@@ -6,18 +6,15 @@ import pytest
 import torch
 
 from tests.contracts.training import Outcome, Run, train
-from tests.trainers import trainer_of
+from tests.trainers import trainer_by
 from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.network import Network
 from tutti.comm.virtual.world import VirtualWorld
-from tutti.data.batches import Batches
 from tutti.records.run import STAGES, EpochRecord, by_rank
 from tutti.records.stragglers import straggler
-from tutti.strategies import Clip, ParamServer, Sync
+from tutti.strategies import ParamServer, Sync
 from tutti.strategies.measurements import Stopwatch, Traffic
-from tutti.strategies.placement import place
-from tutti.training.losses import LOSSES
 from tutti.training.timers import EXCHANGE, StageTimer
 
 SLOW = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e8)
@@ -95,20 +92,10 @@ def trained(slow: int | None, meets: bool = True) -> list[EpochRecord]:
     """The epochs of three ranks, one of which takes twice as long for a sample."""
 
     def run(comm: Communicator) -> list[EpochRecord]:
-        replica = place(model(), comm, Sync.home)
-        optimizer = torch.optim.SGD(replica.module.parameters(), lr=0.1)
-        return trainer_of(
-            comm=comm,
-            replica=replica,
-            worker=Sync().worker(replica, comm, optimizer, Clip()),
-            optimizer=optimizer,
-            batches=Batches(blobs(60), 12, comm.rank, comm.size),
-            loss=LOSSES["cross_entropy"],
-            metrics=[],
-            epochs=2,
-            seconds_per_sample=PER_SAMPLE_S * (2 if comm.rank == slow else 1),
-            meets=meets,
-        ).fit()
+        module, cost = model(), PER_SAMPLE_S * (2 if comm.rank == slow else 1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        given = {"epochs": 2, "seconds_per_sample": cost, "meets": meets}
+        return trainer_by(Sync(), comm, module, optimizer, blobs(60), 12, **given).fit()
 
     return VirtualWorld(3).run(run)[0]
 

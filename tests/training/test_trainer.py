@@ -1,14 +1,11 @@
-"""The training loop: the same run at any world size, and what it records."""
+"""The training loop: what it records, and what ends it."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
@@ -24,7 +21,6 @@ from tutti.records.texts import RunLength
 from tutti.replica import Replica
 from tutti.training.losses import LOSSES
 from tutti.training.metrics import METRICS
-from tutti.training.precision import FP32, Arithmetic
 from tutti.training.progress import Moment, Progress
 from tutti.training.trainer import Trainer
 
@@ -34,73 +30,32 @@ UPDATES = 11
 """Of one epoch; the last has 5 samples."""
 
 
-FP64 = Arithmetic("fp64")
-
-
-def trainer(comm: Communicator, module: nn.Module, passes: int = 1, lr: float = 0.1, **rest) -> Trainer:
-    replica = Replica(module)
-    optimizer = SGD(module.parameters(), lr=lr, momentum=0.9)
+def trainer(comm: Communicator, lr: float = 0.1, train: Part = TRAIN, **rest: Any) -> Trainer:
+    replica = Replica(model())
+    optimizer = SGD(replica.module.parameters(), lr=lr, momentum=0.9)
     if "schedule" in rest:
         rest["scheduler"] = rest.pop("schedule")(optimizer)
-    given = {"metrics": [METRICS["accuracy"]], "validation": VALIDATION, "classes": 4, **rest}
-    if "steps" not in given:
-        given.setdefault("epochs", 3)
     return trainer_of(
         comm=comm,
         replica=replica,
         worker=Together(replica, comm, optimizer),
         optimizer=optimizer,
-        batches=Batches(given.pop("train", TRAIN), BATCH, comm.rank, comm.size, passes, seed=5),
+        batches=Batches(train, BATCH, comm.rank, comm.size, seed=5),
         loss=LOSSES["cross_entropy"],
-        **given,
+        metrics=[METRICS["accuracy"]],
+        classes=4,
+        validation=VALIDATION,
+        **(rest if "steps" in rest else {"epochs": 3, **rest}),
     )
 
 
-def run(ranks: int, make: Callable[[], nn.Module] = model, **rest) -> list[tuple[list[EpochRecord], Tensor]]:
-    """Each rank's history and final weights."""
-
-    def program(comm: Communicator) -> tuple[list[EpochRecord], Tensor]:
-        trains = trainer(comm, copy.deepcopy(module), **rest)
-        history = trains.fit()
-        return history, torch.cat([*(flat.weights for flat in trains.replica.flats), *trains.replica.buffers])
-
-    module = make()
-    return VirtualWorld(ranks).run(program)
-
-
-def sequential(
-    epochs: int, arithmetic: Arithmetic = FP32, make: Callable[[], nn.Module] = model
-) -> nn.Module:
-    """The same run in plain torch."""
-    module = arithmetic.prepare(make())
-    optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
-    order = Batches(TRAIN, BATCH, seed=5)
-    for epoch in range(epochs):
-        for indices in order.order(epoch).split(BATCH):
-            inputs, targets = TRAIN.take(indices)
-            optimizer.zero_grad()
-            functional.cross_entropy(
-                arithmetic.forward(module, arithmetic.inputs(inputs)), targets
-            ).backward()
-            optimizer.step()
-    return module
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    return ((a - b).norm() / b.norm()).item()
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("passes", [1, 3])
-def test_a_run_is_the_sequential_one_at_any_world_size(ranks: int, passes: int) -> None:
-    expected = nn.utils.parameters_to_vector(sequential(3, FP64).parameters())
-    for history, weights in run(ranks, lambda: FP64.prepare(model()), passes=passes, arithmetic=FP64):
-        assert len(history) == 3
-        assert distance(weights[weights != 0], expected) < 1e-12
+def run(ranks: int, **rest: Any) -> list[list[EpochRecord]]:
+    """Each rank's history."""
+    return VirtualWorld(ranks).run(lambda comm: trainer(comm, **rest).fit())
 
 
 def test_steps_end_in_the_middle_of_an_epoch_and_that_part_is_recorded() -> None:
-    for history, _ in run(2, steps=UPDATES + 4):
+    for history in run(2, steps=UPDATES + 4):
         assert [(record.step, record.complete) for record in history] == [
             (UPDATES, True),
             (UPDATES + 4, False),
@@ -110,7 +65,7 @@ def test_steps_end_in_the_middle_of_an_epoch_and_that_part_is_recorded() -> None
 
 
 def test_the_stages_of_rank_0_add_up_to_nearly_the_total() -> None:
-    (history, _), *_ = run(1)
+    (history,) = run(1)
     for record in history:
         stages, total = record.ranks[0].stages, record.seconds["total"]
         assert tuple(stages) == STAGES
@@ -125,7 +80,6 @@ def test_weights_are_written_when_they_are_final_and_before_the_last_record() ->
         seen: list[object] = []
         trains = trainer(
             comm,
-            model(),
             on_epoch=lambda record: seen.append(record.epoch),
             checkpoint=lambda: seen.append(trains.worker.finished),
         )
@@ -142,7 +96,7 @@ def test_a_loss_that_becomes_infinite_names_step_rank_and_parameter() -> None:
 
     def program(comm: Communicator) -> None:
         try:
-            trainer(comm, model(), train=Part(broken, TRAIN.targets)).fit()
+            trainer(comm, train=Part(broken, TRAIN.targets)).fit()
         except PeerLost:
             return
 
