@@ -16,7 +16,7 @@ from tutti.data import open_pool
 from tutti.data.contents import Contents
 from tutti.data.sources import read_source
 from tutti.data.targets import KnownClasses, with_checked_targets
-from tutti.errors import BadData, BadOption, UnknownName, UserError
+from tutti.errors import BadData, UserError
 from tutti.records.splits import Split, write_splits
 
 TABLE = "height,weight,species\n1,2.5,cat\n3,4,dog\n5,-6e1,cat\n7,8,'cow'\n".replace("'", '"')
@@ -35,32 +35,61 @@ def read(tmp_path):
     return write_and_read
 
 
-def test_an_unknown_option_is_told_with_all_that_there_are(tmp_path):
-    (tmp_path / "a.csv").write_text("a,y\n1,0\n2,1\n")
-    with pytest.raises(
-        UnknownName,
-        match=r"did you mean 'classes'\? Known: classes, columns, group, missing, prepare, target, text",
-    ):
-        read_source(tmp_path / "a.csv", {"clases": 3})
+ROWS = "5.1,3.5,cat\n4.9,3,dog\n6,2,cat\n"
+INDEXED = "{},a,label\n7,1,0\n8,2,1\n"
+NO_INDEX = ("", "Unnamed: 0", "__index_level_0__")
+
+TABLES = {
+    "texts are classes": (
+        *(TABLE, {"target": "species"}, [[1, 2.5], [3, 4], [5, -60], [7, 8]], [0, 2, 0, 1]),
+        {"classes": 3, "labels": ("cat", "cow", "dog"), "columns": ("height", "weight")},
+    ),
+    "gaps behind a space": (
+        *("a, b, y\n1, 2, x\n2, ?, z\n3, 4, NA\n5, 6, z\n", {"missing": "drop"}, [[1, 2], [5, 6]], [0, 1]),
+        {"labels": ("x", "z")},
+    ),
+    "targets with a leading zero": (
+        *("a,y\n1,01\n2,1\n3,10\n", {}, [[1], [2], [3]], [0, 1, 2], {"labels": ("01", "1", "10")}),
+    ),
+    "whole numbers in any form": ("a,y\n1,1.0\n2,0\n3,1\n", {}, [[1], [2], [3]], [1, 0, 1], {}),
+    "fractions": ("a,y\n1,0.5\n2,0\n3,1\n", {}, [[1], [2], [3]], [0.5, 0, 1], {}),
+    "codes unprepared": ("zip,y\n01392,0\n1392,1\n", {"prepare": "off"}, [[1392], [1392]], [0, 1], {}),
+    "columns by name": (
+        *(TABLE, {"target": "height", "columns": ["weight"], "classes": 8}),
+        *([[2.5], [4], [-60], [8]], [1, 3, 5, 7], {}),
+    ),
+    "columns by position": (
+        *(TABLE, {"target": -1, "columns": [1, 0]}, [[2.5, 1], [4, 3], [-60, 5], [8, 7]], [0, 2, 0, 1], {}),
+    ),
+    "several targets": (
+        *("a,b,c\n1,2,0.5\n3,4,5\n", {"target": ["b", "c"]}, [[1], [3]], [[2, 0.5], [4, 5]]),
+        {"classes": None},
+    ),
+    "a column called label": ("Label,x\n1,5\n0,6\n", {}, [[5], [6]], [1, 0], {}),
+    "no names": ("1,2,0\n3,4,1\n", {"target": -1}, [[1, 2], [3, 4]], [0, 1], {}),
+    "a first row with a class": (
+        *(ROWS, {"target": -1, "columns": [1]}, [[3.5], [3], [2]], [0, 1, 0], {"columns": ("1",)}),
+    ),
+    "names that are numbers": (
+        *("2019,2020,kind\n" + ROWS, {"target": "kind", "columns": [1]}, [[3.5], [3], [2]], [0, 1, 0]),
+        {"columns": ("2020",)},
+    ),
+    "names that count": ("0,1,2\n5,6,1\n7,8,0\n", {"target": -1}, [[5, 6], [7, 8]], [1, 0], {}),
+    **{f"an index '{one}'": (INDEXED.format(one), {}, [[1], [2]], [0, 1], {}) for one in NO_INDEX},
+    **{
+        f"a wanted index '{one}'": (INDEXED.format(one), {"columns": ["a", 0]}, [[1, 7], [2, 8]], [0, 1], {})
+        for one in NO_INDEX
+    },
+}
+"""Texts and options; the inputs, the targets and other facts."""
 
 
-def test_texts_become_classes_and_all_other_columns_inputs(read):
-    inputs, targets, contents = read(TABLE, target="species")
-    assert inputs.tolist() == [[1, 2.5], [3, 4], [5, -60], [7, 8]]
-    assert targets.tolist() == [0, 2, 0, 1]
-    assert (contents.classes, contents.labels) == (3, ("cat", "cow", "dog"))
-    assert contents.columns == ("height", "weight")
-
-
-def test_a_column_of_texts_is_refused_with_the_names_of_those_that_hold_numbers(read):
-    with pytest.raises(BadData, match=r"type string in the column 'city', .* --data\.columns age,income$"):
-        read("age,city,income,bought\n31,Rome,2.5,yes\n42,Oslo,3,no\n", target="bought", prepare="off")
-
-
-def test_texts_behind_a_space_are_missing_or_numbers_as_without_it(read):
-    text = "a, b, y\n1, 2, x\n2, ?, z\n3, 4, NA\n5, 6, z\n"
-    inputs, targets, contents = read(text, missing="drop")
-    assert (inputs.tolist(), targets.tolist(), contents.labels) == ([[1, 2], [5, 6]], [0, 1], ("x", "z"))
+@pytest.mark.parametrize(("text", "options", "inputs", "targets", "facts"), TABLES.values(), ids=TABLES)
+def test_tables_are_read(read, text, options, inputs, targets, facts):
+    found, goals, contents = read(text, **options)
+    np.testing.assert_array_equal(found, np.array(inputs, np.float32))
+    assert goals.tolist() == targets
+    assert {name: getattr(contents, name) for name in facts} == facts
 
 
 def test_names_of_classes_that_look_like_numbers_are_met_again_by_name():
@@ -70,38 +99,10 @@ def test_names_of_classes_that_look_like_numbers_are_met_again_by_name():
     assert found.parts["train"][1].tolist() == [1, 0]
 
 
-def test_targets_with_a_leading_zero_stay_texts_and_other_numbers_are_alike(read):
-    assert read("a,y\n1,01\n2,1\n3,10\n")[2].labels == ("01", "1", "10")
-    assert read("a,y\n1,1.0\n2,0\n3,1\n")[1].tolist() == [1, 0, 1]
-    assert read("a,y\n1,0.5\n2,0\n3,1\n")[1].tolist() == [0.5, 0, 1]
-
-
 def test_inputs_with_a_leading_zero_are_texts_and_commas_are_points_among_texts(read):
     inputs, _, contents = read("zip;n;y\n01392;1,5;0\n1392;-;1\n90210;1,234;0\n")
     assert [column.kind for column in contents.table.columns] == ["text", "number"]
     np.testing.assert_array_equal(inputs, np.array([[0, 1.5], [1, np.nan], [2, 1.234]], np.float32))
-    assert read("zip,y\n01392,0\n1392,1\n", prepare="off")[0].tolist() == [[1392], [1392]]
-
-
-def test_columns_are_chosen_by_name_in_the_order_given_or_by_position(read):
-    inputs, targets, _ = read(TABLE, target="height", columns=["weight"], classes=8)
-    assert (inputs.tolist(), targets.tolist()) == ([[2.5], [4], [-60], [8]], [1, 3, 5, 7])
-    inputs, _, _ = read(TABLE, target=-1, columns=[1, 0])
-    assert inputs[0].tolist() == [2.5, 1]
-
-
-def test_several_targets_are_values_to_approach(read):
-    inputs, targets, contents = read("a,b,c\n1,2,0.5\n3,4,5\n", target=["b", "c"])
-    assert (inputs.tolist(), targets.tolist()) == ([[1], [3]], [[2, 0.5], [4, 5]])
-    assert contents.classes is None
-
-
-def test_a_column_called_target_or_label_needs_no_option(read):
-    assert read("Label,x\n1,5\n0,6\n")[0].tolist() == [[5], [6]]
-    with pytest.raises(BadData, match=r"--data.target NAME; its columns are a, b"):
-        read("a,b\n1,2\n")
-    with pytest.raises(BadData, match="several columns with a name"):
-        read("y,label\n1,2\n")
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -111,35 +112,6 @@ def test_separators_quotes_blank_lines_and_packed_files_are_read(tmp_path, separ
     contents = read_source(str(tmp_path / "a.csv.gz"), {})
     assert contents.name == "a"
     assert contents.parts["train"][0][:].tolist() == [[1], [2]]
-
-
-def test_a_table_without_names_takes_positions(read):
-    inputs, targets, _ = read("1,2,0\n3,4,1\n", target=-1)
-    assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [3, 4]], [0, 1])
-    with pytest.raises(BadData, match="no line with the names of its 3 columns"):
-        read("1,2,0\n3,4,1\n")
-
-
-def test_a_line_of_numbers_and_a_class_is_a_sample_and_no_line_of_names(read):
-    rows = "5.1,3.5,cat\n4.9,3,dog\n6,2,cat\n"
-    inputs, targets, contents = read(rows, target=-1)
-    assert (inputs[:, 1].tolist(), targets.tolist()) == ([3.5, 3, 2], [0, 1, 0])
-    assert contents.columns == ("0", "1")
-    # The target's name says that columns called by numbers have names.
-    inputs, _, contents = read("2019,2020,kind\n" + rows, target="kind")
-    assert (len(inputs), contents.columns) == (3, ("2019", "2020"))
-
-
-def test_the_numbers_by_which_pandas_names_columns_are_no_sample(read):
-    inputs, targets, _ = read("0,1,2\n5,6,1\n7,8,0\n", target=-1)
-    assert (inputs.tolist(), targets.tolist()) == ([[5, 6], [7, 8]], [1, 0])
-
-
-@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
-def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
-    table = f"{name},a,label\n7,1,0\n8,2,1\n"
-    assert read(table)[0].tolist() == [[1], [2]]
-    assert read(table, columns=["a", 0])[0].tolist() == [[1, 7], [2, 8]]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +129,14 @@ def test_the_index_of_a_frame_is_no_input_unless_it_is_asked_for(read, name):
         ("a,y\n,0\n,1\n", {"missing": "drop"}, "every train sample has a missing value"),
         ("a,b,y\n1,2,0\n,inf,1\n", {"missing": "mean"}, "NaN or inf .* row 2, column 'b'"),
         ("a,b,y\n,2,0\n1,2,1\n1,inf,1\n", {"missing": "drop"}, "NaN or inf .* row 3, column 'b'"),
+        (
+            "a,b,income,y\n31,Rome,2.5,yes\n",
+            {"prepare": "off"},
+            r"string in the column 'b'.*columns a,income$",
+        ),
+        ("a,b\n1,2\n", {}, r"--data.target NAME; its columns are a, b"),
+        ("y,label\n1,2\n", {}, "several columns with a name"),
+        ("1,2,0\n3,4,1\n", {}, "no line with the names of its 3 columns"),
         ("a,y\n", {}, "has no rows"),
         ("a,a,y\n1,2,0\n", {}, "two columns called 'a'"),
         ("y\n1\n", {}, "no column but the target"),
@@ -168,17 +148,20 @@ def test_what_is_wrong_with_a_table_is_said_with_its_place(read, text, options, 
         read(text, **options)
 
 
-def test_options_that_cannot_be_used_are_refused(read):
-    with pytest.raises(BadOption, match="'weight' is input and target at once"):
-        read(TABLE, target="weight", columns="weight")
-    with pytest.raises(BadOption, match="names a column twice"):
-        read(TABLE, target="species", columns=["weight", "weight"])
-    with pytest.raises(UnknownName, match="did you mean 'columns'"):
-        read(TABLE, target="species", column="weight")
-    with pytest.raises(BadOption, match="give one of auto, error, drop, mean"):
-        read(TABLE, target="species", missing="median")
-    with pytest.raises(BadOption, match=r"--data.prepare is 'no'; give one of auto, off"):
-        read(TABLE, target="species", prepare="no")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "weight", "columns": "weight"}, "'weight' is input and target at once"),
+        ({"columns": ["weight", "weight"]}, "names a column twice"),
+        ({"column": "weight"}, "did you mean 'columns'"),
+        ({"clases": 3}, r"'classes'\? Known: classes, columns, group, missing, prepare, target, text"),
+        ({"missing": "median"}, "give one of auto, error, drop, mean"),
+        ({"prepare": "no"}, r"--data.prepare is 'no'; give one of auto, off"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(read, options, said):
+    with pytest.raises(UserError, match=said):
+        read(TABLE, **{"target": "species", **options})
 
 
 def test_text_in_another_encoding_and_bytes_are_refused(tmp_path):

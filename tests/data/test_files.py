@@ -35,27 +35,20 @@ def test_npz_keys_have_synonyms(tmp_path, opened, images):
     assert len(opened(tmp_path / "b.npz", validation=0).train) == 60
 
 
-def test_unknown_npz_keys_are_listed(tmp_path, opened, images):
-    np.savez(tmp_path / "a.npz", bilder=images[0], y_train=images[1])
-    with pytest.raises(
-        BadData, match="lacks the train inputs; keys found: bilder, y_train; expected 'x_train'"
-    ):
-        opened(str(tmp_path / "a.npz"))
-
-
-@pytest.mark.parametrize("wrong", ["x_tets", "x_tset"])
-def test_a_misspelt_npz_key_is_refused_with_the_keys_that_are_there(tmp_path, opened, images, wrong):
-    x, y = images
-    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, **{wrong: x})
-    with pytest.raises(
-        BadData, match=f"key '{wrong}'; did you mean 'x_test'. Its keys are x_train, y_train, "
-    ):
-        opened(str(tmp_path / "a.npz"))
-
-
-def test_two_npz_keys_for_the_same_are_refused(tmp_path, opened, images):
-    np.savez(tmp_path / "a.npz", x=images[0], x_train=images[0], y=images[1])
-    with pytest.raises(BadData, match=r"the keys 'x' and 'x_train' of .* stand for the same"):
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("bilder y_train", "lacks the train inputs; keys found: bilder, y_train; expected 'x_train'"),
+        *(
+            (f"x_train y_train {wrong}", f"'{wrong}'; did you mean 'x_test'. Its keys are x_train, y_train, ")
+            for wrong in ("x_tets", "x_tset")
+        ),
+        ("x x_train y", r"the keys 'x' and 'x_train' of .* stand for the same"),
+    ],
+)
+def test_npz_keys_that_are_not_understood_are_refused(tmp_path, opened, images, keys, said):
+    np.savez(tmp_path / "a.npz", **{key: images[key.startswith("y")] for key in keys.split()})
+    with pytest.raises(BadData, match=said):
         opened(str(tmp_path / "a.npz"))
 
 
@@ -70,16 +63,22 @@ def test_a_folder_gives_its_idx_files(tmp_path, opened, write_idx, images):
     assert (len(found.train), len(found.test)) == (50, 10)
 
 
-def test_a_folder_without_labels_says_what_it_has(tmp_path, opened, write_idx, images):
-    write_idx(tmp_path / "train-images-idx3-ubyte", images[0])
-    with pytest.raises(BadData, match="lacks the train labels; it has: train-images-idx3-ubyte; expected"):
-        opened(str(tmp_path))
-
-
-def test_a_folder_with_several_data_sets_asks_for_a_file(tmp_path, opened, write_idx, images):
-    for name in ("letters", "digits"):
-        write_idx(tmp_path / f"emnist-{name}-train-images-idx3-ubyte", images[0])
-    with pytest.raises(BadData, match=r"holds 2 data sets \(emnist-digits-, emnist-letters-\); put each"):
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["train"], "lacks the train labels; it has: train-images-idx3-ubyte; expected"),
+        (
+            ["emnist-letters-train", "emnist-digits-train"],
+            r"holds 2 data sets \(emnist-digits-, emnist-letters-\); put each",
+        ),
+    ],
+)
+def test_a_folder_of_idx_files_that_are_no_data_set_is_refused(
+    tmp_path, opened, write_idx, images, names, said
+):
+    for name in names:
+        write_idx(tmp_path / f"{name}-images-idx3-ubyte", images[0])
+    with pytest.raises(BadData, match=said):
         opened(str(tmp_path))
 
 

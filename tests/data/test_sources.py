@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tutti.data.contents import with_weights
-from tutti.errors import BadData, BadOption, NotFinite, UnknownName
+from tutti.errors import BadData, NotFinite, UserError
 
 FACTORIES = """
 import numpy as np
@@ -29,43 +29,38 @@ def factory(tmp_path):
     return lambda name: f"{tmp_path}/sets.py:{name}"
 
 
-def test_a_factory_is_called_with_the_options(opened, factory):
-    found = opened(factory("arrays"), validation=0, options={"count": 12, "classes": 4})
-    assert found.name == "arrays"
-    assert len(found.train) == 12
-    assert found.classes == 4
+@pytest.mark.parametrize(
+    ("name", "options", "samples", "classes"),
+    [
+        ("arrays", {"count": 12, "classes": 4}, 12, 4),
+        ("pair", {}, 20, 3),
+        ("pair", {"classes": 7}, 20, 7),  # which the factory does not take
+    ],
+)
+def test_a_factory_is_called_with_the_options(opened, factory, name, options, samples, classes):
+    found = opened(factory(name), validation=0, options=options)
+    assert (found.name, len(found.train), found.classes) == (name, samples, classes)
+    assert (found.test is None) is (name == "arrays")
 
 
-def test_a_factory_may_give_train_and_test(opened, factory):
-    found = opened(factory("pair"), validation=0)
-    assert (len(found.train), len(found.test)) == (20, 10)
+@pytest.mark.parametrize(
+    ("data", "options", "said"),
+    [
+        ("sets.py:arrays", {"cont": 3}, r"unknown option 'cont' of the data set .*; did you mean 'count'"),
+        ("sets.py:nothing", {}, r"what '.*sets.py:nothing' returned is a NoneType; give \(x, y\)"),
+        ("minst", {}, "unknown data set 'minst'; did you mean 'mnist'"),
+        ("digits", {"class": 10}, "unknown option 'class' of the data; did you mean 'classes'"),
+        ("digits", {"classes": "ten"}, r"--data\.classes is 'ten'; give a whole number"),
+    ],
+)
+def test_names_and_options_that_are_unknown_are_refused(opened, factory, data, options, said):
+    kind, _, name = data.partition(":")
+    with pytest.raises(UserError, match=said):
+        opened(factory(name) if name else kind, options=options)
 
 
-def test_classes_may_be_given_to_data_whose_factory_does_not_take_it(opened, factory):
-    assert opened(factory("pair"), options={"classes": 7}).classes == 7
-
-
-def test_an_unknown_option_of_a_factory_is_refused(opened, factory):
-    with pytest.raises(UnknownName, match=r"unknown option 'cont' of the data set .*; did you mean 'count'"):
-        opened(factory("arrays"), options={"cont": 3})
-
-
-def test_a_factory_that_gives_something_else_is_refused(opened, factory):
-    with pytest.raises(BadData, match=r"what '.*sets.py:nothing' returned is a NoneType; give \(x, y\)"):
-        opened(factory("nothing"))
-
-
-def test_an_unknown_name_proposes_the_nearest(opened):
-    with pytest.raises(UnknownName, match="unknown data set 'minst'; did you mean 'mnist'"):
-        opened("minst")
-
-
-def test_built_in_data_take_no_options_but_classes(opened):
+def test_built_in_data_take_the_number_of_classes(opened):
     assert opened("digits", options={"classes": 12}).classes == 12
-    with pytest.raises(UnknownName, match="unknown option 'class' of the data; did you mean 'classes'"):
-        opened("digits", options={"class": 10})
-    with pytest.raises(BadOption, match=r"--data\.classes is 'ten'; give a whole number"):
-        opened("digits", options={"classes": "ten"})
 
 
 def test_lists_arrays_and_tensors_are_taken(opened):

@@ -84,63 +84,48 @@ def test_many_whole_numbers_of_few_samples_each_are_amounts(where):
         assert read(prices, **where).parts["train"].tolist() == prices.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "int64"])
-def test_whole_numbers_are_classes(dtype):
-    found = read(np.array([0, 1, 1, 0], dtype))
-    assert found.classes == 2
-    assert found.parts["train"].dtype == np.int64
-    assert found.parts["train"].tolist() == [0, 1, 1, 0]
-
-
-def test_a_column_of_classes_is_flattened():
-    assert read([[0], [2]]).parts["train"].tolist() == [0, 2]
+@pytest.mark.parametrize(
+    ("targets", "given", "classes", "found"),
+    [
+        *((np.array([0, 1, 1, 0], dtype), {}, 2, [0, 1, 1, 0]) for dtype in ("uint8", "int16", "int64")),
+        ([[0], [2]], {}, 3, [0, 2]),
+        ([0.0, 2.0], {"classes": 3}, 3, [0, 2]),
+        ([[0.5], [2.0]], {}, None, [[0.5], [2]]),
+        ([[0, 1, 1], [1, 0, 0]], {}, None, [[0, 1, 1], [1, 0, 0]]),
+        ([0, -100, 2, 1], {"test": [-100, 1]}, 3, [0, -100, 2, 1]),
+        # Where the number of classes is given, each position may have one.
+        ([[0, 2, -100], [1, 1, 0]], {"classes": 3}, 3, [[0, 2, -100], [1, 1, 0]]),
+        ([[0, 1], [1, 1]], {"classes": 2}, 2, [[0, 1], [1, 1]]),
+        ([0, 0, 0], {"classes": 2}, 2, [0, 0, 0]),
+        ([10, 20, 50000], {"classes": 50001}, 50001, [10, 20, 50000]),
+        (ALL, {"classes": 0, **TABLE}, None, ALL.tolist()),
+        ([1, 2, 2], {"known": KnownClasses(None)}, None, [1, 2, 2]),
+    ],
+)
+def test_targets_become_whole_numbers_of_classes_or_floats(targets, given, classes, found):
+    seen = read(targets, **given)
+    train = seen.parts["train"]
+    assert (seen.classes, train.tolist()) == (classes, found)
+    assert train.dtype == (np.float32 if classes is None else np.int64)
 
 
 def test_texts_are_classes_in_sorted_order_over_all_parts():
     found = read(["dog", "cat", "ant"], test=["ant", "cat"])
-    assert found.labels == ("ant", "cat", "dog")
-    assert found.classes == 3
-    assert found.parts["train"].tolist() == [2, 1, 0]
-    assert found.parts["test"].tolist() == [0, 1]
+    assert (found.classes, found.labels) == (3, ("ant", "cat", "dog"))
+    assert [found.parts[part].tolist() for part in ("train", "test")] == [[2, 1, 0], [0, 1]]
 
 
-def test_floats_are_values():
-    found = read([[0.5], [2.0]])
-    assert found.classes is None
-    assert found.parts["train"].dtype == np.float32
-    assert found.parts["train"].shape == (2, 1)
-    assert read([[0.5, 1.0], [2.0, 3.5]], targets=("low", "high")).labels == ("low", "high")
-
-
-def test_floats_are_classes_when_their_number_is_given():
-    found = read([0.0, 2.0], classes=3)
-    assert found.classes == 3
-    assert found.parts["train"].dtype == np.int64
-
-
-def test_several_flags_for_each_sample_are_floats():
-    found = read([[0, 1, 1], [1, 0, 0]])
-    assert found.classes is None
-    assert found.parts["train"].tolist() == [[0, 1, 1], [1, 0, 0]]
-
-
-def test_names_of_classes_are_kept_when_they_fit():
-    assert read([0, 1], labels=("a", "b", "c")).classes == 3
-    assert read([0, 1], labels=("a", "b", "c")).labels == ("a", "b", "c")
-    assert read([0, 3], labels=("a", "b", "c")).labels == ()
-
-
-def test_a_sample_may_have_no_label():
-    found = read([0, -100, 2, 1], test=[-100, 1])
-    assert found.classes == 3
-    assert found.parts["train"].tolist() == [0, -100, 2, 1]
-
-
-def test_each_position_may_have_a_class_where_the_classes_are_given():
-    found = read([[0, 2, -100], [1, 1, 0]], classes=3)
-    assert found.classes == 3
-    assert found.parts["train"].tolist() == [[0, 2, -100], [1, 1, 0]]
-    assert read([[0, 1], [1, 1]], classes=2).parts["train"].dtype == np.int64
+@pytest.mark.parametrize(
+    ("targets", "given", "labels"),
+    [
+        ([0, 1], {"labels": ("a", "b", "c")}, ("a", "b", "c")),
+        ([0, 3], {"labels": ("a", "b", "c")}, ()),
+        ([[0.5, 1.0], [2.0, 3.5]], {"targets": ("low", "high")}, ("low", "high")),
+        (ALL * 7, {"classes": 60, **TABLE}, tuple(range(0, 420, 7))),
+    ],
+)
+def test_names_of_classes_and_targets_are_kept_if_they_fit(targets, given, labels):
+    assert read(targets, **given).labels == labels
 
 
 PETS = KnownClasses(3, ("cat", "cow", "dog"))
@@ -176,12 +161,6 @@ def test_codes_with_a_leading_zero_are_other_labels_than_numbers():
         read(["01", "02"], known=KnownClasses(2, ("1", "2")))
     with pytest.raises(BadData, match="class '0', but the model was trained on 3, 5"):
         read([0, 1], known=KnownClasses(2, ("3", "5")))
-
-
-def test_whole_numbers_are_amounts_for_a_model_of_amounts():
-    found = read([1, 2, 2], known=KnownClasses(None))
-    assert found.classes is None
-    assert found.parts["train"].dtype == np.float32
 
 
 def test_a_class_without_a_name_is_no_missing_label():
@@ -226,11 +205,3 @@ def test_a_class_without_a_name_is_no_missing_label():
 def test_targets_that_fit_no_kind_are_refused(train, others, said):
     with pytest.raises((BadData, NotFinite), match=said):
         read(train, **others)
-
-
-def test_the_number_of_classes_may_be_given():
-    assert read([0, 0, 0], classes=2).classes == 2
-    assert read([10, 20, 50000], classes=50001).classes == 50001
-    found = read(ALL * 7, classes=60, **TABLE)
-    assert (found.parts["train"].tolist(), found.labels[:2]) == (ALL.tolist(), (0, 7))
-    assert read(ALL, classes=0, **TABLE).parts["train"].dtype == np.float32
