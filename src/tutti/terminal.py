@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, Final
@@ -72,20 +72,7 @@ def is_terminal(stream: IO[str]) -> bool:
 
 IMPORTING: Final = "importing torch"
 
-_REFRESH_S: Final = 0.5
-
-
-@contextmanager
-def beside(show: Callable[[Event], None]) -> Iterator[None]:
-    """Call `show` in a thread during this block, with an event that is set at the block's end."""
-    over = Event()
-    thread = Thread(target=show, args=(over,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+_SHOWN_AFTER_S: Final = 0.5
 
 
 @contextmanager
@@ -94,19 +81,22 @@ def wait_shown(what: str) -> Iterator[None]:
     if not is_terminal(sys.stderr):
         yield
         return
-    with beside(lambda over: show_line(lambda: what, over)):
+    over = Event()
+    thread = Thread(target=_show_line, args=(what, over), daemon=True)
+    thread.start()
+    try:
         yield
+    finally:
+        over.set()
+        thread.join()
 
 
-def show_line(text: Callable[[], str], over: Event) -> None:
-    """Rewrite a line of a terminal until `over` is set, and remove it."""
-    length = 0
-    while not over.wait(_REFRESH_S):
-        shown = text()
-        print(f"\r{shown:{length}}", end="", file=sys.stderr, flush=True)
-        length = len(shown)
-    if length:
-        print(f"\r{'':{length}}\r", end="", file=sys.stderr, flush=True)
+def _show_line(text: str, over: Event) -> None:
+    """Show a line of a terminal until `over` is set, unless that is soon."""
+    if not over.wait(_SHOWN_AFTER_S):
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
+        over.wait()
+        print(f"\r{'':{len(text)}}\r", end="", file=sys.stderr, flush=True)
 
 
 def say_on_stderr(text: str) -> None:

@@ -1,46 +1,27 @@
-"""The progress of long reading."""
+"""A terminal shows that a file is read."""
 
 from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
-from typing import IO
 
 import pytest
 
-from tutti.data.progress import show_reading
+from tutti.data.schemas import reading_shown
 
 
 class Screen(StringIO):
-    def __init__(self, terminal: bool) -> None:
-        super().__init__()
-        self.isatty = lambda: terminal
+    def isatty(self) -> bool:
+        return True
 
 
-class Reading:
-    """Reads some of a file between two looks, and is over with its end."""
-
-    def __init__(self, file: IO[bytes], step: int) -> None:
-        self._file, self._step = file, step
-
-    def wait(self, timeout: float) -> bool:
-        return not self._file.read(self._step)
-
-
-@pytest.mark.parametrize(
-    ("terminal", "said"),
-    [
-        (False, ["tutti: reading t.csv, 4 MB"]),
-        (True, ["", "reading t.csv, 4 MB: 50%", "reading t.csv, 4 MB: 100%", " " * 25, ""]),
-    ],
-)
-def test_long_reading_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, said: list[str]
-) -> None:
+def test_long_reading_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.csv").write_bytes(bytes(4_000_000))
-    screen = Screen(terminal)
     monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
-    monkeypatch.setattr("sys.stderr", screen)
-    with (tmp_path / "t.csv").open("rb", buffering=0) as file:
-        show_reading(tmp_path / "t.csv", Reading(file, 2_000_000))
-    assert [line.rstrip() if line.strip() else line for line in screen.getvalue().split("\r")] == said
+    monkeypatch.setattr("tutti.terminal._SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    line = "\rreading t.csv, 4 MB"
+    with reading_shown(tmp_path / "t.csv"):
+        while screen.getvalue() != line:
+            pass
+    assert screen.getvalue() == f"{line}\r{' ' * len(line[1:])}\r"

@@ -7,7 +7,7 @@ import difflib
 import io
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import dropwhile, islice
 from pathlib import Path
@@ -18,6 +18,8 @@ from tutti.data.tables import TABLE_OPTIONS, TARGET_WORDS, check_options, choose
 from tutti.errors import BadData, BadOption
 from tutti.parts import DATA_SETS
 from tutti.records.run_folder import RUNS
+from tutti.records.texts import printable
+from tutti.terminal import wait_shown
 
 _PACKED: Final = ("", ".gz", ".zst")
 CSV: Final = tuple(f".{form}{packed}" for form in ("csv", "tsv") for packed in _PACKED)
@@ -70,6 +72,15 @@ def check_there(data: str) -> Path | None:
     if not any(letter in data for letter in "*?["):
         raise BadData(f"there is no {path}; {nearest(path)}")
     return None
+
+
+def reading_shown(data: object, shows: bool = True) -> AbstractContextManager[None]:
+    """Show that a file is read in a block, on a terminal alone."""
+    path = Path(data).expanduser() if isinstance(data, str | Path) else None
+    if not shows or path is None or not path.exists():
+        return nullcontext()
+    size = f", {path.stat().st_size / 1e6:,.0f} MB" if path.is_file() else ""
+    return wait_shown(f"reading {printable(path.name)}{size}")
 
 
 def _opened(path: Path) -> Any:

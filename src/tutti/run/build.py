@@ -26,8 +26,8 @@ from tutti.data import Batch, Batches, DataSet, Part, Queue, SamplePool, open_po
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Columns
 from tutti.data.parts import column_shape
-from tutti.data.progress import reading_shown
 from tutti.data.sampling import BALANCED, chances_of
+from tutti.data.schemas import reading_shown
 from tutti.data.sources import like_training
 from tutti.data.streaming import StreamedPart, decided
 from tutti.data.targets import KnownClasses, meant_by

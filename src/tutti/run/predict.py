@@ -24,7 +24,7 @@ from tutti.data import Part
 from tutti.data.arrays import keeping_doubles
 from tutti.data.columns import Inputs
 from tutti.data.opening import open_inputs
-from tutti.data.progress import reading_shown
+from tutti.data.schemas import reading_shown
 from tutti.data.sources import like_training
 from tutti.errors import BadData
 from tutti.records.files import refusing, unfinished_file

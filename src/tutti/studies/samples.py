@@ -16,7 +16,7 @@ from tutti.data.contents import ReadData
 from tutti.data.fitting import preparation_of
 from tutti.data.opening import SamplePool
 from tutti.data.preparation import prepared
-from tutti.data.progress import reading_shown
+from tutti.data.schemas import reading_shown
 from tutti.data.sources import read_source
 from tutti.data.targets import meant_by
 from tutti.errors import UserError
