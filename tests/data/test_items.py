@@ -17,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from tutti.data.items import Unloaded
+from tutti.data.items import unloaded
 from tutti.data.sources import read_source
 from tutti.errors import BadData
 
@@ -114,9 +114,9 @@ ITEMS = Items(pairs(8))
 
 
 def test_of_a_loader_its_data_set_and_batch_size_are_taken():
-    plain = Unloaded.of(DataLoader(ITEMS, batch_size=4, shuffle=True, num_workers=2))
-    assert (plain.dataset, plain.batch_size) == (ITEMS, 4)
-    assert plain.said.startswith("of the DataLoader are taken: its data set, its batch size 4; samples")
+    *found, used = unloaded(DataLoader(ITEMS, batch_size=4, shuffle=True, num_workers=2))
+    assert found == [ITEMS, 4]
+    assert used.startswith("of the DataLoader are taken: its data set, its batch size 4; samples")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_of_a_loader_its_data_set_and_batch_size_are_taken():
 )
 def test_a_loader_that_does_more_than_load_is_refused(loader):
     with pytest.raises(BadData, match=r"loader\.dataset"):
-        Unloaded.of(loader)
+        unloaded(loader)
 
 
 class Brighter(TensorDataset):

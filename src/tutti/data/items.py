@@ -11,7 +11,6 @@ An input whose first size differs from sample to sample, such as a list of token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
@@ -35,45 +34,30 @@ from tutti.data.tables import TARGET_WORDS
 from tutti.errors import BadData
 
 
-@dataclass(frozen=True)
-class Unloaded:
-    """The contents of a DataLoader, whose shuffling and workers are not needed.
-
-    Attributes:
-        dataset: its data set.
-        batch_size: its batch size.
-        said: a line that describes what is used.
-    """
-
-    dataset: object
-    batch_size: int
-    said: str
-
-    @classmethod
-    def of(cls, loader: DataLoader[Any]) -> Unloaded:
-        """Take a DataLoader apart."""
-        sampler, samples = loader.sampler, cast("Sized", loader.dataset)
-        plain = (
-            not isinstance(samples, IterableDataset)
-            and type(loader).__iter__ is DataLoader.__iter__
-            and type(sampler) in (SequentialSampler, RandomSampler)
-            and type(loader.batch_sampler) is BatchSampler
-            and loader.collate_fn is default_collate
+def unloaded(loader: DataLoader[Any]) -> tuple[object, int, str]:
+    """Return the data set of a DataLoader, its batch size, and a sentence that says what is used of it."""
+    sampler, samples = loader.sampler, cast("Sized", loader.dataset)
+    plain = (
+        not isinstance(samples, IterableDataset)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and type(sampler) in (SequentialSampler, RandomSampler)
+        and type(loader.batch_sampler) is BatchSampler
+        and loader.collate_fn is default_collate
+    )
+    if plain and isinstance(sampler, RandomSampler):  # It may draw with replacement, or fewer or more.
+        plain = not sampler.replacement and sampler.num_samples == len(samples)
+    if not plain or loader.batch_size is None:
+        raise BadData(
+            f"the {type(loader).__name__} has a sampler, a collate_fn, an __iter__ or a data set without "
+            "length, which are not used here; give its data set, loader.dataset, with --sampling or "
+            "--augment, or write your own loop, over tutti.shard(loader)"
         )
-        if plain and isinstance(sampler, RandomSampler):  # It may draw with replacement, or fewer or more.
-            plain = not sampler.replacement and sampler.num_samples == len(samples)
-        if not plain or loader.batch_size is None:
-            raise BadData(
-                f"the {type(loader).__name__} has a sampler, a collate_fn, an __iter__ or a data set without "
-                "length, which are not used here; give its data set, loader.dataset, with --sampling or "
-                "--augment, or write your own loop, over tutti.shard(loader)"
-            )
-        last = "; a last batch that is not full counts, too" if loader.drop_last else ""
-        said = (
-            f"of the DataLoader are taken: its data set, its batch size {loader.batch_size}; samples are "
-            f"read once, and shuffled again in each epoch{last}"
-        )
-        return cls(samples, loader.batch_size, said)
+    last = "; a last batch that is not full counts, too" if loader.drop_last else ""
+    used = (
+        f"of the DataLoader are taken: its data set, its batch size {loader.batch_size}; samples are "
+        f"read once, and shuffled again in each epoch{last}"
+    )
+    return samples, loader.batch_size, used
 
 
 def read_items(dataset: object, part: str) -> tuple[object, object]:

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from tutti import models
 from tutti.data.contents import with_weights
-from tutti.data.items import Unloaded
+from tutti.data.items import unloaded
 from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
@@ -352,14 +352,14 @@ def without_loaders(data: object, options: TrainOptions, quiet: bool) -> object:
     """Return the data sets of DataLoaders, whose batch size becomes an option unless one is given."""
     pair = isinstance(data, tuple | list)
     given: Any = data if pair else [data]
-    loaders = [Unloaded.of(one) if isinstance(one, DataLoader) else one for one in given]
-    first = next((one for one in loaders if isinstance(one, Unloaded)), None)
-    if first is None:
+    loaders = {at: unloaded(one) for at, one in enumerate(given) if isinstance(one, DataLoader)}
+    if not loaders:
         return data
-    options.setdefault("batch_size", first.batch_size)
+    _, batch_size, used = next(iter(loaders.values()))
+    options.setdefault("batch_size", batch_size)
     if not quiet:
-        print(first.said, flush=True)
-    datasets = [one.dataset if isinstance(one, Unloaded) else one for one in loaders]
+        print(used, flush=True)
+    datasets = [loaders[at][0] if at in loaders else one for at, one in enumerate(given)]
     return tuple(datasets) if pair else datasets[0]
 
 

@@ -241,12 +241,6 @@ def _targets(path: Path, table: Any, names: Sequence[str]) -> Array:
     targets = [_target(path, table.column(name), name) for name in names]
     if len(targets) == 1:
         return targets[0]
-    for name, values in zip(names, targets, strict=True):
-        if values.dtype.kind not in "biuf":
-            raise BadData(
-                f"the target '{name}' of {path} holds texts, such as '{values[0]}'; several targets must "
-                "be numbers"
-            )
     stacked = np.stack(targets, axis=1)
     return as_floats(stacked) if stacked.dtype.kind == "f" else stacked
 

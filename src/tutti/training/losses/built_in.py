@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
@@ -55,34 +56,27 @@ def nll() -> Loss:
     return Loss("nll", functional.nll_loss, floats=_no_labels)
 
 
-def _bce(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    return functional.binary_cross_entropy_with_logits(outputs, align(outputs, targets), reduction=reduction)
+def _aligned(loss: LossFunction, outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Any:
+    return loss(outputs, align(outputs, targets), reduction=reduction)
 
 
 @part("bce")
 @built_in
 def bce() -> Loss:
     """Binary cross entropy of logits, for labels of 0 or 1."""
-    return Loss("bce", _bce, floats=_no_flags, flags=True)
-
-
-def _mse(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    return functional.mse_loss(outputs, align(outputs, targets), reduction=reduction)
+    function = partial(_aligned, functional.binary_cross_entropy_with_logits)
+    return Loss("bce", function, floats=_no_flags, flags=True)
 
 
 @part("mse")
 @built_in
 def mse() -> Loss:
     """Mean squared error; labels one-hot."""
-    return Loss("mse", _mse, amounts=True)
-
-
-def _l1(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    return functional.l1_loss(outputs, align(outputs, targets), reduction=reduction)
+    return Loss("mse", partial(_aligned, functional.mse_loss), amounts=True)
 
 
 @part("l1")
 @built_in
 def l1() -> Loss:
     """Mean absolute error; labels one-hot."""
-    return Loss("l1", _l1, amounts=True)
+    return Loss("l1", partial(_aligned, functional.l1_loss), amounts=True)
