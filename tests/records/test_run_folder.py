@@ -61,7 +61,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         folder.write(record)
     folder.append(RECORD)
     summary = Summary.of([RECORD], RECORD.train, 15, World())
-    folder.write_weights(weights_to_bytes(module.state_dict()))
+    folder.write_file(run_folder.WEIGHTS, weights_to_bytes(module.state_dict()))
     folder.write(summary)
     again, other = RunFolder.open(folder.path), nn.Linear(4, 3)
     load_weights(other, again.weights)
@@ -80,7 +80,7 @@ def test_weights_of_a_replica_keep_everything_and_stay_views(tmp_path: Path) -> 
     module, other = Tied(), Tied()
     Replica(module)
     replica = Replica(other)
-    folder.write_weights(weights_to_bytes(module.state_dict()))
+    folder.write_file(run_folder.WEIGHTS, weights_to_bytes(module.state_dict()))
     load_weights(other, folder.weights)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
@@ -93,7 +93,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "mlp", "digits")
     module = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200))
     module[1].weight = module[0].weight
-    folder.write_weights(weights_to_bytes(module.state_dict()))
+    folder.write_file(run_folder.WEIGHTS, weights_to_bytes(module.state_dict()))
     assert (folder.path / run_folder.WEIGHTS).stat().st_size < 1.5 * 200 * 200 * 4
 
 
@@ -157,7 +157,7 @@ def test_broken_json_is_named(tmp_path: Path, content: str) -> None:
 
 def test_broken_weights_are_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_weights(weights_to_bytes(nn.Linear(4, 3).state_dict()))
+    folder.write_file(run_folder.WEIGHTS, weights_to_bytes(nn.Linear(4, 3).state_dict()))
     path = tmp_path / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(BadRunFolder, match=r"cannot read the weights in .*weights\.safetensors"):
@@ -166,7 +166,7 @@ def test_broken_weights_are_named(tmp_path: Path) -> None:
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_weights(weights_to_bytes(nn.Linear(4, 3).state_dict()))
+    folder.write_file(run_folder.WEIGHTS, weights_to_bytes(nn.Linear(4, 3).state_dict()))
     with pytest.raises(BadModel, match=r"(?s)another model.*size mismatch for weight"):
         load_weights(nn.Linear(4, 2), folder.weights)
     with pytest.raises(BadModel, match=r'(?s)Missing key.*"0\.weight"'):

@@ -251,7 +251,7 @@ class RunFolder:
     def keep(self, kind: type[R], records: Sequence[R]) -> None:
         """Replace the records of a kind in `LINES` by those from which the run continues."""
         lines = "".join(f"{to_json(one)}\n" for one in records)
-        self._write(LINES[kind], lines.encode(errors="backslashreplace"))
+        self.write_file(LINES[kind], lines.encode(errors="backslashreplace"))
 
     def write_heartbeat(self, beat: Heartbeat) -> None:
         """Replace the rank's last heartbeat: readers see either of them, whole."""
@@ -289,19 +289,14 @@ class RunFolder:
         """Write the time-line beside those of earlier starts; return the file."""
         names = chain([TRACE], (f"trace-{number}.json" for number in count(2)))
         name = next(name for name in names if not self.has(name))
-        return self._write(name, json.dumps(chrome_trace(lanes), separators=(",", ":")).encode())
+        return self.write_file(name, json.dumps(chrome_trace(lanes), separators=(",", ":")).encode())
 
-    def write_weights(self, content: bytes) -> None:
-        """Write the weights of a model, as a safetensors file."""
-        self._write(WEIGHTS, content)
-
-    def write_rates(self, drawing: str) -> None:
-        """Write the figure of a range test of learning rates."""
-        self._write(RATES, drawing.encode())
-
-    def write_predictions(self, content: bytes) -> None:
-        """Write the outputs of the final weights, as a file of `tutti.records.predictions.Predictions`."""
-        self._write(PREDICTIONS, content)
+    def write_file(self, name: str, content: bytes) -> Path:
+        """Write a file, such as `WEIGHTS`."""
+        path = self.path / name
+        with refusing(path):
+            replace_file(path, content)
+        return path
 
     def error(self) -> str | None:
         """Return why the run has failed, such as its traceback; None: it has not, or is no job."""
@@ -357,13 +352,7 @@ class RunFolder:
         return f"train it again, with --checkpoint 1m or the like: tutti train --config {self.path} --out ..."
 
     def _write_json(self, name: str, values: object) -> None:
-        self._write(name, to_json_lines(values).encode())
-
-    def _write(self, name: str, content: bytes) -> Path:
-        path = self.path / name
-        with refusing(path):
-            replace_file(path, content)
-        return path
+        self.write_file(name, to_json_lines(values).encode())
 
 
 def run_of(place: Path) -> tuple[Path, bool]:

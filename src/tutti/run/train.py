@@ -31,7 +31,7 @@ from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import STARTING, TESTING
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.run import EpochRecord, RunStart, Summary, World, now, ranks_in_turn
-from tutti.records.run_folder import RunFolder, TrainedOn, check_writable
+from tutti.records.run_folder import PREDICTIONS, RATES, WEIGHTS, RunFolder, TrainedOn, check_writable
 from tutti.records.texts import resumed_text
 from tutti.run import summary_lines
 from tutti.run.build import (
@@ -316,7 +316,7 @@ class FittedRun:
         def keep() -> None:
             weights.update(self.parts.portion.state())
             if folder is not None:
-                folder.write_weights(weights_to_bytes(weights))
+                folder.write_file(WEIGHTS, weights_to_bytes(weights))
 
         # mpirun gives its ranks a terminal even where what they print goes into a file.
         bar, quiet = not started_by().given, self.job.quiet
@@ -373,7 +373,7 @@ class FittedRun:
         if folder is not None and outputs is not None:
             loss = task.objective.loss
             predictions = predictions_of(part, loss.in_units(outputs), loss.ignored)
-            folder.write_predictions(predictions.as_bytes())
+            folder.write_file(PREDICTIONS, predictions.as_bytes())
 
     def _with_model(self, outcome: RunOutcome, weights: dict[str, Any]) -> RunOutcome:
         """Return the outcome with the model, for a caller in Python."""
@@ -413,7 +413,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         folder.write(run.trained_on)
         folder.append(run.start, flush=not job.takeover)
         if run.tested is not None and run.tested.losses:
-            folder.write_rates(drawing(run.tested))
+            folder.write_file(RATES, drawing(run.tested).encode())
         yield folder
 
 
