@@ -38,18 +38,13 @@ MASK: Final = "attention_mask"
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One input of all samples.
+    """One input of all samples."""
 
-    Attributes:
-        rows: of shape (samples, ...); for sequences (samples, 2): the beginning of each among the values, and
-            its length.
-        values: of the sequences, of shape (values, ...); None: the rows are the input.
-        longest: the length of the longest sequence of the data set.
-    """
-
+    # of shape (samples, ...); for sequences (samples, 2): the beginning of each among the values, and its
+    # length
     rows: T
-    values: T | None = None
-    longest: int = 0
+    values: T | None = None  # of the sequences, of shape (values, ...); None: the rows are the input
+    longest: int = 0  # the length of the longest sequence of the data set
 
     def changed(self, change: Callable[[T], U]) -> Column[U]:
         """Return the column with other rows and values."""
@@ -59,16 +54,12 @@ class Column(Generic[T]):
 
 @dataclass(frozen=True)
 class Columns(Generic[T]):
-    """The inputs of all samples, if these are several, or sequences.
+    """The inputs of all samples, if these are several, or sequences."""
 
-    Attributes:
-        columns: one for each input.
-        names: of the inputs, which the model takes by keyword; empty: it takes them by position.
-        beside: what the model gets besides sequences: `LENGTHS`, of each; `MASK`, of the first; "", nothing.
-    """
-
-    columns: tuple[Column[T], ...]
+    columns: tuple[Column[T], ...]  # one for each input
+    # of the inputs, which the model takes by keyword; empty: it takes them by position
     names: tuple[str, ...] = ()
+    # what the model gets besides sequences: `LENGTHS`, of each; `MASK`, of the first; "", nothing
     beside: str = LENGTHS
 
 

@@ -70,35 +70,26 @@ Y = TypeVar("Y", default=T)
 
 @dataclass(frozen=True)
 class Contents(Generic[T, Y]):
-    """A data set taken apart: of any objects after reading, of arrays once it is checked.
+    """A data set taken apart: of any objects after reading, of arrays once it is checked."""
 
-    Attributes:
-        name: for people to read.
-        parts: inputs and targets of "train", and perhaps of "validation" and "test"; targets may be None if
-            they were not requested.
-        classes: their number, if the data give it; 0 in unchecked data: the targets are amounts.
-        labels: the names of the classes, if the data have them: texts, whole numbers or booleans; of flags,
-            which are no classes, their names.
-        columns: the names of the inputs, if each is one number of a table.
-        targets: the names of the target columns, if they have some.
-        filled: inputs that are NaN are missing, and replaced by the mean of the training samples.
-        groups: of the training samples, of shape (samples,), if a column for them was chosen.
-        buffer_bytes: the memory for inputs that stay in their files; 0: all are read into memory.
-        weights: of the samples of the parts that have some, of shape (samples,).
-        table: the columns of the inputs, if these are a table to prepare.
-    """
-
-    name: str
+    name: str  # for people to read
+    # inputs and targets of "train", and perhaps of "validation" and "test"; targets may be None if they were
+    # not requested
     parts: Mapping[str, tuple[T, Y]]
+    # their number, if the data give it; 0 in unchecked data: the targets are amounts
     classes: int | None = None
+    # the names of the classes, if the data have them: texts, whole numbers or booleans; of flags, which are
+    # no classes, their names
     labels: tuple[Any, ...] = ()
-    columns: tuple[str, ...] = ()
-    filled: bool = False
+    columns: tuple[str, ...] = ()  # the names of the inputs, if each is one number of a table
+    filled: bool = False  # inputs that are NaN are missing, and replaced by the mean of the training samples
+    # of the training samples, of shape (samples,), if a column for them was chosen
     groups: Array | None = None
-    buffer_bytes: int = 0
-    targets: tuple[str, ...] = ()
+    buffer_bytes: int = 0  # the memory for inputs that stay in their files; 0: all are read into memory
+    targets: tuple[str, ...] = ()  # the names of the target columns, if they have some
+    # of the samples of the parts that have some, of shape (samples,)
     weights: Mapping[str, object] = field(default_factory=dict)
-    table: Table | None = None
+    table: Table | None = None  # the columns of the inputs, if these are a table to prepare
 
 
 ReadData: TypeAlias = Contents[Stored[Rows], Array]

@@ -23,52 +23,30 @@ _WIDE: Final = 10.0
 
 @dataclass(frozen=True)
 class Values:
-    """Statistics of one input, channel or target, without NaN.
+    """Statistics of one input, channel or target, without NaN."""
 
-    Attributes:
-        name: of the column, or of the channel.
-        mean: of the values.
-        deviation: from it.
-        least: the smallest.
-        most: the largest.
-        missing: the number of NaN.
-        floats: they are stored as floats, so that a model gets them unscaled.
-    """
-
-    name: str
-    mean: float
-    deviation: float
-    least: float
-    most: float
-    missing: int
-    floats: bool = True
+    name: str  # of the column, or of the channel
+    mean: float  # of the values
+    deviation: float  # from it
+    least: float  # the smallest
+    most: float  # the largest
+    missing: int  # the number of NaN
+    floats: bool = True  # they are stored as floats, so that a model gets them unscaled
 
 
 @dataclass(frozen=True)
 class PartDescription:
-    """Contents of one part of a data set.
+    """Contents of one part of a data set."""
 
-    Attributes:
-        name: "train", "validation" or "test".
-        samples: their number.
-        forms: the shape and the dtype of each input in words, as the source has it.
-        inputs: of each column or channel.
-        targets: the amounts, of each output; empty for classes.
-        counts: the samples of each class; empty for amounts.
-        incomplete: the samples with a missing value.
-        repeated: the samples whose input occurs earlier in this part.
-        trained: the samples whose input occurs in the training part; 0 for that part.
-    """
-
-    name: str
-    samples: int
-    forms: tuple[str, ...]
-    inputs: tuple[Values, ...]
-    targets: tuple[Values, ...]
-    counts: tuple[int, ...]
-    incomplete: int
-    repeated: int
-    trained: int
+    name: str  # "train", "validation" or "test"
+    samples: int  # their number
+    forms: tuple[str, ...]  # the shape and the dtype of each input in words, as the source has it
+    inputs: tuple[Values, ...]  # of each column or channel
+    targets: tuple[Values, ...]  # the amounts, of each output; empty for classes
+    counts: tuple[int, ...]  # the samples of each class; empty for amounts
+    incomplete: int  # the samples with a missing value
+    repeated: int  # the samples whose input occurs earlier in this part
+    trained: int  # the samples whose input occurs in the training part; 0 for that part
 
 
 class _Statistics:

@@ -50,19 +50,12 @@ ENDINGS: Final = tuple(ending for endings in _FORMATS.values() for ending in end
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures as they are stored.
+    """Pictures as they are stored."""
 
-    Attributes:
-        source: their file or folder.
-        key: texts that identify them.
-        names: of each, for messages.
-        content: returns the bytes of one, by its number; called by several threads.
-    """
-
-    source: Path
-    key: Sequence[str]
-    names: Sequence[str]
-    content: Callable[[int], bytes]
+    source: Path  # their file or folder
+    key: Sequence[str]  # texts that identify them
+    names: Sequence[str]  # of each, for messages
+    content: Callable[[int], bytes]  # returns the bytes of one, by its number; called by several threads
 
     def opened(self, number: int) -> Any:
         """Open a picture, and read its header."""

@@ -44,15 +44,10 @@ _YEARS: Final = 400
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTable(Scale):
-    """The map from the rows of a table to a model's inputs. Made by `prepared`.
+    """The map from the rows of a table to a model's inputs. Made by `prepared`."""
 
-    Attributes:
-        fitted: the preparation of each column.
-        table: the columns of the rows; its texts may have other numbers than in training.
-    """
-
-    fitted: Preparation
-    table: Table
+    fitted: Preparation  # the preparation of each column
+    table: Table  # the columns of the rows; its texts may have other numbers than in training
 
     @property
     @override

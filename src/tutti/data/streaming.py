@@ -84,17 +84,11 @@ def decided(data: object, streamed: bool) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Windows:
-    """The division of samples into blocks, and of their order into windows.
+    """The division of samples into blocks, and of their order into windows."""
 
-    Attributes:
-        samples: their number.
-        block: the samples of a block; the last one may have fewer.
-        window: the samples of a window; the last one of an epoch may have fewer.
-    """
-
-    samples: int
-    block: int
-    window: int
+    samples: int  # their number
+    block: int  # the samples of a block; the last one may have fewer
+    window: int  # the samples of a window; the last one of an epoch may have fewer
 
     @classmethod
     def of(cls, samples: int, sample_bytes: int, buffer_bytes: int) -> Windows:
@@ -164,15 +158,10 @@ class Source:
 
 @dataclass(frozen=True)
 class StreamedPart(Part):
-    """A part with its inputs in files. The stored inputs are a tensor without memory.
+    """A part with its inputs in files. The stored inputs are a tensor without memory."""
 
-    Attributes:
-        buffer_bytes: the memory of the current window and the next one.
-        source: reads the inputs.
-    """
-
-    buffer_bytes: int = 0
-    source: Source = field(kw_only=True, repr=False, compare=False)
+    buffer_bytes: int = 0  # the memory of the current window and the next one
+    source: Source = field(kw_only=True, repr=False, compare=False)  # reads the inputs
 
     @property
     def sample_bytes(self) -> int:

@@ -42,17 +42,12 @@ def values_and_lengths(column: Column[Rows]) -> tuple[Rows, Array]:
 
 @dataclass(frozen=True)
 class Structure:
-    """The inputs of each part of a data set, taken apart.
+    """The inputs of each part of a data set, taken apart."""
 
-    Attributes:
-        parts: the inputs of each part: arrays, tensors, nested lists; columns, if they are sequences.
-        names: of the inputs; empty if they have none.
-        single: there is one input, of one shape.
-    """
-
+    # the inputs of each part: arrays, tensors, nested lists; columns, if they are sequences
     parts: Mapping[str, tuple[Any, ...]]
-    names: tuple[str, ...]
-    single: bool
+    names: tuple[str, ...]  # of the inputs; empty if they have none
+    single: bool  # there is one input, of one shape
 
     def label(self, part: str, number: int) -> str:
         """Return the name of one input of a part in messages."""

@@ -48,15 +48,10 @@ def meant_by(loss: str) -> str:
 
 @dataclass(frozen=True)
 class KnownClasses:
-    """The classes of a trained model; other data may have them in another order, or only some.
+    """The classes of a trained model; other data may have them in another order, or only some."""
 
-    Attributes:
-        count: their number; None: it was trained on floats.
-        names: of them; empty: they have none.
-    """
-
-    count: int | None
-    names: tuple[str, ...] = ()
+    count: int | None  # their number; None: it was trained on floats
+    names: tuple[str, ...] = ()  # of them; empty: they have none
 
 
 def with_checked_targets(

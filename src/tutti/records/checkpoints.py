@@ -64,21 +64,13 @@ class FileEntry(Record):
 
 @dataclass(frozen=True)
 class Manifest(Record):
-    """Contents of a checkpoint.
+    """Contents of a checkpoint."""
 
-    Attributes:
-        step: the number of steps done.
-        ranks: the number of ranks with a state.
-        files: by their names; all but the manifest.
-        score: of the model, higher is better; None: unknown.
-        format: the version of the files.
-    """
-
-    step: int
-    ranks: int
-    files: dict[str, FileEntry]
-    score: float | None = None
-    format: int = FORMAT
+    step: int  # the number of steps done
+    ranks: int  # the number of ranks with a state
+    files: dict[str, FileEntry]  # by their names; all but the manifest
+    score: float | None = None  # of the model, higher is better; None: unknown
+    format: int = FORMAT  # the version of the files
 
 
 def step_folder(folder: Path, step: int) -> Path:

@@ -40,26 +40,20 @@ APART: Final = "apart"
 
 @dataclass(frozen=True)
 class Combination(Record):
-    """One of the compared ways to train.
+    """One of the compared ways to train."""
 
-    Attributes:
-        name: for people, such as "sync, 2 workers".
-        folder: of its runs, inside the comparison's.
-        scaling: one of `SCALINGS`, or `APART`.
-        options: the fields of the run's configuration in which it differs from the others.
-        sweep: its crossed options: only runs with equal ones are compared.
-        parallel: the layout of a model over ranks, such as "data=2,tensor=2"; None: each has a whole model.
-    """
-
-    name: str
-    folder: str
+    name: str  # for people, such as "sync, 2 workers"
+    folder: str  # of its runs, inside the comparison's
     strategy: str
     workers: int
     threads: int
-    scaling: str
+    scaling: str  # one of `SCALINGS`, or `APART`
+    # the fields of the run's configuration in which it differs from the others
     options: dict[str, Any] = field(default_factory=dict)
+    # its crossed options: only runs with equal ones are compared
     sweep: dict[str, Any] = field(default_factory=dict)
     device: str = CPU
+    # the layout of a model over ranks, such as "data=2,tensor=2"; None: each has a whole model
     parallel: str | None = None
 
     @property
@@ -84,20 +78,14 @@ class Combination(Record):
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """A comparison: its task and the compared ways to train.
-
-    Attributes:
-        repeats: the runs of each combination, with seeds that count up.
-        goal: the validation accuracy up to which a run is timed; None: none.
-        combinations: in the order of the table.
-        config: the common configuration of all runs, as JSON values.
-    """
+    """A comparison: its task and the compared ways to train."""
 
     model: str
     data: str
-    repeats: int
-    goal: float | None
-    combinations: tuple[Combination, ...]
+    repeats: int  # the runs of each combination, with seeds that count up
+    goal: float | None  # the validation accuracy up to which a run is timed; None: none
+    combinations: tuple[Combination, ...]  # in the order of the table
+    # the common configuration of all runs, as JSON values
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

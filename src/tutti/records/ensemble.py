@@ -31,19 +31,12 @@ class EnsembleMember(Record):
 
 @dataclass(frozen=True)
 class EnsembleRecord(Record):
-    """An ensemble without its parameters.
+    """An ensemble without its parameters."""
 
-    Attributes:
-        kind: of the values of candidates: "classes", "flags" (both probabilities) or "regression".
-        method: the one that determined the weights.
-        weights: of each candidate's values, the mean of its members'; they add up to 1.
-        members: in the order of their parameters in the file.
-    """
-
-    kind: str
-    method: str
-    weights: dict[str, float]
-    members: tuple[EnsembleMember, ...]
+    kind: str  # of the values of candidates: "classes", "flags" (both probabilities) or "regression"
+    method: str  # the one that determined the weights
+    weights: dict[str, float]  # of each candidate's values, the mean of its members'; they add up to 1
+    members: tuple[EnsembleMember, ...]  # in the order of their parameters in the file
 
 
 def read_ensemble(folder: Path) -> EnsembleRecord:

@@ -70,23 +70,15 @@ class FarmPlan(Record):
 
 @dataclass(frozen=True)
 class FarmEvent(Record):
-    """The beginning or the end of a job on a block of a launch; each launch numbers its own blocks.
+    """The beginning or the end of a job on a block of a launch; each launch numbers its own blocks."""
 
-    Attributes:
-        time: in seconds since 1970.
-        event: "began" or "ended".
-        state: of a job that has ended, a `JobState`.
-        seconds: of the block's work on it.
-        why: it has stopped or failed.
-    """
-
-    time: float
-    event: str
+    time: float  # in seconds since 1970
+    event: str  # "began" or "ended"
     job: str
     block: int
-    state: str = ""
-    seconds: float = 0.0
-    why: str = ""
+    state: str = ""  # of a job that has ended, a `JobState`
+    seconds: float = 0.0  # of the block's work on it
+    why: str = ""  # it has stopped or failed
     launch: str = ""
 
 

@@ -28,41 +28,26 @@ class Heartbeat(Record):
     """A sign of life of a rank, with its progress.
 
     Times are seconds since 1970 (UTC), by the clock of the rank's host.
-
-    Attributes:
-        rank: its number among the workers.
-        time: of this heartbeat.
-        state: one of the names above.
-        began: the time when it began to train; None before.
-        moved: the time of its last known progress, which is checked about once a second.
-        epoch: the current epoch, from 1; 0 before.
-        step: weight updates since the run began, as in `tutti.records.run.EpochRecord`.
-        updates: the last step of the run; 0 before it trains.
-        per_epoch: updates of one epoch.
-        counted: as in `tutti.records.texts.RunLength`.
-        steps_per_s: recent updates per second.
-        samples_per_s: recent training samples of this rank per second.
-        waits: the operation in which it waited for other ranks or exchanged something with them, with its
-            caller, such as "barrier (tutti.strategies.sync:120)"; empty: none.
-        error: the error that it failed with, in one line; None if it has not failed.
     """
 
-    rank: int
+    rank: int  # its number among the workers
     host: str
     process: int
-    time: float
-    state: str = STARTING
-    began: float | None = None
-    moved: float = 0.0
-    epoch: int = 0
-    step: int = 0
-    updates: int = 0
-    per_epoch: int = 0
-    counted: int = 0
-    steps_per_s: float = 0.0
-    samples_per_s: float = 0.0
+    time: float  # of this heartbeat
+    state: str = STARTING  # one of the names above
+    began: float | None = None  # the time when it began to train; None before
+    moved: float = 0.0  # the time of its last known progress, which is checked about once a second
+    epoch: int = 0  # the current epoch, from 1; 0 before
+    step: int = 0  # weight updates since the run began, as in `tutti.records.run.EpochRecord`
+    updates: int = 0  # the last step of the run; 0 before it trains
+    per_epoch: int = 0  # updates of one epoch
+    counted: int = 0  # as in `tutti.records.texts.RunLength`
+    steps_per_s: float = 0.0  # recent updates per second
+    samples_per_s: float = 0.0  # recent training samples of this rank per second
+    # the operation in which it waited for other ranks or exchanged something with them, with its caller, such
+    # as "barrier (tutti.strategies.sync:120)"; empty: none
     waits: str = ""
-    error: str | None = None
+    error: str | None = None  # the error that it failed with, in one line; None if it has not failed
 
     @property
     def doing(self) -> str:

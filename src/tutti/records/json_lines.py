@@ -36,15 +36,10 @@ class Record:
 
 @dataclass(frozen=True)
 class JsonLinesFile(Generic[T]):
-    """The content of a file of JSON lines.
+    """The content of a file of JSON lines."""
 
-    Attributes:
-        records: in order; unreadable ones are left out.
-        damage: one sentence for each unreadable line, such as one cut off by a crash.
-    """
-
-    records: list[T]
-    damage: list[str]
+    records: list[T]  # in order; unreadable ones are left out
+    damage: list[str]  # one sentence for each unreadable line, such as one cut off by a crash
 
 
 def to_json(values: object, indent: int | None = None) -> str:

@@ -29,21 +29,13 @@ class PipelineSpan:
 
 @dataclass(frozen=True)
 class PipelineRecord(Record):
-    """A pipeline, and one of its steps.
+    """A pipeline, and one of its steps."""
 
-    Attributes:
-        schedule: its name.
-        microbatches: the number of parts of a batch.
-        layers: the names of each rank's layers.
-        idle: the share of each rank's time in that step without forward and backward, in [0, 1].
-        spans: the work of the ranks in one step, the last whole one.
-    """
-
-    schedule: str
-    microbatches: int
-    layers: list[list[str]]
-    idle: list[float]
-    spans: list[PipelineSpan]
+    schedule: str  # its name
+    microbatches: int  # the number of parts of a batch
+    layers: list[list[str]]  # the names of each rank's layers
+    idle: list[float]  # the share of each rank's time in that step without forward and backward, in [0, 1]
+    spans: list[PipelineSpan]  # the work of the ranks in one step, the last whole one
 
     @property
     def bubble(self) -> float:

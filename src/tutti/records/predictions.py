@@ -17,17 +17,11 @@ _KEYS: Final = ("rows", "outputs", "targets")
 
 @dataclass(frozen=True)
 class Predictions:
-    """The outputs of a model for some samples, each once.
+    """The outputs of a model for some samples, each once."""
 
-    Attributes:
-        rows: the samples' numbers in the data set, ascending, of shape (samples,), int64.
-        outputs: of the model, of shape (samples, ...).
-        targets: of shape (samples, ...).
-    """
-
-    rows: NDArray[np.int64]
-    outputs: NDArray[Any]
-    targets: NDArray[Any]
+    rows: NDArray[np.int64]  # the samples' numbers in the data set, ascending, of shape (samples,), int64
+    outputs: NDArray[Any]  # of the model, of shape (samples, ...)
+    targets: NDArray[Any]  # of shape (samples, ...)
 
     def as_bytes(self) -> bytes:
         """Return the content of a file: the same for the same predictions."""

@@ -27,16 +27,11 @@ WEEKDAYS: Final = 7
 
 
 class TableInputs(NamedTuple):
-    """The inputs of a prepared table: columns of numbers, then of flags, then of category numbers.
+    """The inputs of a prepared table: columns of numbers, then of flags, then of category numbers."""
 
-    Attributes:
-        numbers: the number of inputs with mean 0 and deviation 1.
-        flags: the number of inputs that are 0 or 1.
-        categories: the number of categories of each column of category numbers; 0 means all others.
-    """
-
-    numbers: int
-    flags: int
+    numbers: int  # the number of inputs with mean 0 and deviation 1
+    flags: int  # the number of inputs that are 0 or 1
+    # the number of categories of each column of category numbers; 0 means all others
     categories: tuple[int, ...] = ()
 
     @property
@@ -47,63 +42,41 @@ class TableInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class TableColumn(Record):
-    """A stored column of a table: one float for each row, NaN for a missing value.
+    """A stored column of a table: one float for each row, NaN for a missing value."""
 
-    Attributes:
-        name: of the column.
-        kind: `NUMBER`, `TEXT`, `DATE` or `EMPTY`.
-        texts: the texts stored as 0, 1, 2, ..., sorted.
-        form: of dates that are written as texts, for `strptime`; empty: another type, or ISO 8601.
-    """
-
-    name: str
-    kind: str
-    texts: tuple[str, ...] = ()
-    form: str = ""
+    name: str  # of the column
+    kind: str  # `NUMBER`, `TEXT`, `DATE` or `EMPTY`
+    texts: tuple[str, ...] = ()  # the texts stored as 0, 1, 2, ..., sorted
+    form: str = ""  # of dates that are written as texts, for `strptime`; empty: another type, or ISO 8601
 
 
 @dataclass(frozen=True)
 class Table(Record):
-    """The input columns of a table.
+    """The input columns of a table."""
 
-    Attributes:
-        columns: the stored ones, in order.
-        left_out: columns that are not stored, each with the reason.
-        chosen: the user has named the columns, so that none is left out because it looks like a key.
-    """
-
-    columns: tuple[TableColumn, ...]
+    columns: tuple[TableColumn, ...]  # the stored ones, in order
+    # columns that are not stored, each with the reason
     left_out: dict[str, str] = field(default_factory=dict)
+    # the user has named the columns, so that none is left out because it looks like a key
     chosen: bool = False
 
 
 @dataclass(frozen=True)
 class PreparedColumn(Record):
-    """The preparation of a column.
+    """The preparation of a column."""
 
-    Attributes:
-        name: of the column.
-        kind: as in `TableColumn`.
-        fill: the replacement of a missing number or date.
-        mean: of the numbers; of dates three: days since 1970, year, hour (two if there are no hours).
-        std: their deviations; 1 where they never vary.
-        gaps: training rows lack values, so that there is a flag or a category for it.
-        categories: the texts in the order of their inputs.
-        others: all other texts have a flag, too; else all flags are 0 for them.
-        embedded: a text is a category number, not flags: 0 for others, then `categories`, then gaps.
-        form: of dates, as in `TableColumn`.
-    """
-
-    name: str
-    kind: str
-    fill: float = 0.0
+    name: str  # of the column
+    kind: str  # as in `TableColumn`
+    fill: float = 0.0  # the replacement of a missing number or date
+    # of the numbers; of dates three: days since 1970, year, hour (two if there are no hours)
     mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    gaps: bool = False
-    categories: tuple[str, ...] = ()
-    others: bool = False
+    std: tuple[float, ...] = ()  # their deviations; 1 where they never vary
+    gaps: bool = False  # training rows lack values, so that there is a flag or a category for it
+    categories: tuple[str, ...] = ()  # the texts in the order of their inputs
+    others: bool = False  # all other texts have a flag, too; else all flags are 0 for them
+    # a text is a category number, not flags: 0 for others, then `categories`, then gaps
     embedded: bool = False
-    form: str = ""
+    form: str = ""  # of dates, as in `TableColumn`
 
     @property
     def inputs(self) -> TableInputs:
@@ -125,18 +98,12 @@ class TargetUnits(Record):
 
 @dataclass(frozen=True)
 class Preparation(Record):
-    """The preparation of a table's columns as a model's inputs, fitted on training rows.
+    """The preparation of a table's columns as a model's inputs, fitted on training rows."""
 
-    Attributes:
-        columns: in the order of the table, without `left_out`.
-        left_out: the other columns, each with the reason.
-        by_mean: `fill` is the mean of the column, not its median.
-        units: of targets that are amounts, if the network computes in deviations from their mean.
-    """
-
-    columns: tuple[PreparedColumn, ...]
-    left_out: dict[str, str] = field(default_factory=dict)
-    by_mean: bool = False
+    columns: tuple[PreparedColumn, ...]  # in the order of the table, without `left_out`
+    left_out: dict[str, str] = field(default_factory=dict)  # the other columns, each with the reason
+    by_mean: bool = False  # `fill` is the mean of the column, not its median
+    # of targets that are amounts, if the network computes in deviations from their mean
     units: TargetUnits | None = None
 
     @property

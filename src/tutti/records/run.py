@@ -182,43 +182,25 @@ def by_rank(history: Sequence[EpochRecord]) -> list[tuple[RankRecord, ...]]:
 
 @dataclass(frozen=True)
 class World:
-    """The ranks, hosts and threads of a run.
+    """The ranks, hosts and threads of a run."""
 
-    Attributes:
-        ranks: the world size.
-        hosts: the number of hosts they were on.
-        threads: threads of each rank.
-    """
-
-    ranks: int = 1
-    hosts: int = 1
-    threads: int = 1
+    ranks: int = 1  # the world size
+    hosts: int = 1  # the number of hosts they were on
+    threads: int = 1  # threads of each rank
 
 
 @dataclass(frozen=True)
 class RunStart(Record):
-    """A start of a run: its first one, or one from a checkpoint.
+    """A start of a run: its first one, or one from a checkpoint."""
 
-    Attributes:
-        time: of the start, as in an `EpochRecord`.
-        world: the ranks from there on.
-        step: the earlier weight updates.
-        anew: the parts that started over, in words.
-        batch_size: `TrainConfig.batch_size` from there on; None: unknown.
-        lr: `TrainConfig.lr` from there on; None: unknown.
-        why: the reason, if the run continued automatically with other ranks; else empty.
-        lr_why: the rate that a range test has picked, and the reason; empty: there was none.
-        pace: the name of its strategy's pace, in lower case.
-    """
-
-    time: str
-    world: World = field(default_factory=World)
-    step: int = 0
-    anew: tuple[str, ...] = ()
-    batch_size: int | None = None
-    lr: float | None = None
-    why: str = ""
-    lr_why: str = ""
+    time: str  # of the start, as in an `EpochRecord`
+    world: World = field(default_factory=World)  # the ranks from there on
+    step: int = 0  # the earlier weight updates
+    anew: tuple[str, ...] = ()  # the parts that started over, in words
+    batch_size: int | None = None  # `TrainConfig.batch_size` from there on; None: unknown
+    lr: float | None = None  # `TrainConfig.lr` from there on; None: unknown
+    why: str = ""  # the reason, if the run continued automatically with other ranks; else empty
+    lr_why: str = ""  # the rate that a range test has picked, and the reason; empty: there was none
 
 
 def counting(starts: Sequence[RunStart]) -> list[RunStart]:

@@ -101,37 +101,24 @@ class SeenInput(Record):
 
 @dataclass(frozen=True)
 class TrainedOn(Record):
-    """A model's training data, as it saw them: enough to apply it to other data.
+    """A model's training data, as it saw them: enough to apply it to other data."""
 
-    Attributes:
-        name: of the data set.
-        classes: the number of classes of the model; None: none.
-        labels: their names: texts, whole numbers or booleans; empty if unknown.
-        shape: of one input.
-        mean: of the inputs' scale, see `tutti.data.Scale`.
-        std: likewise.
-        outputs: the number of outputs that a model needs.
-        fill: the replacement of missing inputs; empty: none are.
-        dtype: of the stored inputs, such as "uint8"; empty: unknown.
-        columns: the names of the inputs, if each is a column of a table.
-        inputs: each of them, if there are several, or sequences; shape and scale are empty then.
-        class_weights: the weights of classes in the loss, or of labels of 0 and of 1, balanced by the counts
-            of these data, a line for each; empty: there were none.
-        preparation: of the columns of a table as inputs, whose number is `shape`; None: there is no table.
-    """
-
-    name: str
-    classes: int | None
-    labels: tuple[Any, ...]
-    shape: tuple[int, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    outputs: int = 1
-    fill: tuple[float, ...] = ()
-    dtype: str = ""
-    columns: tuple[str, ...] = ()
+    name: str  # of the data set
+    classes: int | None  # the number of classes of the model; None: none
+    labels: tuple[Any, ...]  # their names: texts, whole numbers or booleans; empty if unknown
+    shape: tuple[int, ...]  # of one input
+    mean: tuple[float, ...]  # of the inputs' scale, see `tutti.data.Scale`
+    std: tuple[float, ...]  # likewise
+    outputs: int = 1  # the number of outputs that a model needs
+    fill: tuple[float, ...] = ()  # the replacement of missing inputs; empty: none are
+    dtype: str = ""  # of the stored inputs, such as "uint8"; empty: unknown
+    columns: tuple[str, ...] = ()  # the names of the inputs, if each is a column of a table
+    # each of them, if there are several, or sequences; shape and scale are empty then
     inputs: tuple[SeenInput, ...] = ()
+    # the weights of classes in the loss, or of labels of 0 and of 1, balanced by the counts of these data, a
+    # line for each; empty: there were none
     class_weights: tuple[tuple[float, ...], ...] = ()
+    # of the columns of a table as inputs, whose number is `shape`; None: there is no table
     preparation: Preparation | None = None
 
     @property

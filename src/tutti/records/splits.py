@@ -31,15 +31,10 @@ _SEED = "seed"
 
 @dataclass(frozen=True)
 class Split:
-    """The samples of one split, by their numbers.
+    """The samples of one split, by their numbers."""
 
-    Attributes:
-        train: to train on, ascending; one may be there several times, as in a bootstrap sample.
-        test: held out, ascending, each once.
-    """
-
-    train: Indices
-    test: Indices
+    train: Indices  # to train on, ascending; one may be there several times, as in a bootstrap sample
+    test: Indices  # held out, ascending, each once
 
     @classmethod
     def of(cls, train: ArrayLike, test: ArrayLike, samples: int, what: str) -> Split:

@@ -18,17 +18,11 @@ UNEVEN: Final = 1.25
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that comes last to the exchanges.
+    """A rank that comes last to the exchanges."""
 
-    Attributes:
-        rank: its number.
-        share: of the steps in which it was the last one.
-        ratio: of its time in a step to the other ranks'.
-    """
-
-    rank: int
-    share: float
-    ratio: float
+    rank: int  # its number
+    share: float  # of the steps in which it was the last one
+    ratio: float  # of its time in a step to the other ranks'
 
     def __str__(self) -> str:
         return (

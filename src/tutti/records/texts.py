@@ -28,17 +28,11 @@ MOST_IN_TURN: Final = 5
 
 @dataclass(frozen=True)
 class RunLength:
-    """The length of a run.
+    """The length of a run."""
 
-    Attributes:
-        updates: weight updates of the whole run.
-        per_epoch: of one epoch.
-        counted: additional steps, as other numbers of workers have made epochs of more or fewer updates;
-            below 0: fewer.
-    """
-
-    updates: int
-    per_epoch: int
+    updates: int  # weight updates of the whole run
+    per_epoch: int  # of one epoch
+    # additional steps, as other numbers of workers have made epochs of more or fewer updates; below 0: fewer
     counted: int = 0
 
     @property

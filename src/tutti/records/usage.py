@@ -16,35 +16,23 @@ STOPPED: Final = ("stopped", "tracing-stop")
 
 @dataclass(frozen=True)
 class RankUsage:
-    """One rank's use of its host.
+    """One rank's use of its host."""
 
-    Attributes:
-        rank: its number among the workers; those of servers come after the workers'.
-        pss: its proportional set size in bytes: memory that several processes share counts in equal parts.
-            None if the kernel does not report it, or the rank was about to end when it was looked at first.
-        cpu: CPU time since the sample before, in percent of one core; above 100 with several threads.
-        state: of its process, as psutil calls it ("running", "sleeping", "stopped", ...), or "gone".
-    """
-
-    rank: int
+    rank: int  # its number among the workers; those of servers come after the workers'
+    # its proportional set size in bytes: memory that several processes share counts in equal parts. None if
+    # the kernel does not report it, or the rank was about to end when it was looked at first
     pss: int | None
-    cpu: float
-    state: str
+    cpu: float  # CPU time since the sample before, in percent of one core; above 100 with several threads
+    state: str  # of its process, as psutil calls it ("running", "sleeping", "stopped", ...), or "gone"
 
 
 @dataclass(frozen=True)
 class UsageRecord(Record):
-    """A sample of one host.
+    """A sample of one host."""
 
-    Attributes:
-        time: seconds since 1970 (UTC).
-        host: its name.
-        cores: the load of each core since the sample before, in percent, other programs' included: each
-            logical CPU that the job may use, in the order of their numbers.
-        ranks: the ranks on this host.
-    """
-
-    time: float
-    host: str
+    time: float  # seconds since 1970 (UTC)
+    host: str  # its name
+    # the load of each core since the sample before, in percent, other programs' included: each logical CPU
+    # that the job may use, in the order of their numbers
     cores: list[float]
-    ranks: list[RankUsage] = field(default_factory=list)
+    ranks: list[RankUsage] = field(default_factory=list)  # the ranks on this host

@@ -47,21 +47,13 @@ STEPS: Final = (1.0, 2.0, 3.0, 5.0, 7.0)
 
 @dataclass(frozen=True)
 class RangeTest:
-    """A range test and its result.
+    """A range test and its result."""
 
-    Attributes:
-        rate: the pick; None: take the optimizer's default rate.
-        why: the result and its reason, in words.
-        rates: of the updates.
-        losses: of the updates' batches, before them.
-        smooth: the losses, each averaged with its neighbours, up to where they diverge.
-    """
-
-    rate: float | None
-    why: str
-    rates: Sequence[float] = ()
-    losses: Sequence[float] = ()
-    smooth: Sequence[float] = ()
+    rate: float | None  # the pick; None: take the optimizer's default rate
+    why: str  # the result and its reason, in words
+    rates: Sequence[float] = ()  # of the updates
+    losses: Sequence[float] = ()  # of the updates' batches, before them
+    smooth: Sequence[float] = ()  # the losses, each averaged with its neighbours, up to where they diverge
 
 
 def rates_for(updates: int, first: float) -> list[float]:

@@ -33,19 +33,13 @@ IDX_FILES: Final = (
 
 @dataclass(frozen=True)
 class Published:
-    """A data set that its publisher offers as gzip-compressed IDX files.
+    """A data set that its publisher offers as gzip-compressed IDX files."""
 
-    Attributes:
-        name: of the data set, and of its folder on this machine.
-        servers: addresses of folders with the files, in the order in which to try them.
-        sha256: of the unpacked `IDX_FILES`: a re-packed file passes, and a changed one does not.
-        labels: the classes' names.
-    """
-
-    name: str
-    servers: tuple[str, ...]
+    name: str  # of the data set, and of its folder on this machine
+    servers: tuple[str, ...]  # addresses of folders with the files, in the order in which to try them
+    # of the unpacked `IDX_FILES`: a re-packed file passes, and a changed one does not
     sha256: tuple[str, ...]
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # the classes' names
 
     def contents(self) -> Contents[object]:
         """Read the data set in `TUTTI_DATA/NAME`, or in the cache, to which missing files are downloaded."""
