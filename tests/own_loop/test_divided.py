@@ -161,23 +161,24 @@ def test_weights_and_state_are_those_of_one_process(name: str, size: int) -> Non
     on_ranks(program, size)
 
 
-@pytest.mark.parametrize("name", ["adam", "adam_without_fused", "momentum", "nadam", "asgd", "sgd"])
+@pytest.mark.parametrize(
+    "name", ["adam", "adam_without_fused", "momentum", "dampened", "nadam", "asgd", "sgd"]
+)
 @pytest.mark.parametrize("late", [-1, 0, 1])
-def test_parameters_without_a_gradient_stay_and_count_no_step(name: str, late: int) -> None:
+@pytest.mark.parametrize(
+    "presents",
+    [
+        (ALL, ALL, (0, 2, 3), (1,), (1,), ALL, (0, 2, 3), (0, 1), ALL, (0, 1, 2), ALL),
+        ((0, 1), (0, 1), ALL, ALL, (3,)),
+    ],
+    ids=["now and then", "first late"],
+)
+def test_parameters_without_a_gradient_stay_and_count_no_step(
+    name: str, late: int, presents: Sequence[Sequence[int]]
+) -> None:
     def program(comm: Communicator) -> None:
         pair = Pair(comm, OPTIMIZERS[name], late=late)
-        for present in (ALL, ALL, (0, 2, 3), (1,), (1,), ALL, (0, 2, 3), (0, 1), ALL, (0, 1, 2), ALL):
-            pair.step(present)
-            pair.compare_state()
-
-    on_ranks(program, 2, 3)
-
-
-@pytest.mark.parametrize("name", ["adam", "momentum", "dampened", "nadam", "asgd"])
-def test_a_parameter_may_get_its_first_gradient_late(name: str) -> None:
-    def program(comm: Communicator) -> None:
-        pair = Pair(comm, OPTIMIZERS[name])
-        for present in ((0, 1), (0, 1), (0, 1, 2, 3), (0, 1, 2, 3), (3,)):
+        for present in presents:
             pair.step(present)
             pair.compare_state()
 

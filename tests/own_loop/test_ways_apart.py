@@ -40,36 +40,20 @@ def train(
             optimizer.step()
 
 
-def refusal(comm: Communicator, way: Loop) -> str:
-    """What a rank is told that goes its way."""
-    try:
-        way(comm, *begin(comm))
-    except BadOption as error:
-        return str(error)
-    finally:
-        distribute._loop = None
-    return "nothing"
+LATER: dict[str, Callable[[nn.Module], object]] = {
+    r"tutti.mean\(\)": lambda model: distribute.mean(1.0),
+    r"tutti.average_buffers\(\)": distribute.average_buffers,
+    r"tutti.shard\(\)": lambda model: next(iter(distribute.shard(batches()))),
+    r"tutti.distribute\(\)": lambda model: distribute.distribute(other := net(), sgd(other)),
+}
+"""What a rank does that makes fewer steps."""
 
 
-def averages_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def makes_fewer_steps(
+    comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer, then: str
+) -> None:
     train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    distribute.mean(1.0)
-
-
-def evaluates_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    distribute.average_buffers(model)
-
-
-def loads_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    next(iter(distribute.shard(batches())))
-
-
-def distributes_early(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    train(comm, model, optimizer, 5 if comm.rank == 0 else 3)
-    other = net()
-    distribute.distribute(other, sgd(other))
+    LATER[then](model)
 
 
 def leaves_a_batch_out(comm: Communicator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -82,13 +66,21 @@ def begins_again_early(comm: Communicator, model: nn.Module, optimizer: torch.op
     train(comm, model, optimizer, 1)
 
 
+def refusal(comm: Communicator, way: Loop) -> str:
+    """What a rank is told that goes its way."""
+    try:
+        way(comm, *begin(comm))
+    except BadOption as error:
+        return str(error)
+    finally:
+        distribute._loop = None
+    return "nothing"
+
+
 @pytest.mark.parametrize(
     ("way", "place"),
     [
-        (averages_early, r"tutti.mean\(\)"),
-        (evaluates_early, r"tutti.average_buffers\(\)"),
-        (loads_early, r"tutti.shard\(\)"),
-        (distributes_early, r"tutti.distribute\(\)"),
+        *((partial(makes_fewer_steps, then=place), place) for place in LATER),
         (leaves_a_batch_out, r"backward\(\)"),
         (begins_again_early, r"tutti.shard\(\)"),
     ],
