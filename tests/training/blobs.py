@@ -61,20 +61,3 @@ class Apart(Forgetful):
         for flat in self.replica.flats:
             self.comm.all_reduce(flat.weights)
             flat.weights.div_(self.comm.size)
-
-
-class Together(Forgetful):
-    """Sums the gradients of all ranks and runs the user's optimizer everywhere."""
-
-    def __init__(self, replica: Replica, comm: Communicator, optimizer: Optimizer) -> None:
-        super().__init__()
-        self.replica, self.comm, self.optimizer, self.finished = replica, comm, optimizer, 0
-
-    def step(self) -> None:
-        for flat in self.replica.flats:
-            self.comm.all_reduce(flat.grads)
-        self.optimizer.step()
-        self.replica.zero_grad()
-
-    def finish(self) -> None:
-        self.finished += 1

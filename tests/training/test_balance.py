@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.trainers import trainer_of
-from tests.training.blobs import Together, blobs, model
+from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data import Batches
 from tutti.records.run import EpochRecord
-from tutti.replica import Replica
+from tutti.strategies import Clip, Sync
+from tutti.strategies.placement import place
 from tutti.training.balance import SpeedBalance
 from tutti.training.losses import LOSSES
 from tutti.training.precision import Arithmetic
@@ -27,13 +28,13 @@ def run(slowness: list[float], balanced: bool, passes: int = 1) -> tuple[float, 
     """Virtual seconds, the last record and the final weights."""
 
     def program(comm: Communicator) -> tuple[EpochRecord, Tensor]:
-        replica = Replica(FP64.prepare(model()))
+        replica = place(FP64.prepare(model()), comm, Sync().home)
         optimizer = SGD(replica.module.parameters(), lr=0.1, momentum=0.9)
         batches = Batches(TRAIN, 40, comm.rank, comm.size, passes, seed=5)
         history = trainer_of(
             comm=comm,
             replica=replica,
-            worker=Together(replica, comm, optimizer),
+            worker=Sync().worker(replica, comm, optimizer, Clip()),
             optimizer=optimizer,
             batches=batches,
             loss=LOSSES["cross_entropy"],

@@ -67,6 +67,25 @@ def alone(batches: list[Tensor], part: Part = TRAIN) -> tuple[nn.Module, list[Te
     return module, trajectory
 
 
+def test_the_weights_are_written_when_they_are_final_and_before_the_last_record() -> None:
+    def program(comm: Communicator) -> Tensor:
+        epochs: list[int] = []
+        written: list[tuple[int, Tensor]] = []
+
+        def write() -> None:
+            written.append((len(epochs), trains.replica.flats[0].weights.clone()))
+
+        trains = trainer(comm, on_epoch=lambda record: epochs.append(record.epoch), checkpoint=write)
+        trains.fit()
+        ((before, weights),) = written
+        assert (before, epochs) == (1, [1, 2])
+        assert torch.equal(weights, trains.replica.flats[0].weights)
+        return weights
+
+    first, second = VirtualWorld(2).run(program)
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_each_worker_makes_its_own_updates_from_its_own_batches(ranks: int, passes: int) -> None:

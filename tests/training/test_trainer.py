@@ -9,8 +9,8 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from tests.trainers import trainer_of
-from tests.training.blobs import Together, blobs, model
+from tests.trainers import trainer_by
+from tests.training.blobs import blobs, model
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batches
@@ -18,8 +18,7 @@ from tutti.data.parts import Part
 from tutti.errors import NotFinite, PeerLost
 from tutti.records.run import STAGES, EpochRecord
 from tutti.records.texts import RunLength
-from tutti.replica import Replica
-from tutti.training.losses import LOSSES
+from tutti.strategies import Sync
 from tutti.training.metrics import METRICS
 from tutti.training.progress import Moment, Progress
 from tutti.training.trainer import Trainer
@@ -31,17 +30,17 @@ UPDATES = 11
 
 
 def trainer(comm: Communicator, lr: float = 0.1, train: Part = TRAIN, **rest: Any) -> Trainer:
-    replica = Replica(model())
-    optimizer = SGD(replica.module.parameters(), lr=lr, momentum=0.9)
+    module = model()
+    optimizer = SGD(module.parameters(), lr=lr, momentum=0.9)
     if "schedule" in rest:
         rest["scheduler"] = rest.pop("schedule")(optimizer)
-    return trainer_of(
-        comm=comm,
-        replica=replica,
-        worker=Together(replica, comm, optimizer),
-        optimizer=optimizer,
-        batches=Batches(train, BATCH, comm.rank, comm.size, seed=5),
-        loss=LOSSES["cross_entropy"],
+    return trainer_by(
+        Sync(),
+        comm,
+        module,
+        optimizer,
+        train,
+        BATCH,
         metrics=[METRICS["accuracy"]],
         classes=4,
         validation=VALIDATION,
@@ -73,20 +72,6 @@ def test_the_stages_of_rank_0_add_up_to_nearly_the_total() -> None:
         assert 0.5 * total < sum(stages.values()) <= total * (1 + 1e-9)
         assert stages["validation"] == record.seconds["validation"]
         assert record.samples_per_s > 0
-
-
-def test_weights_are_written_when_they_are_final_and_before_the_last_record() -> None:
-    def program(comm: Communicator) -> list[object]:
-        seen: list[object] = []
-        trains = trainer(
-            comm,
-            on_epoch=lambda record: seen.append(record.epoch),
-            checkpoint=lambda: seen.append(trains.worker.finished),
-        )
-        trains.fit()
-        return seen
-
-    assert VirtualWorld(2).run(program) == [[1, 2, 1, 3]] * 2
 
 
 def test_a_loss_that_becomes_infinite_names_step_rank_and_parameter() -> None:

@@ -13,13 +13,13 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from tests.trainers import trainer_of
-from tests.training.blobs import Together
 from tests.training.test_cuda_graph import Late, Replaying
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.data.batches import Batches
 from tutti.data.parts import Part
 from tutti.errors import BadModel
-from tutti.replica import Replica
+from tutti.strategies import Clip, Sync
+from tutti.strategies.placement import place
 from tutti.training.cuda_graph import GraphedPass
 from tutti.training.evaluation import Objective
 from tutti.training.losses import LOSSES, Loss
@@ -43,7 +43,9 @@ def trained(part: Part, loss: Loss, ranks: int = 1, passes: int = 1, graph: bool
 
     def program(comm):
         torch.manual_seed(0)
-        replica = Replica(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double())
+        replica = place(
+            nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double(), comm, Sync().home
+        )
         optimizer = SGD(replica.module.parameters(), lr=0.1)
         batches = Batches(part, 20, comm.rank, comm.size, passes, seed=5)
         arithmetic = Late("fp64")
@@ -52,7 +54,7 @@ def trained(part: Part, loss: Loss, ranks: int = 1, passes: int = 1, graph: bool
         history = trainer_of(
             comm=comm,
             replica=replica,
-            worker=Together(replica, comm, optimizer),
+            worker=Sync().worker(replica, comm, optimizer, Clip()),
             optimizer=optimizer,
             batches=batches,
             loss=loss,
