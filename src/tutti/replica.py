@@ -33,54 +33,38 @@ Vectors = Callable[[int, torch.dtype, torch.device], Tensor]
 
 @dataclass(frozen=True)
 class ReplicaMemory:
-    """The memory of a replica's vectors; by default this process's own.
+    """The memory of a replica's vectors; by default this process's own."""
 
-    Attributes:
-        weights: makes the vector of weights: (length, dtype, device) -> zeros of shape (length,).
-        gradients: makes the gradients of all ranks that share memory: (length, dtype, device) -> zeros of
-            shape (ranks, length).
-        row: this replica's row in them.
-        fill: whether this replica writes its values into the weights. Of several replicas over the same
-            weights one does.
-    """
-
+    # makes the vector of weights: (length, dtype, device) -> zeros of shape (length,)
     weights: Vectors = lambda length, dtype, device: torch.zeros(length, dtype=dtype, device=device)
+    # makes the gradients of all ranks that share memory: (length, dtype, device) -> zeros of shape (ranks,
+    # length)
     gradients: Vectors = lambda length, dtype, device: torch.zeros(1, length, dtype=dtype, device=device)
-    row: int = 0
+    row: int = 0  # this replica's row in them
+    # whether this replica writes its values into the weights. Of several replicas over the same weights one
+    # does
     fill: bool = True
 
 
 @dataclass(frozen=True)
 class Flat:
-    """All trainable parameters of one dtype, end to end. Gaps between them (alignment) stay zero.
+    """All trainable parameters of one dtype, end to end. Gaps between them (alignment) stay zero."""
 
-    Attributes:
-        weights: the parameters, one vector.
-        grads: their gradients, one vector of the same length: this replica's row of `rows`.
-        rows: the gradients of all ranks that share memory, of shape (ranks, length).
-        names: the parameters' names, in the order of the vector.
-        parameters: the module's own parameters, views into `weights`.
-        spans: the place of each parameter in the vector.
-    """
-
-    weights: Tensor
-    grads: Tensor
-    rows: Tensor
-    names: tuple[str, ...]
-    parameters: tuple[nn.Parameter, ...]
-    spans: tuple[slice, ...]
+    weights: Tensor  # the parameters, one vector
+    grads: Tensor  # their gradients, one vector of the same length: this replica's row of `rows`
+    rows: Tensor  # the gradients of all ranks that share memory, of shape (ranks, length)
+    names: tuple[str, ...]  # the parameters' names, in the order of the vector
+    parameters: tuple[nn.Parameter, ...]  # the module's own parameters, views into `weights`
+    spans: tuple[slice, ...]  # the place of each parameter in the vector
 
 
 @dataclass(frozen=True)
 class NormShare:
-    """A rank's part of a gradient's norm, where the ranks of a team hold one model together.
+    """A rank's part of a gradient's norm, where the ranks of a team hold one model together."""
 
-    Attributes:
-        counts: whether a parameter counts here: every element of the model counts on one rank of a team.
-        add_up: turns the sum of squares here into that of the whole model (collective over the team).
-    """
-
+    # whether a parameter counts here: every element of the model counts on one rank of a team
     counts: Callable[[nn.Parameter], bool]
+    # turns the sum of squares here into that of the whole model (collective over the team)
     add_up: Callable[[float], float]
 
 
