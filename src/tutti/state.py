@@ -136,14 +136,14 @@ def order_of(tensor: Tensor) -> str:
     return order if own else "rows"
 
 
-def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = "") -> Iterator[TensorPiece]:
+def pieces_of(prefix: str, flat: Flat, vector: Tensor, place: slice) -> Iterator[TensorPiece]:
     """Cut a stretch of a vector with a replica's layout into pieces, by parameter."""
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         if start < stop:
-            yield piece_of(name_of(prefix, name, key), parameter, start - span.start, vector[start:stop])
+            yield piece_of(name_of(prefix, name), parameter, start - span.start, vector[start:stop])
         elif span.start == span.stop:  # every rank has all of a parameter without elements
-            yield piece_of(name_of(prefix, name, key), parameter, 0, vector[span])
+            yield piece_of(name_of(prefix, name), parameter, 0, vector[span])
 
 
 def pieces_of_all(prefix: str, flats: Sequence[Flat], vectors: Sequence[Tensor]) -> Iterator[TensorPiece]:
@@ -166,14 +166,12 @@ def whole_piece(name: str, tensor: Tensor) -> TensorPiece:
 
 
 @torch.no_grad()
-def fill(
-    joint: Mapping[str, Tensor], prefix: str, flat: Flat, vector: Tensor, place: slice, key: str = ""
-) -> None:
+def fill(joint: Mapping[str, Tensor], prefix: str, flat: Flat, vector: Tensor, place: slice) -> None:
     """Overwrite a stretch of a vector with the pieces of `pieces_of`, put together by `joined`."""
     for name, parameter, span in zip(flat.names, flat.parameters, flat.spans, strict=True):
         start, stop = max(span.start, place.start), min(span.stop, place.stop)
         if start < stop:
-            whole = find(joint, name_of(prefix, name, key), parameter)
+            whole = find(joint, name_of(prefix, name), parameter)
             laid = torch.empty(parameter.numel(), dtype=whole.dtype)
             view_like(laid, parameter).copy_(whole)
             vector[start:stop] = laid[start - span.start : stop - span.start]
