@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, Final
 
@@ -76,13 +77,17 @@ _SHOWN_AFTER_S: Final = 0.5
 
 
 @contextmanager
-def wait_shown(what: str) -> Iterator[None]:
-    """Show what this block waits for in a line that goes away, on a terminal alone."""
-    if not is_terminal(sys.stderr):
+def wait_shown(what: str, logged_after_s: float | None = None) -> Iterator[None]:
+    """Show what this block waits for in a line that goes away.
+
+    Elsewhere than on a terminal, the line is printed once if the block takes more than `logged_after_s`.
+    """
+    terminal, over = is_terminal(sys.stderr), Event()
+    if not terminal and logged_after_s is None:
         yield
         return
-    over = Event()
-    thread = Thread(target=_show_line, args=(what, over), daemon=True)
+    show = _show_line if terminal else partial(_say_after, logged_after_s)
+    thread = Thread(target=show, args=(what, over), daemon=True)
     thread.start()
     try:
         yield
@@ -97,6 +102,11 @@ def _show_line(text: str, over: Event) -> None:
         print(f"\r{text}", end="", file=sys.stderr, flush=True)
         over.wait()
         print(f"\r{'':{len(text)}}\r", end="", file=sys.stderr, flush=True)
+
+
+def _say_after(seconds: float | None, text: str, over: Event) -> None:
+    if not over.wait(seconds):
+        say_on_stderr(text)
 
 
 def say_on_stderr(text: str) -> None:

@@ -26,6 +26,9 @@ CSV: Final = tuple(f".{form}{packed}" for form in ("csv", "tsv") for packed in _
 JSON: Final = tuple(f".{form}{packed}" for form in ("jsonl", "ndjson", "json") for packed in _PACKED)
 """The endings of text files."""
 
+LOGGED_AFTER_S: Final = 2.0
+"""The seconds after which a log has a line that a file is being read."""
+
 _SEPARATORS: Final = ",;\t"
 
 _LOOKED_AT: Final = 1000
@@ -75,12 +78,12 @@ def check_there(data: str) -> Path | None:
 
 
 def reading_shown(data: object, shows: bool = True) -> AbstractContextManager[None]:
-    """Show that a file is read in a block, on a terminal alone."""
+    """Show that a file is read in a block, if that takes long."""
     path = Path(data).expanduser() if isinstance(data, str | Path) else None
     if not shows or path is None or not path.exists():
         return nullcontext()
     size = f", {path.stat().st_size / 1e6:,.0f} MB" if path.is_file() else ""
-    return wait_shown(f"reading {printable(path.name)}{size}")
+    return wait_shown(f"reading {printable(path.name)}{size}", logged_after_s=LOGGED_AFTER_S)
 
 
 def _opened(path: Path) -> Any:
