@@ -37,10 +37,10 @@ loader = validation = DataLoader(TensorDataset(inputs, targets), 6)
 total, samples = 0.0, 0
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 """
-SETTING = "import tutti\n" + block("coming-from.md", "TensorDataset")
+SETTING = "import tutti\n" + block("from-horovod-ddp.md", "TensorDataset")
 DIFFS = [
     "".join(line[1:] + "\n" for line in one.code.splitlines() if not line.startswith("-"))
-    for one in blocks_of("coming-from.md")
+    for one in blocks_of("from-horovod-ddp.md")
     if one.language == "diff"
 ]
 LOOPS = dict(
