@@ -71,7 +71,7 @@ def weights_of(program: str, folder: Path) -> list[list[Tensor]]:
 def plain_weights_of(program: str) -> list[Tensor]:
     """The same of a program without tutti, in this process."""
     text = re.sub(
-        r"^import tutti\n|^model, optimizer = tutti.*\n|^correct, total = tutti\.total.*\n",
+        r"^import tutti\n|^model, optimizer = tutti.*\n|^correct = tutti\.total.*\n",
         "",
         program,
         flags=re.M,
