@@ -38,7 +38,7 @@ def overview() -> str:
     return (
         "# The strategies, in theory\n\nEach page is made from the file of its strategy: the equations and "
         "sources of its docstring, a time-line of a run, its options and its code. Which one to take is in "
-        "[Choosing a strategy](choosing-a-strategy.md).\n\n" + table(("strategy", "what it does"), rows)
+        "[Choose a strategy](choosing-a-strategy.md).\n\n" + table(("strategy", "what it does"), rows)
     )
 
 
