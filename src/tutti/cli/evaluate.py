@@ -21,7 +21,7 @@ from tutti.studies.ensemble.evaluation_job import EnsembleJob, config_of_members
 class EvaluateCommand(Command):
     """Evaluate the network of a run folder, or an ensemble.
 
-    Each sample once, with the count, the accuracy of every class and the confusion matrix.
+    Counts each sample once; shows the metrics, the accuracy of every class and the confusion matrix.
     """
 
     aim = "use a trained network"
@@ -34,9 +34,7 @@ class EvaluateCommand(Command):
         )
         which = "which part of the data to evaluate (default: test, or all of other data without parts)"
         parser.option("--part", which, choices=PARTS)
-        of = (
-            "what to evaluate in place of the run's final weights: a checkpoint, or what 'tutti export' reads"
-        )
+        of = "other weights than the final ones: a checkpoint, or a file that 'tutti export' reads"
         parser.option("--weights", of, "PLACE")
         parser.trust_option()
         kept = ("data", "data_options", "workers", "hosts", "threads", "device")
@@ -54,9 +52,9 @@ class EvaluateCommand(Command):
             run_job(EnsembleJob(config, own.folder, own.part, other, own.trust))
             return 0
         run = find_run(own.folder, own.trust, own.weights, {*here, *words.given})
-        here["strategy"] = run.config.strategy  # What one rank has trained, one evaluates.
+        here["strategy"] = run.config.strategy  # A run on one rank is evaluated on one rank.
         part = own.part or (None if other else "test")
-        # A run on a split leaves the test part for later: that is now.
+        # A run on a split has left the test part for later.
         left = part == "test" and run.config.split is not None
         if not (other or left):
             here["split"] = run.config.split

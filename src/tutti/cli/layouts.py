@@ -20,9 +20,9 @@ USED = ("data", "parallel", "workers", "batch_size", "optimizer", "lr", "loss", 
 
 @part("layouts")
 class LayoutsCommand(Command):
-    """Tell how much memory a rank needs, by what ranks share of a model.
+    """Show how much memory a rank needs under each layout of a model.
 
-    Found by a dry run, before anything starts. On one host; the rank that needs the most.
+    Computes it by a dry run, for the rank of one host that needs the most.
     """
 
     aim = "find the fastest way to train"
