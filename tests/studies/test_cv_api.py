@@ -165,7 +165,7 @@ def test_a_function_can_be_the_score(tmp_path: Path) -> None:
         ({"job_timeout": 10}, BadOption, "job_timeout is '10'"),
         ({"sweep": {"lr": []}}, BadOption, "sweep lr is .*give a list of at least one value"),
         ({"sweep": {"lr": "0.1,0.2"}}, BadOption, "sweep lr is '0.1,0.2'; give a list"),
-        ({"models": {"": "mlp", "..": "lenet"}}, BadOption, "2 models have the name '-'"),
+        ({"models": {"": "mlp", "..": "lenet"}}, BadOption, "2 models have the name -"),
         (
             {"optimizer": torch.optim.SGD(nn.Linear(6, 2).parameters(), lr=0.1)},
             BadOption,

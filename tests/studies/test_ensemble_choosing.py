@@ -58,11 +58,7 @@ def _folded(library: Library, repeats: int = 1) -> Library:
     at = np.concatenate([np.flatnonzero(part) for part in parts])
     folds = np.repeat(np.arange(len(parts)), [part.sum() for part in parts])
     return replace(
-        library,
-        values=library.values[:, at],
-        targets=library.targets[at],
-        rows=library.rows[at],
-        folds=folds,
+        library, values=library.values[:, at], targets=library.targets[at], rows=library.rows[at], folds=folds
     )
 
 

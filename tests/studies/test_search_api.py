@@ -1,3 +1,5 @@
+"""`tutti.tune`."""
+
 from __future__ import annotations
 
 from dataclasses import replace

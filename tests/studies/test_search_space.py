@@ -1,3 +1,5 @@
+"""The space and the methods of a search."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -44,10 +44,7 @@ class DataCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.add_argument(
-            "words",
-            nargs="+",
-            metavar="DATA",
-            help="as for 'tutti train --data'; or: convert DATA NEW",
+            "words", nargs="+", metavar="DATA", help="as for 'tutti train --data'; or: convert DATA NEW"
         )
         parser.config_options(only=["data_options"])
 
@@ -109,11 +106,7 @@ def _describe(source: str, options: Options) -> None:
         rows = [[name, *(f"{one.counts[at]:,}" for one in parts)] for at, name in enumerate(names)]
         _table(["class", *(one.name for one in parts)], rows)
     rows = [
-        [
-            one.name,
-            *(f"{x:.4g}" for x in (one.mean, one.deviation, one.least, one.most)),
-            f"{one.missing:,}",
-        ]
+        [one.name, *(f"{x:.4g}" for x in (one.mean, one.deviation, one.least, one.most)), f"{one.missing:,}"]
         for one in (*train.inputs, *train.targets)
     ]
     if contents.table is not None:

@@ -24,7 +24,7 @@ _RANKS: Final = re.compile(r"(?<![\w-])-n (?=\d)")
 def define_farm(parser: Parser, folder: str) -> None:
     """Add the options of all farms to a command's parser."""
     parser.option("--block", "ranks of each run", "B", 1, type=int)
-    blocks = "runs at a time (default: as many as the cores allow, and no more than help)"
+    blocks = "runs at a time (default: by the number of cores and of runs)"
     parser.option("--blocks", blocks, "N", type=int)
     parser.option("--threads", "threads of each rank (default: the cores / the ranks)", "N", type=int)
     timeout = "end a run that is not done after this time, such as 10m"

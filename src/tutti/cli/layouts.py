@@ -37,8 +37,8 @@ class LayoutsCommand(Command):
     @override
     def run(self, words: Words) -> int:
         config = words.config()
-        asked = ranks_of(config.parallel) if config.parallel is not None else None
-        cores = asked or max(2, allowed_cores().usable)
+        fixed = ranks_of(config.parallel) if config.parallel is not None else None
+        cores = fixed or max(2, allowed_cores().usable)
         ranks = cores if config.workers == "auto" else int(config.workers)
         alone = replace(config, workers="1", parallel=None, parallel_options={})
         run_job(LayoutsJob(alone, ranks, config.parallel, config.parallel_options))

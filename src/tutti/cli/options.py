@@ -212,6 +212,18 @@ class Parser(argparse.ArgumentParser):
             "NAME",
         )
 
+    def trained_options(self, use: str, parts: Sequence[str], device: str) -> None:
+        """Add the options of a command that uses a trained network: its run, other weights, and data."""
+        place = "a run folder, one of its checkpoints, or the folder of an ensemble"
+        self.add_argument("place", metavar="RUN", help=place)
+        part = f"the part of the data to {use} (default: test, or all of other data without parts)"
+        self.option("--part", part, choices=parts)
+        weights = "other weights than the final ones: a checkpoint, or a file that 'tutti export' reads"
+        self.option("--weights", weights, "PLACE")
+        self.trust_option()
+        kept = ("data", "data_options", "workers", "hosts", "threads", "device")
+        self.config_options(only=kept, defaults={"data": "that of the run", "device": device})
+
     def trust_option(self) -> None:
         """Add the option that lets code named by a configuration file run."""
         self.option("--trust", "run the code that a configuration file names")

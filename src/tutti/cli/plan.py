@@ -50,8 +50,7 @@ class PlanCommand(Command):
         sizes = "batch sizes to choose from, with commas, such as 64,128 (default: that of --batch-size)"
         parser.option("--batch-sizes", sizes, "NUMBERS", "")
         parser.option(
-            "--exhaustive",
-            "measure every combination until the time is up: stop no slow one early",
+            "--exhaustive", "measure every combination until the time is up: stop no slow one early"
         )
         parser.option("--json", "file for all measurements", "FILE")
         hosts = "choose a strategy, local steps and a batch size for this number of hosts, by simulation"

@@ -31,17 +31,9 @@ class PredictCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        place = "a run folder, one of its checkpoints, or the folder of an ensemble"
-        parser.add_argument("place", metavar="RUN", help=place)
         parser.option("-o, --out", f"the file to write, which ends in {', '.join(SUFFIXES)}", "FILE")
-        parser.option("--overwrite", "replace the file if it is there")
-        which = "which part of the data to predict (default: test, or all of other data without parts)"
-        parser.option("--part", which, choices=PARTS)
-        of = "other weights than the final ones: a checkpoint, or a file that 'tutti export' reads"
-        parser.option("--weights", of, "PLACE")
-        parser.trust_option()
-        kept = ("data", "data_options", "workers", "hosts", "threads", "device")
-        parser.config_options(only=kept, defaults={"data": "that of the run", "device": "cpu"})
+        parser.option("--overwrite", "replace the file if it exists")
+        parser.trained_options("predict", PARTS, device="cpu")
 
     @override
     def run(self, words: Words) -> int:

@@ -21,7 +21,7 @@ RISE: Final = 0.05
 RARE: Final = 0.1
 """One of two classes is rare if it has a smaller share of the samples."""
 
-_SAYS: Final = {
+_PHRASES: Final = {
     "extract": "waiting for the files of the data takes",
     "data": "getting the batches takes",
     "copy": "copying batches to the device, and to its precision and layout, takes",
@@ -52,20 +52,20 @@ def advice(
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
     whole = sum(totals.values())
-    worst = max(_SAYS, key=lambda stage: totals[stage])
+    worst = max(_PHRASES, key=lambda stage: totals[stage])
     lost, seconds = totals[worst] / len(ranks), whole / len(ranks)
     if lost < max(LOST_S, STANDS_OUT * seconds):
         return ""
-    said = f"{_SAYS[worst]} {lost:.0f} of {seconds:.0f} s"
+    text = f"{_PHRASES[worst]} {lost:.0f} of {seconds:.0f} s"
     slowest = (_slowest(ranks, config) if late is None else str(late)) if worst == "wait" else None
     if slowest is not None:
         balanced = config.get("balance", "none") != "none"
-        return f"{said}, as {slowest}: what else runs there?{'' if balanced else ' See also --balance'}"
+        return f"{text}, as {slowest}: what else runs there?{'' if balanced else ' See also --balance'}"
     exchanged = totals["wait"] + totals["reduce"]
     if worst in ("wait", "reduce") and whole - exchanged <= seconds and not config.get("parallel"):
-        return f"{said}, more than {len(ranks)} ranks gain: one would be no slower, try -n 1"
+        return f"{text}, more than {len(ranks)} ranks gain: one would be no slower, try -n 1"
     samples = sum(rank.get("samples", 0.0) for rank in ranks)
-    return f"{said}{_cause(worst, config, samples, whole, len(ranks))}: try {_remedy(worst, config)}"
+    return f"{text}{_cause(worst, config, samples, whole, len(ranks))}: try {_remedy(worst, config)}"
 
 
 def _cause(stage: str, config: Mapping[str, Any], samples: float, whole: float, ranks: int) -> str:

@@ -136,11 +136,11 @@ def _combinations(question: Question, cores: int) -> Iterator[Combination]:
 def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]:
     """Yield each layout as given, parsed for each number of ranks, and with its swept options."""
     for text in question.layouts:
-        known, asked = options_of(text), ranks_of(text)
+        known, fixed = options_of(text), ranks_of(text)
         own = {key: values for key, values in question.layout_options.items() if key in known}
         # One rank has nothing to share.
         several = [count for count in question.workers if count > 1] or question.workers
-        for ranks in several if asked is None else [asked]:
+        for ranks in several if fixed is None else [fixed]:
             for options in crossed(own):
                 named = {f"{LAYOUT}.{key}": value for key, value in options.items()}
                 yield text, parse_layout(text, options, ranks), named

@@ -48,9 +48,9 @@ class Seen:
     host: str
     library: str = ""  # MPI's name and version
     file: str = ""  # of the library
-    cpus: tuple[int, ...] = ()  # the logical CPUs that the rank may use
+    cpus: Sequence[int] = ()  # the logical CPUs that the rank may use
     host_cpus: int = 1  # the number of CPUs of the host, or of its Slurm allocation
-    networks: tuple[str, ...] = ()  # such as "10.0.0.7/24"; without loopback
+    networks: Sequence[str] = ()  # such as "10.0.0.7/24"; without loopback
     versions: Mapping[str, str] = field(default_factory=dict)  # of Python and packages; equal on all ranks
 
 
@@ -73,7 +73,7 @@ def examine_ranks() -> list[Finding]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode != 0 or (place.rank == 0 and not lines):
         return [(WRONG, f"MPI did not start on rank {place.rank}: {last_line(done.stderr)}")]
-    return report([_seen_from(one) for one in json.loads(lines[0])]) if place.rank == 0 else []
+    return report([Seen(**one) for one in json.loads(lines[0])]) if place.rank == 0 else []
 
 
 def main() -> None:
@@ -105,14 +105,14 @@ def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
         socket.gethostname(),
         library,
         file,
-        tuple(sorted(os.sched_getaffinity(0))),
+        sorted(os.sched_getaffinity(0)),
         int(allotted) if allotted.isdecimal() else os.cpu_count() or 1,
         networks_here(),
         versions,
     )
 
 
-def networks_here() -> tuple[str, ...]:
+def networks_here() -> list[str]:
     """Return the IPv4 addresses of this host, such as "10.0.0.7/24", without loopback."""
     import psutil
 
@@ -122,7 +122,7 @@ def networks_here() -> tuple[str, ...]:
         for one in several
         if one.family == socket.AF_INET and one.netmask
     ]
-    return tuple(str(one) for one in interfaces if not one.is_loopback)
+    return [str(one) for one in interfaces if not one.is_loopback]
 
 
 def report(seen: Sequence[Seen]) -> list[Finding]:
@@ -180,11 +180,6 @@ def by_host(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
     for one in sorted(seen, key=lambda one: one.rank):
         hosts.setdefault(one.host, []).append(one)
     return hosts
-
-
-def _seen_from(values: dict[str, object]) -> Seen:
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return Seen(**known)  # type: ignore[arg-type]
 
 
 def _without_launcher() -> list[Finding]:

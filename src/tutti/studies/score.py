@@ -113,7 +113,7 @@ def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> 
 def scores_of(
     given: Sequence[Metric], metrics: Metric | Sequence[Metric], option: str
 ) -> tuple[list[Score], Any]:
-    """Return several scores, and the metrics of the runs with those that they need."""
+    """Return several scores, and the metrics of the runs with the ones that they need."""
     scores = []
     for one in given:
         score, metrics = (Score(AUTO, True), metrics) if one == AUTO else score_of(one, metrics, option)

@@ -30,8 +30,8 @@ def advised(results: Results) -> list[str]:
         runs = results.runs[row.combination.folder]
         history = [record for run in runs for record in run.history]
         # A way that has failed has no runs.
-        if runs and (said := where_the_time_went(history, runs[0].config)):
-            found.append(f"{row.combination.name}: {said}")
+        if runs and (text := where_the_time_went(history, runs[0].config)):
+            found.append(f"{row.combination.name}: {text}")
     return found
 
 

@@ -32,7 +32,7 @@ SHARE: Final = 0.05
 """The share of a run that its plan may cost."""
 
 RESTART_S: Final = 0.1
-"""Seconds of that share for starting the ranks that train, after those that measure."""
+"""Seconds of that share for starting the ranks that train, when the measuring ranks have ended."""
 
 MUCH_LONGER: Final = 4.0
 """A run that allows this many times as long for a plan measures again."""

@@ -51,7 +51,7 @@ def tune(
         objective: loss or a metric on the held-out samples, seconds, or parameters; "mine:higher" says which
             values of your own metric are better; a function is a metric. With several objectives the result
             has all trials that no other trial beats in all of them. "auto" is the first metric.
-        folds: the objective is the mean over so many folds; 1: it is that of the validation part.
+        folds: of each trial; the objective is the mean over them. 1: the validation part.
         stratified: each fold has the same share of each class.
         schedule: as for `tutti.train`.
         **options: strategy, optimizer, loss, metrics, sampling and augment, as for `tutti.train`; block, the

@@ -19,12 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tutti.errors import BadOption
 from tutti.records.json_lines import Json, to_json
