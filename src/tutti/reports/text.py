@@ -48,8 +48,8 @@ def show(results: Results, stream: IO[str]) -> None:
             console.print(f"{row.combination.name} failed: {in_one_line(row.error)}", style="red")
     for sentence in results.courses:
         console.print(sentence, markup=False)
-    if (sentence := verdict(results)) is not None:
-        console.print(sentence)
+    if (best := verdict(results)) is not None:
+        console.print(best)
     if len(results.rows) > 1:
         console.print(note(results))
 
