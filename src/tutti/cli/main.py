@@ -11,7 +11,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, by default that of this process; return its exit code."""
+    """Run a command, by default the command of this process; return its exit code."""
     try:
         from tutti.cli.commands import run
 

@@ -120,7 +120,7 @@ class VirtualWorld:
         return cast("list[R]", scheduler.results[: self.ranks])
 
     def _communicators(self, cluster: Cluster) -> list[VirtualCommunicator]:
-        """Return one for each rank: that of the workers, or of the servers."""
+        """Return the communicator of each rank, among the workers or among the servers."""
         workers, every = range(self.ranks), range(len(self._host_of))
         groups = [VirtualGroup(cluster, ranks) for ranks in (workers, every[self.ranks :]) if ranks]
         comms = [VirtualCommunicator(group, rank) for group in groups for rank in range(len(group.members))]

@@ -51,7 +51,7 @@ def confusion(results: Results) -> Picture:
 
 
 def confusion_pair(data: Data, order: list[str], chosen: Sequence[str]) -> Picture:
-    """Draw two matrices side by side, at first those of the chosen ways; None without cells."""
+    """Draw two matrices side by side, at first for the chosen ways; None without cells."""
     ways = [*dict.fromkeys(row["way"] for row in data)]
     if not ways:
         return None

@@ -72,7 +72,7 @@ class Entry(Generic[C]):
 
     @property
     def rate(self) -> float | None:
-        """Samples per second: the median of the turns, or those of the first step; None: not measured."""
+        """Samples per second: the median of the turns, or else of the first step; None: not measured."""
         if self.turns:
             return median(self.turns.values())
         return None if self.first is None else self.first.rate
@@ -92,7 +92,7 @@ class Entry(Generic[C]):
 
 
 def ratio(one: Entry[C], other: Entry[C]) -> float:
-    """Return the speed of `one` over that of `other`: the median over shared rounds, or else by rates."""
+    """Return the speed of `one` / `other`: the median over shared rounds, or else by rates."""
     rounds = one.turns.keys() & other.turns.keys()
     if rounds:
         return median(one.turns[number] / other.turns[number] for number in rounds)

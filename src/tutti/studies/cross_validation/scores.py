@@ -1,4 +1,4 @@
-"""The scores of a cross-validation: those of each fold's model on its held-out samples.
+"""The scores of a cross-validation: each fold has a model, scored on its held-out samples.
 
     fold 0    held out: 3 7 8    score 0.91   ┐
     fold 1    held out: 0 2 5    score 0.88   │ mean and standard deviation over the folds

@@ -91,7 +91,7 @@ def choose(library: Library, ratios: list[float], method: str, top: int | None =
 
 
 def fit(library: Library, method: str, top: int | None = None) -> Weights:
-    """Return the weights of the `top` best candidates, without those of weight 0."""
+    """Return the weights of the `top` best candidates, without zeros."""
     chosen = library.of(_ranked(library)[:top])
     weights = METHODS[method](chosen)
     return {name: float(weight) for name, weight in zip(chosen.names, weights, strict=True) if weight > 0}

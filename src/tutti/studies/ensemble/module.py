@@ -1,4 +1,4 @@
-"""An ensemble as a torch module, which maps stored inputs to outputs like those of one network."""
+"""An ensemble as a torch module, which maps stored inputs to outputs like a single network."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Ensemble(Predictor):
         return self.of_outputs([cast("Tensor", member(*stored, **named)) for member in self.members])
 
     def of_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the outputs of the ensemble for those of its members."""
+        """Return the outputs of the ensemble from the outputs of its members."""
         values = [
             torch.stack([_values(self.kind, outputs[at]) for at in own]).mean(0) for own in self._candidates
         ]

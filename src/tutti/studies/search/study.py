@@ -109,7 +109,7 @@ class Search:
         return replace(self, scores=scores)
 
     def record(self) -> Json:
-        """Return the question as JSON values: that of a resumed search must be equal."""
+        """Return the question as JSON values; a resumed search must have an equal one."""
         left_out = ("out", "workers", "threads", "time_limit")
         config = {name: value for name, value in self.config.as_json().items() if name not in left_out}
         return {

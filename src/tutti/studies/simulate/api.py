@@ -49,9 +49,9 @@ def simulate(
         data: as for `tutti.train`.
         strategies: names, such as "sync" or "diloco:every=100", or strategies of tutti.
         workers: numbers of workers, each with each strategy.
-        network: between hosts, such as "10gbit,50us"; by default that of the machine.
+        network: between hosts, such as "10gbit,50us"; by default the network of the machine.
         machine: a name, the path of a TOML file, or a `Machine`; by default hosts like this one.
-        price: of a host for an hour; by default that of the machine.
+        price: of a host for an hour; by default the price of the machine.
         scaling: "weak": `batch_size` is that of each worker; "strong": of all workers together.
         timing: simulate the time alone, without gradients: thousands of workers are cheap.
         optimizer: as `tutti.train` takes it, like the five below.

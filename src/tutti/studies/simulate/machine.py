@@ -92,7 +92,7 @@ def machine_of(
 
 
 def read_machine(given: str) -> Machine:
-    """Return an included machine, or that of a TOML file."""
+    """Return an included machine, or the machine of a TOML file."""
     path = FOLDER / f"{given}.toml" if given in INCLUDED else Path(given)
     if path.suffix != ".toml":
         raise UnknownName("machine", given, INCLUDED, "Or give a file: --machine mine.toml.")

@@ -119,7 +119,7 @@ def _recorded(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> list[
 
 
 def _of_model(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> list[Step]:
-    """Record steps with two stand-ins, and return those of the model."""
+    """Record steps with two stand-ins, and return the steps of the model."""
     sizes = [UNIT * hosts[0], 2 * UNIT * hosts[0]]
     small, large = (_run(pattern, hosts, numbers, count) for numbers in sizes)
     return _between(small, large, (pattern.parameters - sizes[0]) / (sizes[1] - sizes[0]))

@@ -16,7 +16,7 @@ WORTH: Final = 1.25
 """Twice the workers pay if they are this many times as fast."""
 
 DEAR: Final = 2.0
-"""Workers do not pay if a sample costs this many times that of the cheapest smaller number."""
+"""Workers do not pay if a sample costs this many times as much as with the cheapest smaller number."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from tutti.studies.simulate.step_times import StepTimes
 from tutti.studies.simulate.timing import replay
 
 OVERHEAD: Final = 2
-"""Seconds of a virtual worker's step over those of a real step: this process copies the messages."""
+"""The seconds of a virtual step / a real step: this process copies the messages."""
 
 VECTORS: Final = 3
 """Vectors of a virtual worker, without the optimizer's: weights, gradients, and one to exchange."""

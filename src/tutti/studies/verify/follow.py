@@ -112,7 +112,7 @@ class Sequential:
 
 
 class Parallel:
-    """Training on all ranks. `names` are those of the trainable parameters of the whole model."""
+    """Training on all ranks. `names` are the trainable parameters of the whole model."""
 
     def __init__(self, parts: Assembly, names: Sequence[str]) -> None:
         self.task, self.portion, self._names = parts.task, parts.portion, names
