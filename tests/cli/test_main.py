@@ -1,4 +1,4 @@
-"""What the command line says and which exit code it gives."""
+"""The help, the messages and the exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tutti.strategies import EASGD, STRATEGIES
 
 
 def failing_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Put a command that raises `error` in the place of `tutti train`."""
+    """Replace `tutti train` by a command that raises `error`."""
 
     def fail(words: list[str]) -> int:
         print("so far")
@@ -33,28 +33,19 @@ def failing_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> No
     monkeypatch.setitem(sys.modules, "tutti.cli.train", module)
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_every_command_by_aim(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in COMMANDS)
-    assert main([]) == 2
-
-
-def test_the_help_puts_commands_of_one_aim_together(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
-    shown = capsys.readouterr().out
     assert {COMMANDS[name].aim for name in COMMANDS} == {*AIMS}
     (paragraph,) = [part for part in shown.split("\n\n") if part.startswith("find the best network:\n")]
     assert [line.split()[0] for line in paragraph.splitlines()[1:]] == ["cv", "ensemble", "tune"]
-
-
-def test_the_lines_of_the_help_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= 80
+    assert main([]) == 2
 
 
 @pytest.mark.parametrize("words", [[name] for name in COMMANDS] + [["train", "--strategy", "easgd"]])
-def test_the_help_of_a_command_fits_a_terminal_but_for_commands_to_paste(
+def test_the_help_of_a_command_fits_a_terminal_except_for_commands_to_paste(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -76,7 +67,7 @@ def test_the_help_of_a_command_explains_every_option(
     assert "example:" in shown
 
 
-def test_a_short_help_has_the_options_that_most_people_need_and_names_the_rest(
+def test_a_short_help_has_the_common_options_and_a_hint_to_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["train", "--help"])
@@ -93,7 +84,7 @@ def test_a_short_help_has_the_options_that_most_people_need_and_names_the_rest(
     assert "--help all" not in capsys.readouterr().out
 
 
-def test_every_field_of_a_configuration_is_in_one_group_of_the_help() -> None:
+def test_every_field_of_a_configuration_is_in_exactly_one_group_of_the_help() -> None:
     words = " ".join(GROUPS.values()).split()
     assert len({*words}) == len(words)
     assert {f.name for f in fields(TrainConfig)} - {"model"} <= {*words}
@@ -120,17 +111,6 @@ def test_the_help_explains_the_options_of_a_strategy(
     assert all(f"--strategy.{f.name} VALUE" in shown for f in fields(EASGD))
 
 
-def test_the_help_says_what_workers_push_on_either_side(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["train", "--strategy", "downpour", "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "in the centre, to which workers push gradients, or on each worker" in shown
-
-
-def test_the_help_names_a_strategy_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--strategy", "eazgd", "--help"]) == 2
-    assert "did you mean 'easgd'?" in capsys.readouterr().err
-
-
 def test_every_strategy_is_in_the_help_of_its_option(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -142,19 +122,26 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("tutti 0.")
 
 
-def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trian"]) == 2
-    assert capsys.readouterr().err.startswith("tutti: error: unknown command 'trian'; did you mean 'train'?")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["--verison"], "unknown option '--verison'; did you mean '--version'?"),
+        (["train", "--strategy", "eazgd", "--help"], "unknown strategy 'eazgd'; did you mean 'easgd'?"),
+    ],
+)
+def test_an_unknown_word_names_the_nearest(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"tutti: error: {message}")
 
 
-def test_an_option_before_any_command_is_told_from_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--verison"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("tutti: error: unknown option '--verison'; did you mean '--version'?")
+def test_an_option_before_the_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--epochs=5"]) == 2
     said = capsys.readouterr().err
     assert "unknown option '--epochs'" in said
-    assert "stand after it: tutti COMMAND [OPTIONS]" in said
+    assert "The options of a command follow it: tutti COMMAND [OPTIONS]" in said
     assert "verify" not in said
 
 
@@ -165,24 +152,32 @@ def test_an_unknown_option_names_the_three_nearest(capsys: pytest.CaptureFixture
     assert said.partition("The nearest of ")[2].partition(".")[0].count("--") == 3
 
 
-def test_the_traceback_of_a_failed_rank_comes_last(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (
+            RankFailed(3, "Traceback ...\nValueError: broken\n"),
+            1,
+            "error: rank 3 failed:\nTraceback ...\nValueError: broken",
+        ),
+        (PeerLost([1], "killed by signal 9"), 1, "error: lost rank 1: killed by signal 9"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_an_error_is_printed_last(
+    error: BaseException,
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failing_command(monkeypatch, RankFailed(3, "Traceback ...\nValueError: broken\n"))
-    assert main(["train"]) == 1
-    shown = capsys.readouterr()
-    assert shown.err == "tutti: error: rank 3 failed:\nTraceback ...\nValueError: broken\n"
-    assert shown.out == "so far\n"
-
-
-def test_a_lost_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    failing_command(monkeypatch, PeerLost([1], "killed by signal 9"))
-    assert main(["train"]) == 1
-    assert capsys.readouterr().err == "tutti: error: lost rank 1: killed by signal 9\n"
+    failing_command(monkeypatch, error)
+    assert main(["train"]) == code
+    assert capsys.readouterr() == ("so far\n", f"tutti: {message}\n")
 
 
 @pytest.mark.parametrize(("number", "remedy"), [(errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "ulimit -u")])
-def test_too_many_open_files_and_processes_are_the_users_to_mend(
+def test_too_many_open_files_or_processes_are_one_message_with_a_remedy(
     number: int, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing_command(monkeypatch, OSError(number, os.strerror(number)))
@@ -192,14 +187,8 @@ def test_too_many_open_files_and_processes_are_the_users_to_mend(
     assert "Traceback" not in said
 
 
-def test_ctrl_c_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    failing_command(monkeypatch, KeyboardInterrupt())
-    assert main(["train"]) == 130
-    assert capsys.readouterr().err == "tutti: interrupted\n"
-
-
 @pytest.mark.parametrize("module", ["tutti.cli.commands", "tutti.cli.train", "tutti.run.resume"])
-def test_ctrl_c_while_the_command_is_being_imported_is_one_line(module: str) -> None:
+def test_ctrl_c_during_the_imports_is_one_line(module: str) -> None:
     program = f"""
 import os, signal, sys
 
@@ -210,7 +199,6 @@ class Interruption:
 
 sys.meta_path.insert(0, Interruption)
 from tutti.cli.main import main
-from tutti.cli.options import COMMON, GROUPS
 sys.exit(main(["train"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
@@ -218,7 +206,7 @@ sys.exit(main(["train"]))
 
 
 @pytest.mark.parametrize("words", ["--help", "doctor --help", "train --steps 1 -n 2", "train --steps 1 -n 1"])
-def test_when_nobody_reads_what_is_printed_the_command_ends_quietly(words: str, tmp_path: Path) -> None:
+def test_the_command_ends_quietly_if_nobody_reads_its_output(words: str, tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "tutti", *words.split()]

@@ -1,4 +1,4 @@
-"""`tutti train` with strategies whose workers wait for nobody: what it prints, writes and refuses."""
+"""`tutti train` with asynchronous strategies: its output, its records, and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tutti.records.run_folder import RunFolder
 SMALL = ("--model.hidden", "16", "--epochs", "4", "--lr", "0.01", "--batch-size", "128")
 
 
-def test_a_run_from_a_queue_with_validation_beside_it(
+def test_a_run_with_a_queue_and_background_validation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", *SMALL, "--strategy", "downpour", "--balance", "queue", "--validate", "background"]
@@ -27,7 +27,7 @@ def test_a_run_from_a_queue_with_validation_beside_it(
         assert sum(rank.updates for rank in record.ranks) == 11
         assert record.validation is not None
         assert record.validation.samples == 144
-        for rank in record.ranks:  # the queue may leave a rank that is slow to begin without a batch
+        for rank in record.ranks:  # A rank that begins late may get no batch.
             begun = rank.updates > 0
             assert begun == (rank.exchanges > 0) == (rank.bytes_sent > 0) == (rank.stages["forward"] > 0)
 
@@ -41,7 +41,7 @@ def test_a_run_from_a_queue_with_validation_beside_it(
         ("--validate later", "unknown value 'later' of --validate"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_options_that_do_not_fit_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
     code = main(["train", *SMALL, "-n", "1", "--threads", "1", "--out", str(tmp_path / "a"), *words.split()])

@@ -1,10 +1,11 @@
-"""`tutti plan` and `tutti train --plan auto`: what they print, write and refuse."""
+"""`tutti plan` and `tutti train --plan auto`: their output, and refusals."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ SMALL = ("mlp", "--model.hidden", "16")
 
 
 @pytest.mark.serial
-def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: Path) -> None:
+def test_a_plan_prints_a_table_and_a_command_and_writes_json(tmp_path: Path) -> None:
     choice = ["-n", "2", "--precision", "fp32", "--batch-sizes", "16,64"]
     words = ["plan", *SMALL, *choice, "--budget", "4", "--json", "plan.json"]
     done = subprocess.run([*command(), *words], cwd=tmp_path, capture_output=True, text=True, timeout=110)
@@ -34,7 +35,7 @@ def test_a_plan_prints_the_table_and_a_command_and_writes_its_records(tmp_path: 
 
 
 @pytest.mark.serial
-def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without_measuring(
+def test_a_planned_run_writes_the_pick_and_can_be_repeated_without_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,11 +69,7 @@ def test_training_with_a_plan_writes_what_was_picked_and_the_run_repeats_without
     ],
 )
 def test_bad_input_is_one_clear_message(
-    words: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     alone = [] if "hosts" in words else ["-n", "1", "--threads", "1"]
@@ -85,6 +82,6 @@ def test_bad_input_is_one_clear_message(
     assert ("measuring" in out) == ("unknown model" in message or "unknown data set" in message)
 
 
-def test_another_way_to_plan_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_kind_of_plan_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--plan", "best"]) == 2
     assert "'best'" in capsys.readouterr().err

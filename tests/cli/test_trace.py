@@ -42,7 +42,7 @@ def test_without_the_option_nothing_is_traced(out: Path) -> None:
     assert not [path for path in out.iterdir() if path.name.startswith(("trace", "profile"))]
 
 
-def test_a_trace_that_is_full_says_so(
+def test_a_full_trace_gives_a_warning(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tutti.run.saving.Trace", partial(Trace, limit=50))
@@ -52,7 +52,7 @@ def test_a_trace_that_is_full_says_so(
     assert "spans after its first 50 were left out; trace fewer steps (--steps)" in said
 
 
-def test_a_trace_can_be_had_from_python(out: Path) -> None:
+def test_python_can_write_a_trace(out: Path) -> None:
     tutti.train("mlp", "digits", workers=1, steps=5, quiet=True, trace=True, out=str(out))
     assert json.loads((out / "trace.json").read_text())["traceEvents"]
     with pytest.raises(BadOption, match=r"there is none; name one with out="):

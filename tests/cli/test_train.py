@@ -1,4 +1,4 @@
-"""`tutti train` with one worker, in this process: what it prints, what it writes, what it refuses."""
+"""`tutti train` with one worker, in this process: its output, its records, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = ("mlp", "--model.hidden", "16", "--epochs", "1")
 
 @pytest.fixture
 def tutti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in an empty working directory with one worker: (exit code, stdout, stderr)."""
+    """Run commands in an empty folder with one worker; they return (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -32,7 +32,7 @@ def tutti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
-def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, tmp_path: Path) -> None:
+def test_a_run_prints_plan_and_result_and_writes_its_folder(tutti: Run, tmp_path: Path) -> None:
     code, out, err = tutti("train", "mlp", "--epochs", "2", "--model.hidden", "32")
     assert (code, err) == (0, "")
     assert out.startswith("plan: 1 rank x 1 thread")
@@ -45,36 +45,18 @@ def test_a_run_prints_plan_counts_and_result_and_writes_its_folder(tutti: Run, t
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"run folder: runs/{folder.name}" in out
     assert folder.name.endswith("-mlp-digits")
-    files = {
-        ".lock",
-        "ranks",
-        "config.json",
-        "data.json",
-        "history.csv",
-        "history.jsonl",
-        "starts.jsonl",
-        "summary.json",
-        "usage.jsonl",
-        "weights.safetensors",
-    }
-    assert {path.name for path in folder.iterdir()} == files
+    files = ".lock ranks config.json data.json history.csv history.jsonl starts.jsonl summary.json"
+    assert {path.name for path in folder.iterdir()} == {*files.split(), "usage.jsonl", "weights.safetensors"}
     summary = RunFolder.open(folder).read(Summary)
     assert summary.test is not None
     assert summary.test.samples == 359
     assert len(RunFolder.open(folder).lines(EpochRecord).records) == 2
 
 
-def test_the_resolved_configuration_alone_repeats_the_run(tutti: Run, tmp_path: Path) -> None:
+def test_the_configuration_of_a_run_repeats_it(tutti: Run, tmp_path: Path) -> None:
     assert tutti("train", *SMALL, "--out", "a", "--schedule", "OneCycleLR", "--lr", "0.01")[0] == 0
     config = json.loads((tmp_path / "a/config.json").read_text())
-    resolved = {
-        "strategy": "solo",
-        "workers": "1",
-        "threads": 1,
-        "loss": "cross_entropy",
-        "lr": 0.01,
-        "out": None,
-    }
+    resolved = {"strategy": "solo", "workers": "1", "threads": 1, "loss": "cross_entropy", "lr": 0.01}
     assert resolved.items() <= config.items()
     assert tutti("train", "--config", "a/config.json", "--out", "b")[0] == 0
     first, second = ((tmp_path / run / "weights.safetensors").read_bytes() for run in "ab")
@@ -82,7 +64,7 @@ def test_the_resolved_configuration_alone_repeats_the_run(tutti: Run, tmp_path: 
     assert json.loads((tmp_path / "b/config.json").read_text()) == config
 
 
-def test_evaluate_shows_other_data_at_the_scale_of_the_training_data(tutti: Run, tmp_path: Path) -> None:
+def test_evaluate_scales_other_data_like_the_training_data(tutti: Run, tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (60, 8, 8), dtype=np.uint8)
     labels = np.arange(60) % 10
     np.savez(tmp_path / "all.npz", x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10])
@@ -98,10 +80,9 @@ def test_evaluate_shows_other_data_at_the_scale_of_the_training_data(tutti: Run,
     assert "have shape (1, 4, 8), but the model was trained on (1, 8, 8)" in err
 
 
-def test_a_data_set_without_that_part_is_refused(tutti: Run, tmp_path: Path) -> None:
-    np.savez(
-        tmp_path / "some.npz", x=np.random.default_rng(0).random((40, 3), np.float32), y=np.arange(40) % 2
-    )
+def test_evaluate_refuses_data_without_the_part(tutti: Run, tmp_path: Path) -> None:
+    inputs = np.random.default_rng(0).random((40, 3), np.float32)
+    np.savez(tmp_path / "some.npz", x=inputs, y=np.arange(40) % 2)
     code, out, _ = tutti("train", "--data", "some.npz", *SMALL, "--out", "a")
     assert code == 0
     assert "test:" not in out
@@ -110,7 +91,7 @@ def test_a_data_set_without_that_part_is_refused(tutti: Run, tmp_path: Path) -> 
     assert "has no test part; it has: train, validation" in err
 
 
-def test_weights_are_a_column_in_training_and_evaluation(tutti: Run, tmp_path: Path) -> None:
+def test_a_column_has_the_weights_of_samples_in_training_and_evaluation(tutti: Run, tmp_path: Path) -> None:
     rows = [f"{a},{a % 3 - 1},{a * 5 % 7 / 2},{'yes' if a * 5 % 11 > 4 else 'no'}" for a in range(60)]
     (tmp_path / "data").mkdir()
     for part, some in (("train", rows[:40]), ("test", rows[40:])):
@@ -131,7 +112,7 @@ def test_weights_are_a_column_in_training_and_evaluation(tutti: Run, tmp_path: P
     assert (tmp_path / "out.csv").read_text().splitlines()[0] == '"row","class","p(no)","p(yes)"'
 
 
-def test_a_test_part_of_whole_groups_is_found_again(tutti: Run, tmp_path: Path) -> None:
+def test_evaluate_and_predict_use_the_same_test_part_of_whole_groups(tutti: Run, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = [(*random.random(3).round(3), n % 20, "no" if n % 17 else "yes") for n in range(200)]
     lines = "".join(",".join(map(str, row)) + "\n" for row in rows)
@@ -153,11 +134,9 @@ def test_a_test_part_of_whole_groups_is_found_again(tutti: Run, tmp_path: Path) 
     assert "churn: 200 samples" in tutti("evaluate", "a", "--data", *of[1:])[1]
 
 
-def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> None:
-    inputs = np.random.default_rng(0).random((200, 3), np.float32)
-    np.savez(
-        tmp_path / "line.npz", x_train=inputs, y_train=inputs.sum(1), x_test=inputs, y_test=inputs.sum(1)
-    )
+def test_floating_point_targets_are_a_regression(tutti: Run, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((200, 3), np.float32)
+    np.savez(tmp_path / "line.npz", x_train=x, y_train=x.sum(1), x_test=x, y_test=x.sum(1))
     long = ("--epochs", "20", "--lr", "0.01", "--batch-size", "20")
     code, out, _ = tutti("train", *SMALL[:3], "--data", "line.npz", *long)
     assert code == 0
@@ -181,8 +160,8 @@ def test_floating_point_targets_are_learned_too(tutti: Run, tmp_path: Path) -> N
         ("flags.csv --data.target a,b", "2 labels of 0 or 1 (a, b); loss bce, metrics accuracy"),
     ],
 )
-def test_what_the_task_was_taken_for_is_said(tutti: Run, tmp_path: Path, words: str, kind: str) -> None:
-    doubtful(tmp_path)
+def test_the_task_is_printed(tutti: Run, tmp_path: Path, words: str, kind: str) -> None:
+    ambiguous(tmp_path)
     code, out, _ = tutti("train", *SMALL, "--data", *words.split())
     assert code == 0
     assert f"task: {kind}" in out
@@ -195,22 +174,21 @@ def test_what_the_task_was_taken_for_is_said(tutti: Run, tmp_path: Path, words: 
         ("positions.npz", ("--data.classes none", "--data.classes N")),
     ],
 )
-def test_targets_that_may_mean_two_things_are_refused_with_the_options_that_decide(
+def test_ambiguous_targets_are_refused_with_the_options_that_decide(
     tutti: Run, tmp_path: Path, data: str, options: tuple[str, ...]
 ) -> None:
-    doubtful(tmp_path)
+    ambiguous(tmp_path)
     code, _, err = tutti("train", *SMALL, "--data", data)
     assert code == 2
     assert all(option in err for option in options)
 
 
-def doubtful(tmp_path: Path) -> None:
-    """Data sets whose targets may mean two things, and one that does not."""
+def ambiguous(tmp_path: Path) -> None:
+    """Write data sets with targets that have several meanings."""
     random = np.random.default_rng(0)
     x, labels = random.random((60, 3), np.float32), np.arange(60) % 4
     np.savez(tmp_path / "flags.npz", x=x, y=(x > 0.5).astype(np.int64))
     np.savez(tmp_path / "one_of_three.npz", x=x, y=np.eye(3)[np.arange(60) % 3])
-    np.savez(tmp_path / "one_flag.npz", x=x, y=(x[:, 0] > 0.5).astype(np.float64))
     np.savez(tmp_path / "chances.npz", x=x, y=x[:, 0])
     np.savez(tmp_path / "whole.npz", x=x, y=labels.astype(np.float64))
     np.savez(tmp_path / "column.npz", x=x, y=labels.astype(np.float32)[:, None])
@@ -252,12 +230,12 @@ def test_every_position_may_have_a_label(tutti: Run, tmp_path: Path) -> None:
     assert "give --data.classes N if every position has a label" in err
 
 
-def test_without_a_validation_part_the_figure_that_decides_is_named(tutti: Run) -> None:
+def test_without_a_validation_part_the_monitored_figure_is_named(tutti: Run) -> None:
     _, out, _ = tutti("train", "--data", "digits", "--validation", "0", "--patience", "1", *SMALL)
     assert "monitor: training loss, as no samples are kept for validation" in out
 
 
-def test_some_steps_of_a_long_epoch_are_called_steps(tutti: Run) -> None:
+def test_the_length_of_a_run_shorter_than_an_epoch_is_in_steps(tutti: Run) -> None:
     code, out, _ = tutti("train", *SMALL[:3], "--steps", "5")
     assert code == 0
     assert "training: 5 steps by adam" in out
@@ -281,7 +259,7 @@ def test_samples_without_a_label_are_counted_and_not_scored(tutti: Run, tmp_path
 
 
 def corrupt(tmp_path: Path) -> None:
-    """Data sets with one fault each."""
+    """Write data sets with one fault each."""
     good = np.random.default_rng(0).random((20, 3), np.float32)
     labels = np.arange(20) % 2
     (tmp_path / "empty.npz").write_bytes(b"")
@@ -346,7 +324,7 @@ def test_bad_input_is_one_clear_message(tutti: Run, tmp_path: Path, words: str, 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so nothing is refused")
-def test_a_gpu_that_is_not_here_is_one_clear_message(tutti: Run) -> None:
+def test_a_missing_gpu_is_one_clear_message(tutti: Run) -> None:
     code, _, err = tutti("train", "--device", "cuda", "--layout", "channels_last")
     assert code == 2
     assert err.startswith("tutti: error: --device is 'cuda', but torch finds no GPU here: ")
@@ -354,7 +332,7 @@ def test_a_gpu_that_is_not_here_is_one_clear_message(tutti: Run) -> None:
     assert err.count("\n") == 1
 
 
-def test_a_batch_smaller_than_the_world_is_refused(
+def test_a_batch_smaller_than_the_number_of_ranks_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "-n", "3", "--batch-size", "2", "--out", str(tmp_path / "a")]) == 2

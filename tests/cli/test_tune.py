@@ -1,4 +1,4 @@
-"""Searches that train: the same trials, killed in between or not."""
+"""`tutti tune`: the same trials with or without interruptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = [
 
 
 def trials(folder: Path) -> list[tuple[object, ...]]:
-    """What a search has found."""
+    """Return the trials of a search."""
     study = open_study(folder, [Score("accuracy", True)])
     return [(one.number, one.params, one.state, one.values, one.intermediate_values) for one in study.trials]
 
@@ -56,7 +56,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("no_page")
-def test_what_is_printed_and_written(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_prints_the_best_trial_and_writes_a_table(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*WORDS, "--out", str(whole), "--resume"]) == 0
     said = capsys.readouterr().out
     command = re.search(r"^to train it alone: tutti (.*)$", said, re.MULTILINE)
@@ -79,7 +81,7 @@ def test_what_is_printed_and_written(whole: Path, capsys: pytest.CaptureFixture[
     assert int(saved[1]) == sum(map(len, histories)) < 36
 
 
-def test_the_page_can_be_made_again_from_the_folder(
+def test_report_makes_the_page_from_the_folder(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(whole), "--out", str(tmp_path)]) == 0
@@ -91,7 +93,7 @@ def test_the_page_can_be_made_again_from_the_folder(
 
 
 @pytest.mark.usefixtures("no_page")
-def test_killed_and_resumed_it_finds_the_same(whole: Path, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_search_has_the_same_trials(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     words = ["trial-0001/fold-0 finished; ", *WORDS, "--blocks", "1", "--out", str(folder), "--resume"]
     killed = subprocess.run([*interpreter(starts_ranks=True), killed_program.__file__, *words], check=False)
@@ -102,7 +104,7 @@ def test_killed_and_resumed_it_finds_the_same(whole: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_page")
-def test_a_search_goes_on_with_more_trials_but_not_with_another_question(
+def test_a_search_continues_with_more_trials_but_not_with_another_question(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = [*WORDS, "--space.lr", "log:1e-3..0.5", "--sampler", "random", "--out", str(whole), "--resume"]
@@ -133,13 +135,13 @@ def test_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "best: trial 1" in said
 
 
-def test_the_servers_of_a_block_are_no_workers_of_the_run_alone() -> None:
+def test_the_command_for_a_run_alone_does_not_count_servers_as_workers() -> None:
     command = train_command(TrainConfig(model="mlp", servers=1, strategy="easgd"), block=3)
     assert command == "tutti train mlp --strategy easgd -n 2 --servers 1"
 
 
 @pytest.mark.usefixtures("no_page")
-def test_a_time_limit_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_stops_at_its_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["tune", "mlp", "--space.lr", "0.1,0.2", "--epochs", "100000", "--out", str(tmp_path / "long")]
     assert main([*words, "--time-limit", "1s", "--threads", "1"]) == 75
-    assert "stopped: its time limit is over; go on" in capsys.readouterr().out
+    assert "stopped: its time limit is over; continue" in capsys.readouterr().out

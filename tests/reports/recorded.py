@@ -18,30 +18,16 @@ def write_run(
     path: Path,
     epochs: Sequence[tuple[float, float | None]],
     *,
-    validation_s: float = 5.0,
-    ranks: Sequence[RankRecord] = (),
+    validation_s: float = 5.0,  # of each validation
+    ranks: Sequence[RankRecord] = (),  # of every epoch
     test: Evaluation | None = None,
     finished: bool = True,
     config: Mapping[str, object] | None = None,
     labels: Sequence[str] | None = None,
     usage: Sequence[UsageRecord] = (),
-    last_steps: int = 10,
+    last_steps: int = 10,  # of the last epoch; with less than 10 it is a part of an epoch
 ) -> None:
-    """Write the folder of a run.
-
-    Args:
-        path: the folder.
-        epochs: of each the seconds of training, and the accuracy on the validation part after it; None: there
-            is no such part.
-        validation_s: seconds of each validation.
-        ranks: what each rank did in every epoch.
-        test: on the test part.
-        finished: whether the run has come to its end.
-        config: the configuration; None: the folder has none.
-        labels: names of the classes; None: the folder says nothing of them.
-        usage: samples of what the host did meanwhile.
-        last_steps: how many steps the last epoch has; below 10, it is a part of one.
-    """
+    """Write the folder of a run, whose epochs have seconds and a validation accuracy."""
     path.mkdir(parents=True)
     history = []
     for number, (seconds, accuracy) in enumerate(epochs, start=1):

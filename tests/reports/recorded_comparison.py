@@ -45,7 +45,7 @@ def write_comparison(folder: Path, *ways: Combination) -> None:
 
 
 def leave_pictures_out(patch: pytest.MonkeyPatch) -> None:
-    """Have pages written with pictures of nothing beside them."""
+    """Let pages be written with empty pictures."""
     import vl_convert
 
     converter = SimpleNamespace(
@@ -58,7 +58,7 @@ def leave_pictures_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def _usage(workers: int, seconds: float) -> list[UsageRecord]:
-    """Two samples of two cores, as many of them busy as there are workers; memory grows by 64 MiB."""
+    """Return two samples of two cores, one core busy for each worker; memory grows by 64 MiB."""
     return [
         UsageRecord(
             time=1e9 + number * seconds,

@@ -1,4 +1,4 @@
-"""What is advised, from records with known times."""
+"""Advice, from records with known times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tutti.reports.advice import advice, past_the_best, rare_class, stages_by_ra
 
 
 def ranks(*others: dict[str, float], **stages: float) -> list[dict[str, float]]:
-    """Two ranks alike, with 60 seconds of computing each, unless more are given."""
+    """Return two equal ranks, with 60 seconds of computing each, or other ranks."""
     one = {"forward": 20.0, "backward": 40.0, "samples": 600.0, **stages}
     return [one, *(others or (one,))]
 
@@ -48,7 +48,7 @@ def config(**settings: Any) -> dict[str, Any]:
         ({"checkpoint": 20.0}, {"checkpoint": "5s"}, "fewer checkpoints (--checkpoint is 5s), or more --ep"),
     ],
 )
-def test_the_largest_part_with_a_remedy_is_named_where_it_costs_much(
+def test_the_most_expensive_stage_with_a_remedy_is_named(
     stages: dict[str, float], settings: dict[str, Any], said: str
 ) -> None:
     advised = advice(ranks(**stages), config(**settings))
@@ -56,14 +56,14 @@ def test_the_largest_part_with_a_remedy_is_named_where_it_costs_much(
     assert bool(said) == bool(advised)
 
 
-def test_a_slow_rank_that_others_wait_for_is_named_with_what_gives_it_less_work() -> None:
+def test_a_slow_rank_that_others_wait_for_is_named_with_the_option_for_less_work() -> None:
     slow = {"forward": 30.0, "backward": 60.0, "samples": 600.0}
-    assert advice(ranks(slow), config()) == ""  # None waits for it.
+    assert advice(ranks(slow), config()) == ""  # Nobody waits for it.
     slowest = ", as rank 1 is the slowest: a sample takes it 1.5 times as long as the fastest: what else runs"
     slowest += " there?"
     assert advice(ranks(slow, wait=60.0), config()).endswith(f"{slowest} See also --balance")
     assert advice(ranks(slow, wait=60.0), config(balance="speed")).endswith(slowest)
-    # Ranks that hold one model together compute parts of different sizes, and a server has no samples.
+    # The parts of a divided model have different sizes, and a server has no samples.
     assert "slowest" not in advice(ranks(slow, wait=60.0), config(parallel="pipeline=2"))
     assert "slowest" not in advice(ranks({"wait": 0.1}, wait=60.0), config())
 
@@ -114,7 +114,7 @@ def test_a_rare_class_that_is_hardly_found_is_named_with_remedies(
         ([], {}, ""),
     ],
 )
-def test_a_best_epoch_that_was_left_is_named(
+def test_the_best_epoch_is_named_if_the_loss_rose_afterwards(
     losses: list[float], settings: dict[str, Any], said: str
 ) -> None:
     history = [replace(record(), epoch=k, validation=Evaluation(9, x)) for k, x in enumerate(losses, 1)]
@@ -134,7 +134,7 @@ def test_stages_are_added_up_over_the_epochs_for_each_rank() -> None:
     assert (other["forward"], other["wait"], other["samples"]) == (4.0, 0.0, 14)
 
 
-def test_advice_follows_from_the_epochs() -> None:
+def test_the_epochs_of_a_run_give_its_advice() -> None:
     rank = RankRecord(samples=5, stages={"forward": 10.0, "wait": 5.0})
     two = record(rank, rank)
     assert where_the_time_went([], config()) == ""

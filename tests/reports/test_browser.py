@@ -30,7 +30,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_comparison(folder, FAILED)
     ComparisonFolder(folder).run(FAILED, 0).write_error("rank 1 failed:\nValueError: broken")
     with pytest.MonkeyPatch.context() as patch:
-        # The pictures beside the page take as long as the browser does.
+        # The pictures take as long as the browser.
         leave_pictures_out(patch)
         return write_report(read_comparison(folder), folder / PAGE)
 
@@ -46,7 +46,7 @@ def browser() -> Iterator[Any]:
 
 
 class Shown:
-    """The page, open in the browser, with its complaints and its requests to the network."""
+    """The open page, with errors and requests to the network."""
 
     def __init__(self, page: Any, file: Path) -> None:
         self.page = page
@@ -75,9 +75,7 @@ def shown(browser: Any, page_file: Path) -> Iterator[Shown]:
     context.close()
 
 
-def test_every_figure_is_drawn_without_a_complaint_and_without_a_network(
-    shown: Shown, page_file: Path
-) -> None:
+def test_every_figure_is_drawn_without_errors_and_without_a_network(shown: Shown, page_file: Path) -> None:
     drawings = shown.drawings()
     assert set(drawings) == set(FIGURES)
     for name, drawing in drawings.items():
@@ -86,9 +84,7 @@ def test_every_figure_is_drawn_without_a_complaint_and_without_a_network(
     assert shown.requests == [page_file.as_uri()]
 
 
-def test_a_click_on_a_legend_changes_its_figure_alone_and_a_second_one_changes_it_back(
-    shown: Shown,
-) -> None:
+def test_a_click_on_a_legend_changes_only_its_figure_and_a_second_click_restores_it(shown: Shown) -> None:
     before = shown.drawings()
     with_legend = [name for name, drawing in before.items() if "legend-symbol" in drawing]
     assert sorted(with_legend) == sorted(set(FIGURES) - {"confusion"})

@@ -1,4 +1,4 @@
-"""The numbers behind each figure, from records with known ones."""
+"""The numbers of each figure, from known records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def results(tmp_path: Path) -> Results:
     return read_comparison(tmp_path)
 
 
-def test_figures_have_places_of_their_own_and_the_page_begins_with_learning() -> None:
+def test_figures_have_distinct_places_and_the_page_begins_with_learning() -> None:
     places = [figure.place for figure in page_figures().values()]
     assert places == sorted(set(places))
     assert [*page_figures()][:2] == ["progress", "speed-up"]
@@ -31,7 +31,7 @@ def test_figures_have_places_of_their_own_and_the_page_begins_with_learning() ->
 
 
 def tables(results: Results, figure: str) -> list[Table]:
-    """The tables behind a figure, each once."""
+    """Return the tables of a figure, each once."""
     chart = FIGURES[figure].draw(results)
     assert chart is not None, f"there is no figure {figure}"
     found: list[Table] = []
@@ -73,7 +73,7 @@ def test_without_any_validation_part_the_training_part_is_drawn(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("place", "seconds"), [(0, (5.0, 6.0, 5.5)), (1, (4.0, 5.0, 4.5))])
-def test_the_speed_up_is_that_of_the_table_with_its_spread(
+def test_the_figure_has_the_speed_up_of_the_table_and_its_spread(
     results: Results, place: int, seconds: tuple[float, float, float]
 ) -> None:
     strong_and_weak = [table for table in tables(results, "speed-up") if "way" in table[0]]
@@ -103,7 +103,7 @@ def test_staleness_is_counted_over_ranks_epochs_and_repeats(results: Results) ->
     assert "solo, 1 thread" not in {row["way"] for row in table}
 
 
-def test_every_core_is_drawn_of_one_process_beside_the_fastest_parallel_way(results: Results) -> None:
+def test_the_load_of_cores_is_drawn_for_one_process_and_the_fastest_parallel_way(results: Results) -> None:
     alone, together = tables(results, "cores")
     assert [(row["core"], row["seconds"], row["busy"]) for row in alone] == [
         ("core 0", 0.0, 90.0),
@@ -116,13 +116,13 @@ def test_every_core_is_drawn_of_one_process_beside_the_fastest_parallel_way(resu
     assert titles == ["solo, 1 thread", "sync, 2 workers, weak"]
 
 
-def test_memory_is_the_most_that_each_rank_had(results: Results) -> None:
+def test_memory_is_the_peak_of_each_rank(results: Results) -> None:
     (table,) = tables(results, "memory")
     found = [row for row in table if row["way"] == "sync, 2 workers"]
     assert [(row["rank"], row["memory"]) for row in found] == [("rank 0", 164.0), ("rank 1", 164.0)]
 
 
-def test_the_accuracy_of_each_class_is_its_share_that_was_right(results: Results) -> None:
+def test_the_accuracy_of_each_class_is_its_share_of_right_predictions(results: Results) -> None:
     (table,) = tables(results, "classes")
     found = [row for row in table if row["way"] == "solo, 1 thread"]
     assert [(row["class"], row["accuracy"]) for row in found] == [("cat", 0.9), ("dog", 0.7)]
@@ -139,7 +139,7 @@ def test_the_confusion_matrix_counts_the_predicted_classes(results: Results) -> 
     ]
 
 
-def test_cells_of_few_classes_have_their_numbers_of_samples() -> None:
+def test_cells_show_numbers_of_samples_for_few_classes() -> None:
     labels = tuple(f"class {number}" for number in range(COUNTED + 1))
     for count, numbered in ((COUNTED, True), (COUNTED + 1, False)):
         matrix = [[3.0 * (row == column) for column in range(count)] for row in range(count)]

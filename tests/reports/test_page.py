@@ -1,4 +1,4 @@
-"""The page of a comparison: what it shows, and that it needs nothing from outside."""
+"""The page of a comparison: its content, and that it needs no network."""
 
 from __future__ import annotations
 
@@ -17,17 +17,10 @@ from tutti.reports.figures import page_figures
 from tutti.reports.page import PAGE, write_report
 from tutti.reports.results import read_comparison
 
-CONFIG = {
-    "model": "mlp",
-    "data": "digits",
-    "strategy": "solo",
-    "workers": "1",
-    "threads": 1,
-    "device": "cpu",
-}
+CONFIG = {"model": "mlp", "data": "digits", "strategy": "solo", "workers": "1", "threads": 1, "device": "cpu"}
 
 DRAWN = [*page_figures()]
-"""What the recorded comparison has something to draw for."""
+"""The figures of the recorded comparison."""
 
 ALONE = """
 import sys
@@ -41,7 +34,7 @@ sys.meta_path.insert(0, Blocked())
 from tutti.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
-"""A program that is `tutti` on a machine with neither torch nor MPI."""
+"""`tutti` on a machine without torch and MPI."""
 
 
 @pytest.fixture
@@ -52,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a comparison with its page and pictures, for tests that only look."""
+    """Return the folder of a comparison with its page and pictures, which tests do not change."""
     folder = tmp_path_factory.mktemp("comparison")
     write_comparison(folder)
     write(folder)
@@ -61,7 +54,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages are written with pictures of nothing: drawing them takes longer than all else."""
+    """Write pages with empty pictures: drawing takes most of the time."""
     leave_pictures_out(monkeypatch)
 
 
@@ -69,7 +62,7 @@ def write(folder: Path) -> str:
     return write_report(read_comparison(folder), folder / PAGE).read_text()
 
 
-def test_the_page_stands_alone(written: Path) -> None:
+def test_the_page_needs_no_other_file(written: Path) -> None:
     page = (written / PAGE).read_text()
     markup = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
     assert not re.search(r"\b(src|href)=|url\(|@import", markup)
@@ -84,7 +77,7 @@ def test_the_page_has_the_numbers_of_the_table(written: Path) -> None:
     assert "".join(f"<td>{cell}</td>" for cell in cells) in (written / PAGE).read_text()
 
 
-def test_every_figure_is_a_picture_too(written: Path) -> None:
+def test_every_figure_is_also_a_picture(written: Path) -> None:
     assert {path.name for path in (written / "figures").iterdir()} == {
         f"{name}.{kind}" for name in DRAWN for kind in ("svg", "png")
     }
@@ -94,7 +87,7 @@ def test_every_figure_is_a_picture_too(written: Path) -> None:
     assert "sync, 2 workers" in (written / "figures" / "speed-up.svg").read_text()
 
 
-def test_the_command_makes_it_without_torch_and_mpi(tmp_path: Path) -> None:
+def test_the_command_needs_neither_torch_nor_mpi(tmp_path: Path) -> None:
     write_run(tmp_path / "run", [(1.0, 0.5)], config=CONFIG)
     words = [sys.executable, "-c", ALONE, "report", str(tmp_path / "run")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
@@ -103,7 +96,7 @@ def test_the_command_makes_it_without_torch_and_mpi(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_the_page_goes_where_it_is_wanted(folder: Path) -> None:
+def test_out_names_the_folder_of_the_page(folder: Path) -> None:
     assert main(["report", str(folder), "--out", str(folder / "pages")]) == 0
     assert (folder / "pages" / "report.html").exists()
     assert (folder / "pages" / "figures" / "speed-up.svg").exists()
@@ -111,7 +104,7 @@ def test_the_page_goes_where_it_is_wanted(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_a_target_can_be_asked_for_afterwards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_can_have_another_goal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(folder), "--goal", "0.5"]) == 0
     assert "seconds to 50 %" in capsys.readouterr().out
     assert main(["report", str(folder), "--goal", "50"]) == 2

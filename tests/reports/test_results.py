@@ -1,4 +1,4 @@
-"""Runs that were made one by one, side by side; and which folders are taken at all."""
+"""Reports of separate runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def by_name(results: Results) -> dict[str, Row]:
     return {row.combination.name: row for row in results.rows}
 
 
-def test_without_a_run_of_solo_empty_columns_are_left_out_and_the_note_says_why(tmp_path: Path) -> None:
+def test_without_a_baseline_columns_are_left_out_and_the_note_says_why(tmp_path: Path) -> None:
     write_run(tmp_path / "monday", EPOCHS, config=SYNC)
     write_run(tmp_path / "tuesday", FAST, config=SYNC)
     shown = io.StringIO()
@@ -51,7 +51,7 @@ def test_without_a_run_of_solo_empty_columns_are_left_out_and_the_note_says_why(
     assert "To see speed-up and efficiency, add solo to --strategies" in " ".join(note.split())
 
 
-def test_runs_stand_side_by_side_under_the_names_of_their_folders(tmp_path: Path) -> None:
+def test_runs_are_compared_under_the_names_of_their_folders(tmp_path: Path) -> None:
     write_run(tmp_path / "monday", EPOCHS, config=CONFIG)
     write_run(tmp_path / "tuesday", FAST, config=SYNC)
     found = by_name(read_results([tmp_path / "monday", tmp_path / "tuesday"]))
@@ -62,14 +62,14 @@ def test_runs_stand_side_by_side_under_the_names_of_their_folders(tmp_path: Path
     assert found["tuesday"].accuracy == 0.8
 
 
-def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_shown_with_a_note(tmp_path: Path) -> None:
     write_run(tmp_path / "whole", EPOCHS, config=CONFIG)
     write_run(tmp_path / "part", FAST, config=SYNC, finished=False)
     results = read_results([tmp_path / "whole", tmp_path / "part"])
     row = by_name(results)["part"]
     assert (row.seconds, row.finished, row.speed_up) == (5.0, 0, None)
     assert results.notes == [
-        f"{tmp_path / 'part'} has not come to its end: shown as far as it is, up to epoch 2; train it again, "
+        f"{tmp_path / 'part'} is unfinished and shown up to epoch 2; train it again, "
         f"with --checkpoint 1m or the like: tutti train --config {tmp_path / 'part'} --out ..."
     ]
 
@@ -96,7 +96,7 @@ def test_a_run_whose_ranks_changed_has_no_speed_up(tmp_path: Path) -> None:
     assert rows["other"].speed_up == 1.0
     show(results, shown)
     assert re.search(r"^changed +2-4 +5\.00 ", shown.getvalue(), re.MULTILINE)
-    assert "whose number of ranks changed while it trained has neither" in " ".join(shown.getvalue().split())
+    assert "whose number of ranks changed has no speed-up" in " ".join(shown.getvalue().split())
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_run_whose_ranks_changed_has_no_speed_up(tmp_path: Path) -> None:
         (3, False, "by its validation accuracy 70.00%; the final weights are its own"),
     ],
 )
-def test_a_report_says_where_a_run_was_resumed_why_it_ended_and_which_epoch_was_the_best(
+def test_a_report_names_resumptions_an_early_end_and_the_best_epoch(
     tmp_path: Path, best: int, restored: bool, said: str
 ) -> None:
     folder, shown = RunFolder(tmp_path / "run"), io.StringIO()
@@ -143,7 +143,7 @@ def test_a_folder_without_records_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "has no records of a run" in capsys.readouterr().err
 
 
-def test_a_repeat_whose_records_are_broken_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_repeat_with_broken_records_is_left_out_with_a_note(tmp_path: Path) -> None:
     write_comparison(tmp_path)
     broken = tmp_path / "sync" / "0"
     (broken / "history.jsonl").write_text("{")
@@ -162,11 +162,11 @@ def test_the_command_makes_a_page_of_several_runs(
     write_run(tmp_path / "tuesday", FAST, config=SYNC, finished=False)
     assert main(["report", "monday", "tuesday"]) == 0
     shown = capsys.readouterr()
-    assert "tutti: warning: tuesday has not come to its end" in shown.err
+    assert "tutti: warning: tuesday is unfinished" in shown.err
     assert "tuesday (unfinished)" in shown.out
-    assert "A run is compared with one of solo that trained on as many samples" in shown.out
+    assert "The baseline is a run of solo on as many samples" in shown.out
     assert "shortest, longest" not in shown.out
     (page,) = (tmp_path / "reports").glob("*-lenet-mnist/report.html")
-    assert "tuesday has not come to its end" in page.read_text()
+    assert "tuesday is unfinished" in page.read_text()
     assert main(["report", "monday"]) == 0
     assert (tmp_path / "monday" / "report.html").exists()

@@ -14,7 +14,7 @@ FAILURES = Failures(hours_between=4.0, repair_s=900.0, checkpoint_every_s=300.0,
 
 
 def until_kept(failures: Failures, hosts: int, segments: int) -> float:
-    """The share of useful time of synchronous workers, one checkpoint after the other."""
+    """Return the share of useful time of synchronous workers, checkpoint by checkpoint."""
     generator = numpy.random.default_rng(1)
     scale = failures.hours_between * HOUR_S / hosts
     passed = 0.0
@@ -28,12 +28,12 @@ def until_kept(failures: Failures, hosts: int, segments: int) -> float:
 
 
 def until_repaired(failures: Failures, cycles: int) -> float:
-    """The share of its time in which a worker that stops alone works."""
+    """Return the share of useful time of a worker that stops alone."""
     up = numpy.random.default_rng(2).exponential(failures.hours_between * HOUR_S, cycles).sum()
     return float(up / (up + cycles * (failures.repair_s + failures.restart_s)))
 
 
-def test_failures_cost_synchronous_workers_a_part_of_a_period_and_the_restart() -> None:
+def test_a_failure_costs_synchronous_workers_part_of_a_period_and_the_restart() -> None:
     found = goodput(FAILURES, Pace.TOGETHER, hosts=16, servers=0)
     assert found == pytest.approx(until_kept(FAILURES, 16, 20_000), rel=0.02)
     assert goodput(FAILURES, Pace.ABREAST, hosts=16, servers=0) == found
@@ -43,15 +43,14 @@ def test_failures_cost_synchronous_workers_a_part_of_a_period_and_the_restart() 
     assert 1 - goodput(rare, Pace.TOGETHER, 16, 0) == pytest.approx(lost, rel=0.01)
 
 
-def test_failures_cost_free_workers_those_of_a_host_until_its_repair() -> None:
+def test_a_failure_costs_free_workers_one_host_until_its_repair() -> None:
     alone = goodput(FAILURES, Pace.FREE, hosts=64, servers=0)
     assert alone == pytest.approx(until_repaired(FAILURES, 50_000), rel=0.01)
-    assert goodput(FAILURES, Pace.FREE, hosts=64, servers=2) == pytest.approx(
-        alone * goodput(FAILURES, Pace.TOGETHER, hosts=2, servers=0)
-    )
+    of_servers = goodput(FAILURES, Pace.TOGETHER, hosts=2, servers=0)
+    assert goodput(FAILURES, Pace.FREE, hosts=64, servers=2) == pytest.approx(alone * of_servers)
 
 
-def test_nothing_is_useful_where_no_checkpoint_is_ever_reached() -> None:
+def test_no_step_is_useful_if_no_checkpoint_is_ever_reached() -> None:
     assert goodput(Failures(1.0, 0.0, math.inf, 0.0), Pace.TOGETHER, 8, 0) == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Recorded patterns of communication."""
+"""The recorded communication of workers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from tutti.errors import BadOption
 from tutti.strategies import named
 from tutti.strategies.gossip import links
 from tutti.strategies.noloco import partner_of
-from tutti.studies.simulate.pattern import record
+from tutti.studies.simulate.pattern import CommPattern
 from tutti.studies.simulate.peers import partners
 
 MODEL = 1_000_000
-"""Numbers of a model, of 4 bytes each."""
+"""The parameters of a model, of 4 bytes each."""
+
+
+def pattern(name: str, servers: int = 0, **options: Any) -> CommPattern:
+    return CommPattern(named(name)(**options), "sgd", MODEL, servers)
 
 
 @pytest.mark.parametrize(
@@ -32,41 +36,41 @@ MODEL = 1_000_000
 def test_bytes_are_those_of_the_model(
     name: str, options: dict[str, Any], rph: int, expected: list[str]
 ) -> None:
-    (step,) = record(named(name)(**options), "sgd", MODEL, rph).steps([rph] * 10, 100).repeated
+    (step,) = pattern(name, **options).steps([rph] * 10, 100).repeated
     assert [f"{one.kind} {one.group} {one.nbytes:.0f}" for one in step.operations] == expected
 
 
 def test_steps_repeat_after_the_first_ones() -> None:
-    strategy = named("local")(every=4, after=2)
-    steps = record(strategy, "sgd", MODEL, 1).steps([1] * 4, 100)
+    steps = pattern("local", every=4, after=2).steps([1] * 4, 100)
     meets = [bool(steps[number].operations) for number in range(18)]
     assert meets == [True, True, *[False, False, False, True] * 4]
 
 
 def test_requests_go_to_each_server() -> None:
-    steps = record(named("easgd")(every=3), "sgd", MODEL, 1, servers=2).steps([1] * 4, 9)
+    steps = pattern("easgd", servers=2, every=3).steps([1] * 4, 9)
     kinds = [(one.kind, one.peer) for one in steps[3].operations]
     assert kinds == [(kind, peer) for kind in ("send", "recv") for peer in (0, 1) for _ in range(2)]
     assert [steps[number].operations for number in (4, 5)] == [(), ()]
-    assert sum(one.nbytes for one in steps[3].operations if one.kind == "send") == pytest.approx(
-        4 * MODEL, rel=1e-3
-    )
+    sent = sum(one.nbytes for one in steps[3].operations if one.kind == "send")
+    assert sent == pytest.approx(4 * MODEL, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "servers", "options"),
     [
-        ("adpsgd", {}),
-        ("lazy", {}),
-        ("paramserver", {}),
-        ("sync", {"compress": "power_sgd"}),
-        ("sync", {"collective": "ring"}),
-        ("local", {"inside": "sync"}),
+        ("adpsgd", 0, {}),
+        ("lazy", 1, {}),
+        ("paramserver", 1, {}),
+        ("sync", 0, {"compress": "power_sgd"}),
+        ("sync", 0, {"collective": "ring"}),
+        ("local", 0, {"inside": "sync"}),
     ],
 )
-def test_what_depends_on_data_or_time_is_refused(name: str, options: dict[str, Any]) -> None:
+def test_communication_that_depends_on_data_or_time_is_refused(
+    name: str, servers: int, options: dict[str, Any]
+) -> None:
     with pytest.raises(BadOption, match="with real gradients"):
-        record(named(name)(**options), "sgd", MODEL, 2)
+        pattern(name, servers, **options).steps([2, 2], 1)
 
 
 @pytest.mark.parametrize("size", [2, 5, 8])

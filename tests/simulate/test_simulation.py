@@ -1,4 +1,4 @@
-"""Simulations: their rows, what they print and write, and what they refuse."""
+"""Simulations: their rows, their output, and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tutti.studies.simulate.result import SimulatedRow, Simulation
 from tutti.studies.simulate.step_times import StepTimes
 
 EVEN = Machine("even", "a test, 2026", 1, "1gbit,10us", "64gbit,1us", flops_per_s=1e8)
-"""Hosts of one rank, whose steps all take as long."""
+"""Hosts of one rank; all steps take the same time."""
 
 SMALL: dict[str, Any] = {"model_options": {"hidden": [16]}, "batch_size": 8, "steps": 12, "quiet": True}
 FLOPS = 3 * 2 * (64 * 16 + 16 * 10)  # of a sample
@@ -34,12 +34,12 @@ PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10
 
 
 def simulate(**given: Any) -> list[SimulatedRow]:
-    """The rows of a small simulation."""
+    """Return the rows of a small simulation."""
     return [*tutti.simulate("mlp", "digits", **{"machine": EVEN, **SMALL, **given}).rows]
 
 
 @pytest.mark.parametrize("timing", [False, True])
-def test_a_step_takes_its_products_and_its_sum_over_the_hosts(timing: bool) -> None:
+def test_a_step_takes_the_time_of_its_operations_and_of_the_all_reduce(timing: bool) -> None:
     alone, four = simulate(strategies=["sync"], workers=[1, 4], timing=timing)
     step_s = FLOPS * 8 / 1e8
     sum_s = Network(10e-6, 1.25e8).all_reduce_s([1] * 4, 4 * PARAMETERS)
@@ -51,7 +51,7 @@ def test_a_step_takes_its_products_and_its_sum_over_the_hosts(timing: bool) -> N
     assert ("accuracy" in four.metrics) is not timing
 
 
-def test_a_simulation_is_the_same_again_and_asynchronous_workers_are_late() -> None:
+def test_a_simulation_can_be_repeated_and_asynchronous_workers_are_stale() -> None:
     given: dict[str, Any] = {"strategies": ["easgd:every=1", tutti.DiLoCo(every=4)], "workers": [3]}
     uneven = replace(EVEN, speeds=(1.0, 0.5), spread=(0.8, 1.0, 1.6))
     rows = simulate(machine=uneven, **given)
@@ -61,7 +61,7 @@ def test_a_simulation_is_the_same_again_and_asynchronous_workers_are_late() -> N
     assert rows[0].rate != simulate(machine=EVEN, **given)[0].rate
 
 
-def test_parts_are_given_as_to_a_training() -> None:
+def test_parts_are_given_as_for_a_training() -> None:
     parts: dict[str, Any] = {"optimizer": torch.optim.SGD, "schedule": "cosine", "lr": 0.1}
     (row,) = simulate(strategies=["sync"], workers=[2], loss=torch.nn.functional.cross_entropy, **parts)
     assert [row] == simulate(strategies=["sync"], workers=[2], **{**parts, "optimizer": "sgd"})
@@ -71,14 +71,13 @@ def test_parts_are_given_as_to_a_training() -> None:
 
 
 @pytest.mark.parametrize("timing", [False, True])
-def test_a_host_whose_workers_have_ended_does_not_compute(timing: bool) -> None:
-    (row,) = simulate(
-        strategies=["easgd"], workers=[2], timing=timing, machine=replace(EVEN, speeds=(1.0, 0.5))
-    )
+def test_a_fast_host_waits_at_the_end(timing: bool) -> None:
+    uneven = replace(EVEN, speeds=(1.0, 0.5))
+    (row,) = simulate(strategies=["easgd"], workers=[2], timing=timing, machine=uneven)
     assert row.computes == pytest.approx((1 + 2) / (2 * 2), rel=0.05)
 
 
-def test_strong_scaling_divides_the_batch_and_epochs_are_as_many_samples_for_any_number() -> None:
+def test_strong_scaling_divides_the_batch_and_epochs_have_the_same_samples_for_any_number() -> None:
     length: dict[str, Any] = {"steps": None, "epochs": 1, "timing": True}
     for way in ("sync", "diloco"):
         alone, four = simulate(strategies=[way], workers=[1, 4], scaling="strong", **length)
@@ -88,7 +87,7 @@ def test_strong_scaling_divides_the_batch_and_epochs_are_as_many_samples_for_any
         assert "a batch of 8 samples cannot be split over 9" in few.error
 
 
-def test_a_row_that_says_nothing_of_its_workers_says_why() -> None:
+def test_a_row_that_cannot_be_simulated_has_an_error() -> None:
     given: dict[str, Any] = {"strategies": ["diloco:every=8"], "workers": [1, 2, 16], "timing": True}
     few = simulate(**given, steps=7)
     assert [row.error[:24] for row in few] == ["", "workers exchange nothing", "workers exchange nothing"]
@@ -98,12 +97,18 @@ def test_a_row_that_says_nothing_of_its_workers_says_why() -> None:
     assert "a batch of 8 samples cannot be split over 16 workers" in errors[2]
 
 
-def test_ways_are_compared_with_the_first_row_of_all(capsys: pytest.CaptureFixture[str]) -> None:
-    Simulation([SimulatedRow("a", 1, 1, 10, 1.0), SimulatedRow("b", 2, 2, 30, 1.0)]).show(sys.stdout)
-    assert [line.split()[4] for line in capsys.readouterr().out.splitlines()[1:3]] == ["1.0", "3.0"]
+def test_the_table_compares_with_its_first_row_and_prints_equal_errors_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [SimulatedRow("a", 1, 1, 10, 1.0), SimulatedRow("b", 2, 2, 30, 1.0)]
+    errors = [SimulatedRow("lazy", size, 1, error="why") for size in (2, 8)]
+    Simulation([*rows, *errors]).show(sys.stdout)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[4] for line in lines[1:3]] == ["1.0", "3.0"]
+    assert "not simulated: lazy with 2, 8 workers: why" in lines
 
 
-def test_a_simulation_says_what_it_rests_on_and_how_long_it_takes(
+def test_a_simulation_prints_its_assumptions_and_its_duration(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(work, "measured_steps", lambda *_: StepTimes((0.5, 0.5)))
@@ -123,13 +128,7 @@ def test_a_simulation_says_what_it_rests_on_and_how_long_it_takes(
     assert "sync pays up to" in printed or "sync stops paying" in printed
 
 
-def test_a_refusal_of_several_rows_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    ran = SimulatedRow("sync", 1, 1, 10, 1.0)
-    Simulation([ran, *(SimulatedRow("lazy", size, 1, error="why") for size in (2, 8))]).show(sys.stdout)
-    assert "not simulated: lazy with 2, 8 workers: why\n" in capsys.readouterr().out
-
-
-def test_failures_leave_less_and_hosts_cost() -> None:
+def test_failures_reduce_the_rate_and_raise_the_cost() -> None:
     whole, failing = (
         simulate(strategies=["sync"], workers=[4], timing=True, price=36.0, machine=machine)[0]
         for machine in (EVEN, replace(EVEN, hours_between=10.0))
@@ -150,7 +149,7 @@ def test_failures_leave_less_and_hosts_cost() -> None:
         ([0, 0, 0], [1, 2, 4], 2),  # failures leave no step
     ],
 )
-def test_a_way_stops_paying_where_doubling_adds_little_or_samples_cost_twice_as_much(
+def test_a_way_stops_paying_if_doubling_adds_little_or_samples_cost_twice_as_much(
     rates: list[float], hosts: list[int], stop: int | None
 ) -> None:
     rows = [
@@ -160,7 +159,9 @@ def test_a_way_stops_paying_where_doubling_adds_little_or_samples_cost_twice_as_
     assert Simulation(rows).stops() == {"sync": stop}
 
 
-def test_the_command_prints_writes_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_writes_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("vl_convert")
     record, figure = tmp_path / "rows.json", tmp_path / "rows.svg"
     line = f"simulate mlp --machine eight-a100 --timing --json {record} --figure {figure} --steps 4"
@@ -175,16 +176,16 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert figure.read_text().startswith("<svg")
 
 
-def test_a_machine_that_is_timed_here_can_be_read_again(tmp_path: Path) -> None:
+def test_a_calibrated_machine_can_be_read(tmp_path: Path) -> None:
     line = "tutti simulate mlp --strategies sync --workers 1,2 --steps 2 --calibrate here.toml"
-    assert "sync pays up to" in run(line, tmp_path).out or "sync stops" in run(line, tmp_path).out
+    assert "sync " in run(line, tmp_path).out
     machine = read_machine(str(tmp_path / "here.toml"))
     assert machine.flops_per_s is not None
     assert machine.flops_per_s > 1e6
     assert all(one <= other for one, other in pairwise(machine.spread))
 
 
-def test_a_written_machine_is_read_as_the_same(tmp_path: Path) -> None:
+def test_a_machine_can_be_written_and_read(tmp_path: Path) -> None:
     file = tmp_path / "machine.toml"
     own: dict[str, Any] = {"price_per_hour": 3.6, "speeds": (1.0, 0.5), "samples_per_s": 2e3}
     machine = replace(EVEN, flops_per_s=1.25e16, hours_between=1e3, **own)
@@ -193,7 +194,7 @@ def test_a_written_machine_is_read_as_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", INCLUDED)
-def test_an_included_machine_has_a_source_with_its_year(name: str) -> None:
+def test_an_included_machine_names_its_source_with_a_year(name: str) -> None:
     assert any(word.strip(";,.").isdecimal() for word in read_machine(name).source.split())
 
 
@@ -213,7 +214,7 @@ INSIDE = 'inside = "1gbit,1us"\n'
         ("name = ", "cannot read the machine's file"),
     ],
 )
-def test_a_wrong_file_of_a_machine_is_one_clear_message(text: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_machine_file_is_one_clear_message(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "machine.toml"
     file.write_text(text)
     with pytest.raises(tutti.UserError, match=message):
@@ -248,14 +249,14 @@ def test_bad_input_is_one_clear_message(
     assert message in capsys.readouterr().err
 
 
-def test_more_workers_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_workers_for_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "free_bytes", lambda: 100 * PARAMETERS * 4 * 5)
     with pytest.raises(tutti.BadOption, match="101 virtual workers of"):
         simulate(strategies=["sync"], workers=[101])
     assert simulate(strategies=["sync"], workers=[20], steps=1)[0].workers == 20
 
 
-def test_advice_takes_what_has_learned_the_most_in_the_same_time(
+def test_advice_picks_the_least_loss_in_the_same_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(advice, "measured_steps", lambda *_: StepTimes((1e-3, 1e-3)))
@@ -292,6 +293,6 @@ def test_advice_takes_what_has_learned_the_most_in_the_same_time(
         ("--network 1gbit,1us", "give their number, such as --hosts 8"),
     ],
 )
-def test_advice_refuses_what_it_decides(words: str, message: str, capsys: Any) -> None:
+def test_advice_refuses_options_that_it_decides(words: str, message: str, capsys: Any) -> None:
     assert main(["plan", "mlp", *words.split()]) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Distributions of the time of a pass."""
+"""Distributions of the time of a forward and backward pass."""
 
 from __future__ import annotations
 

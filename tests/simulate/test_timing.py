@@ -1,4 +1,4 @@
-"""Replays against runs of the strategies themselves on virtual ranks, with the same times."""
+"""Replays compared with runs of the strategies on virtual ranks, with the same times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tutti.strategies import Clip, Strategy, named, place
 from tutti.strategies.base import Pace
 from tutti.strategies.centred import Centred
 from tutti.studies.simulate.failures import Failures, goodput
-from tutti.studies.simulate.pattern import record
+from tutti.studies.simulate.pattern import CommPattern
 from tutti.studies.simulate.step_times import StepTimes
 from tutti.studies.simulate.timing import Replayed, replay
 
@@ -35,7 +35,7 @@ SLOW = Network(200e-6, 500e6, 1e-6, 8e9)
 def run(
     strategy: Strategy, hosts: Sequence[int], network: Network, steps: int, servers: int, seed: int
 ) -> tuple[numpy.ndarray, float]:
-    """Train a model; returns when each worker has made its steps, and the mean staleness."""
+    """Train a model; return when each worker ends, and the mean staleness."""
     draws = TIMES.sample(numpy.random.default_rng(seed), (steps, strategy.passes, sum(hosts)))
 
     def program(comm: Communicator) -> tuple[float, float] | None:
@@ -92,7 +92,7 @@ def test_a_replay_takes_as_long_as_the_strategy_itself(
 ) -> None:
     strategy, steps = named(name)(**options), 40
     ends, staleness = run(strategy, hosts, SLOW, steps, servers, seed=3)
-    pattern = record(strategy, "sgd", PARAMETERS, max(hosts), servers=max(1, servers))
+    pattern = CommPattern(strategy, "sgd", PARAMETERS, servers)
     timing = replay(pattern, hosts, SLOW, TIMES, steps, seed=3)
     assert timing.seconds == pytest.approx(ends.max(), rel=0.01)
     assert timing.steps_per_s == pytest.approx((steps / ends).mean(), rel=0.01)
@@ -111,32 +111,33 @@ def test_a_replay_takes_as_long_as_the_strategy_itself(
 )
 def test_messages_contend_where_they_share_a_port(name: str, hosts: list[int], network: Network) -> None:
     strategy = named(name)(**({"every": 2} if name == "noloco" else {}))
-    ends, _ = run(strategy, hosts, network, 20, int(name == "downpour"), seed=3)
-    pattern = record(strategy, "sgd", PARAMETERS, max(hosts))
+    servers = int(name == "downpour")
+    ends, _ = run(strategy, hosts, network, 20, servers, seed=3)
+    pattern = CommPattern(strategy, "sgd", PARAMETERS, servers)
     timing = replay(pattern, hosts, network, TIMES, 20, seed=3)
     assert timing.seconds == pytest.approx(ends.max(), rel=0.01)
     assert timing.seconds > 1.05 * replay(pattern, hosts, SLOW, TIMES, 20, seed=3).seconds
 
 
 def replayed(name: str, hosts: Sequence[int] = (1, 1, 1, 1), **options: Any) -> Replayed:
-    pattern = record(named(name)(), "sgd", PARAMETERS, 1)
+    pattern = CommPattern(named(name)(), "sgd", PARAMETERS, int(name == "downpour"))
     return replay(pattern, hosts, Network.free(), StepTimes((1e-3, 1e-3)), 40, **options)
 
 
 @pytest.mark.parametrize("name", ["local", "gossip", "easgd"])
 def test_a_replay_gives_the_same_bits_every_time(name: str) -> None:
-    pattern = record(named(name)(), "sgd", PARAMETERS, 2)
+    pattern = CommPattern(named(name)(), "sgd", PARAMETERS, int(name == "easgd"))
     found = [replay(pattern, [2, 2, 1], SLOW, TIMES, 30, seed=seed) for seed in (5, 5, 6)]
     assert found[0] == found[1] != found[2]
 
 
-def test_a_slow_host_delays_all_synchronous_workers_and_no_free_ones() -> None:
+def test_a_slow_host_delays_all_synchronous_workers_but_no_free_ones() -> None:
     speeds = [1.0, 1.0, 1.0, 0.5]
     assert replayed("sync", speeds=speeds).steps_per_s == pytest.approx(500)
     assert replayed("downpour", speeds=speeds).steps_per_s == pytest.approx((3 * 1000 + 500) / 4)
 
 
-def test_a_step_takes_as_long_as_its_input() -> None:
+def test_a_step_waits_for_its_input() -> None:
     assert replayed("sync", input_batches_per_s=200).steps_per_s == pytest.approx(200)
     assert replayed("sync", input_batches_per_s=2000).steps_per_s == pytest.approx(1000)
 

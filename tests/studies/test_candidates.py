@@ -1,4 +1,4 @@
-"""Which ways to train are measured, and which are left out because something was decided."""
+"""The choices of a plan: which ways to train are measured."""
 
 from __future__ import annotations
 
@@ -24,39 +24,30 @@ def test_ranks_are_powers_of_two_and_all_cores_and_threads_fill_the_cores() -> N
     assert shapes(1) == [(1, 1)]
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16"])
-def test_ways_in_any_precision_can_be_compared(precision: str) -> None:
-    found = choices_for(TrainConfig(precision=precision), (), 2).candidates()
-    assert min(found, key=lambda one: one.complexity) == Candidate(1, 1, precision, "contiguous", 32)
-
-
-def test_what_was_decided_is_kept() -> None:
+def test_options_of_the_user_are_kept() -> None:
     assert shapes(8, "workers", workers="4") == [(4, 2)]
     assert shapes(8, "workers", workers="1") == [(1, 1), (1, 8)]
     assert shapes(8, "threads", threads=4) == [(1, 4), (2, 4)]
     assert shapes(8, "workers", "threads", workers="8", threads=2) == [(8, 2)]
     assert shapes(8, workers="4", threads=2) == shapes(8)
+    assert shapes(2, "workers") == shapes(2)  # "auto" is no decision
     kept = choices_for(TrainConfig(layout="channels_last", precision="bf16"), ("layout", "precision"), 8)
     assert (kept.layouts, kept.precisions) == (("channels_last",), ("bf16",))
 
 
-def test_auto_workers_are_no_decision() -> None:
-    assert shapes(2, "workers") == shapes(2)
-
-
-def test_solo_and_the_gpu_have_one_rank() -> None:
+def test_solo_and_gpu_have_one_rank() -> None:
     assert shapes(4, strategy="solo") == [(1, 1), (1, 4)]
     assert shapes(4, device="cuda") == [(1, 1), (1, 4)]
 
 
-def test_the_batch_and_the_precision_are_the_users_unless_several_are_given() -> None:
+def test_batch_size_and_precision_are_fixed_unless_several_are_given() -> None:
     plain = choices_for(TrainConfig(batch_size=48), (), 2)
     assert (plain.batch_sizes, plain.precisions) == ((48,), ("fp32",))
     varied = choices_for(TrainConfig(), (), 2, ("fp32", "bf16"), (64, 128, 64))
     assert (varied.batch_sizes, varied.precisions) == ((64, 128), ("fp32", "bf16"))
 
 
-def test_every_combination_is_a_candidate_and_the_first_use_all_cores(
+def test_every_combination_is_a_candidate_and_the_first_ones_use_all_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(candidates, "kernels", lambda _: None)
@@ -66,9 +57,7 @@ def test_every_combination_is_a_candidate_and_the_first_use_all_cores(
     assert found[-1] == Candidate(1, 1, "bf16", "channels_last", 128)
 
 
-def test_batch_last_is_tried_with_one_thread_in_precisions_that_it_has_kernels_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_batch_last_needs_one_thread_and_a_precision_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "kernels", lambda _: None)
     found = choices_for(TrainConfig(), (), 2, ("fp32", "bf16")).candidates()
     last = [one for one in found if one.layout == "batch_last"]
@@ -78,7 +67,7 @@ def test_batch_last_is_tried_with_one_thread_in_precisions_that_it_has_kernels_f
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_batch_last_is_no_choice_without_a_compiler_or_on_a_gpu(
+def test_batch_last_needs_a_compiler_and_a_cpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
 ) -> None:
     if device == "cpu":
@@ -97,7 +86,7 @@ def test_batch_last_is_no_choice_without_a_compiler_or_on_a_gpu(
         (0, 4, 16, ["2 x 2 contiguous", "1 x 4 contiguous", "1 x 1 contiguous", "4 x 1 contiguous"]),
     ],
 )
-def test_the_likely_ways_come_first(
+def test_likely_ways_come_first(
     monkeypatch: pytest.MonkeyPatch, maps: int, cores: int, batch: int, first: list[str]
 ) -> None:
     monkeypatch.setattr(candidates, "kernels", lambda _: None)
@@ -106,29 +95,31 @@ def test_the_likely_ways_come_first(
     assert named[: len(first)] == first
 
 
-def test_ranks_that_a_batch_cannot_be_split_over_are_left_out() -> None:
+def test_numbers_of_ranks_larger_than_the_batch_are_left_out() -> None:
     found = choices_for(TrainConfig(batch_size=3), (), 8).candidates()
     assert {one.ranks for one in found} == {1, 2}
 
 
-def test_a_batch_that_no_rank_would_get_a_sample_of_is_refused() -> None:
-    with pytest.raises(BadOption, match="cannot be split over 4 ranks"):
-        choices_for(TrainConfig(workers="4", batch_size=3), ("workers",), 8)
+@pytest.mark.parametrize(
+    ("config", "fixed", "sizes", "message"),
+    [
+        (TrainConfig(workers="4", batch_size=3), ("workers",), (), "cannot be split over 4 ranks"),
+        (TrainConfig(strategy="easgd"), (), (), "for 'easgd' use 'tutti compare'"),
+        (TrainConfig(), (), (64, 0), "--batch-size is 0"),
+    ],
+)
+def test_impossible_choices_are_refused(
+    config: TrainConfig, fixed: tuple[str, ...], sizes: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(BadOption, match=message):
+        choices_for(config, fixed, 8, (), sizes)
 
 
-def test_another_strategy_is_refused() -> None:
-    with pytest.raises(BadOption, match=r"for 'easgd' use 'tutti compare'"):
-        choices_for(TrainConfig(strategy="easgd"), (), 2)
-
-
-def test_an_impossible_batch_size_is_refused() -> None:
-    with pytest.raises(BadOption, match="--batch-size is 0"):
-        choices_for(TrainConfig(), (), 2, (), (64, 0))
-
-
-def test_the_simpler_of_two_has_fewer_ranks_then_fewer_threads_then_the_plain_layout() -> None:
+def test_simple_candidates_have_few_ranks_and_threads_the_plain_layout_and_little_rounding() -> None:
     ordered = (
+        Candidate(1, 1, "fp64", "contiguous", 64),
         Candidate(1, 1, "fp32", "contiguous", 64),
+        Candidate(1, 1, "fp16", "contiguous", 64),
         Candidate(1, 1, "bf16", "contiguous", 64),
         Candidate(1, 1, "fp32", "channels_last", 64),
         Candidate(1, 2, "fp32", "contiguous", 32),
@@ -137,7 +128,7 @@ def test_the_simpler_of_two_has_fewer_ranks_then_fewer_threads_then_the_plain_la
     assert sorted(set(ordered), key=lambda one: one.complexity) == list(ordered)
 
 
-def test_a_candidate_in_a_configuration_leaves_the_rest_as_it_was() -> None:
+def test_a_candidate_changes_only_its_fields_of_a_configuration() -> None:
     config = TrainConfig(model="mlp", lr=0.1)
     found = Candidate(2, 4, "bf16", "channels_last", 96).applied_to(config)
     assert (found.workers, found.threads, found.batch_size) == ("2", 4, 96)

@@ -1,4 +1,4 @@
-"""Which combinations a comparison has, in which order they run, and what becomes of those that fail."""
+"""Comparisons: their combinations, the order of the runs, and failures."""
 
 from __future__ import annotations
 
@@ -35,10 +35,6 @@ def question(**changes: Any) -> Question:
     return Question(**{**values, **changes})
 
 
-def names(asked: Question) -> list[str]:
-    return [one.name for one in plan_comparison(asked, cores=4).combinations]
-
-
 def test_solo_is_the_baseline_with_one_thread_and_with_all() -> None:
     found = plan_comparison(question(), cores=4).combinations
     assert [(one.name, one.workers, one.threads) for one in found] == [
@@ -49,21 +45,15 @@ def test_solo_is_the_baseline_with_one_thread_and_with_all() -> None:
         ("easgd, 1 worker", 1, 2),
         ("easgd, 2 workers", 2, 2),
     ]
-
-
-def test_on_one_core_there_is_one_baseline() -> None:
-    assert [one.name for one in plan_comparison(question(workers=[1]), cores=1).combinations] == [
-        "solo, 1 thread",
-        "sync, 1 worker",
-        "easgd, 1 worker",
-    ]
+    alone = plan_comparison(question(workers=[1]), cores=1).combinations
+    assert [one.name for one in alone] == ["solo, 1 thread", "sync, 1 worker", "easgd, 1 worker"]
 
 
 @pytest.mark.parametrize(
     ("scaling", "expected"),
     [(STRONG, {"solo": 32, "sync": 32, "easgd": 16}), (WEAK, {"solo": 32, "sync": 64, "easgd": 32})],
 )
-def test_strong_scaling_keeps_the_whole_batch_and_weak_scaling_each_worker_s(
+def test_strong_scaling_fixes_the_batch_of_all_workers_and_weak_scaling_that_of_each(
     scaling: str, expected: dict[str, int]
 ) -> None:
     asked = question(workers=[2], scalings=[scaling])
@@ -71,7 +61,7 @@ def test_strong_scaling_keeps_the_whole_batch_and_weak_scaling_each_worker_s(
     assert {one.strategy: config_of(asked, one, 0).batch_size for one in found} == expected
 
 
-def test_both_scalings_lie_in_folders_of_their_own() -> None:
+def test_both_scalings_have_different_folders() -> None:
     found = plan_comparison(question(scalings=[STRONG, WEAK]), cores=2).combinations
     assert len({one.folder for one in found}) == len({one.name for one in found}) == len(found) == 12
 
@@ -82,16 +72,12 @@ def test_a_sweep_crosses_every_value_with_every_combination() -> None:
     )
     found = plan_comparison(asked, cores=2).combinations
     configs = [config_of(asked, one, 0) for one in found]
-    assert [(c.batch_size, c.strategy_options["every"]) for c in configs] == [
-        (32, 1),
-        (32, 4),
-        (64, 1),
-        (64, 4),
-    ]
+    found_options = [(c.batch_size, c.strategy_options["every"]) for c in configs]
+    assert found_options == [(32, 1), (32, 4), (64, 1), (64, 4)]
     assert found[1].name == "sync, 2 workers, batch_size=32, strategy.every=4"
 
 
-def test_an_option_may_be_one_strategy_s_own() -> None:
+def test_an_option_may_be_for_one_strategy_alone() -> None:
     asked = question(own={"easgd": {"lr": 0.5, "strategy.every": 3}})
     for one in plan_comparison(asked, cores=2).combinations:
         config = config_of(asked, one, 0)
@@ -99,7 +85,7 @@ def test_an_option_may_be_one_strategy_s_own() -> None:
         assert config.strategy_options == ({"every": 3} if one.strategy == "easgd" else {})
 
 
-def test_every_device_has_every_combination_but_threads_of_its_own() -> None:
+def test_every_combination_runs_on_every_device_but_threads_differ_only_on_the_cpu() -> None:
     asked = question(strategies=["solo", "sync"], workers=[1], devices=["cpu", "cuda"])
     found = plan_comparison(asked, cores=2).combinations
     assert [one.name for one in found] == [
@@ -113,7 +99,7 @@ def test_every_device_has_every_combination_but_threads_of_its_own() -> None:
     assert found[3].folder == "solo-cuda"
 
 
-def test_layouts_stand_beside_the_strategies_on_every_number_of_ranks_that_they_leave_open() -> None:
+def test_layouts_are_compared_on_every_number_of_ranks_that_they_leave_open() -> None:
     asked = question(
         strategies=["solo"],
         workers=[1, 2, 4],
@@ -135,7 +121,7 @@ def test_layouts_stand_beside_the_strategies_on_every_number_of_ranks_that_they_
         ("pipeline=2", {"schedule": "1f1b"}, "2"),
         ("data=2,sharded=2", {}, "4"),
     ]
-    # The baselines are not run again for what layouts alone have, and layouts are compared with them.
+    # The options of layouts do not repeat the baselines.
     assert [one.name for one in found[:2]] == [
         "solo, 1 thread, batch_size=32",
         "solo, 4 threads, batch_size=32",
@@ -143,18 +129,15 @@ def test_layouts_stand_beside_the_strategies_on_every_number_of_ranks_that_they_
     assert all(is_baseline(found[0], one) for one in found)
 
 
-def test_an_option_may_be_one_layout_s_own() -> None:
+def test_an_option_may_be_for_one_layout_alone() -> None:
     own = {"pipeline": {"parallel.microbatches": 8, "lr": 0.5}}
     asked = question(strategies=["sync"], workers=[2], layouts=["pipeline", "tensor"], own=own)
     configs = [config_of(asked, one, 0) for one in plan_comparison(asked, cores=2).combinations]
-    assert [(c.lr, c.parallel_options) for c in configs] == [
-        (None, {}),
-        (0.5, {"microbatches": 8}),
-        (None, {}),
-    ]
+    found = [(c.lr, c.parallel_options) for c in configs]
+    assert found == [(None, {}), (0.5, {"microbatches": 8}), (None, {})]
 
 
-def test_repeats_take_turns_and_their_seeds_are_paired(tmp_path: Path) -> None:
+def test_repeats_take_turns_and_have_the_same_seeds(tmp_path: Path) -> None:
     asked = question(config=replace(CONFIG, seed=7), strategies=["solo", "sync"], workers=[2], repeats=2)
     seen: list[tuple[str, int]] = []
     comparison = plan_comparison(asked, cores=2)
@@ -164,17 +147,10 @@ def test_repeats_take_turns_and_their_seeds_are_paired(tmp_path: Path) -> None:
         return SUMMARY
 
     compare(asked, comparison, tmp_path, lambda _: None, train)
-    assert seen == [
-        ("solo", 7),
-        ("solo", 7),
-        ("sync", 7),
-        ("solo", 8),
-        ("solo", 8),
-        ("sync", 8),
-    ]
+    assert seen == [(name, seed) for seed in (7, 8) for name in ("solo", "solo", "sync")]
 
 
-def test_one_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> None:
     def train(config: TrainConfig) -> Summary:
         if config.strategy == "sync":
             raise RankFailed(1, "ValueError: broken")
@@ -191,12 +167,11 @@ def test_one_that_fails_leaves_its_error_and_the_others_run(tmp_path: Path) -> N
         run = ComparisonFolder(tmp_path).run(one, 0)
         assert (run.error() is not None) == (one.strategy == "sync")
         assert run.finished == (one.strategy != "sync")
-    assert "ValueError: broken" in (
-        ComparisonFolder(tmp_path).run(comparison.combinations[2], 0).error() or ""
-    )
+    failed = ComparisonFolder(tmp_path).run(comparison.combinations[2], 0)
+    assert "ValueError: broken" in (failed.error() or "")
 
 
-def test_going_on_runs_only_what_has_not_ended(tmp_path: Path) -> None:
+def test_a_resumed_comparison_makes_only_the_missing_runs(tmp_path: Path) -> None:
     asked = question(strategies=["sync", "easgd"], workers=[2], repeats=2)
     comparison = plan_comparison(asked, cores=2)
     seen: list[str | None] = []
@@ -224,7 +199,7 @@ def test_going_on_runs_only_what_has_not_ended(tmp_path: Path) -> None:
 
 
 def finish(config: TrainConfig) -> Summary:
-    """Leave what a finished run leaves, and give its summary."""
+    """Write the folder of a finished run, and return its summary."""
     assert config.out is not None
     Path(config.out).mkdir(parents=True)
     (Path(config.out) / "summary.json").write_text("{}")
@@ -256,7 +231,7 @@ def finish(config: TrainConfig) -> Summary:
         ({"sweep": {"parallel.schedule": ["gpipe"]}}, "but no --parallel; name one"),
     ],
 )
-def test_questions_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_questions_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadOption) as caught:
         plan_comparison(question(**changes), cores=2)
     assert message in str(caught.value)
@@ -277,14 +252,14 @@ def test_questions_that_make_no_sense_are_refused(changes: dict[str, Any], messa
         ({"layouts": ["pipeline"], "workers": [2], "sweep": {"parallel.schedule": ["gpip"]}}, UnknownName),
     ],
 )
-def test_unknown_strategies_and_options_are_named_before_anything_runs(
+def test_unknown_strategies_and_options_are_refused_before_any_run(
     changes: dict[str, Any], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
         plan_comparison(question(**changes), cores=2)
 
 
-def test_data_that_cannot_be_had_are_refused_once(
+def test_missing_data_are_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mnist").mkdir()
@@ -295,7 +270,7 @@ def test_data_that_cannot_be_had_are_refused_once(
     assert (shown.out, shown.err.count("lacks the train images and labels")) == ("", 1)
 
 
-def test_a_rank_of_somebody_s_job_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_mpirun_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(BadOption, match="run it without mpirun"):
@@ -325,7 +300,7 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
     assert main(words) == 2
     assert "go on with what is in it by --resume" in capfd.readouterr().err
     assert main([*words, "--resume", "--lr", "0.5"]) == 2
-    assert "holds a comparison with other options" in capfd.readouterr().err
+    assert "has a comparison with other options" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -343,16 +318,14 @@ def test_a_comparison_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureF
         (["--model", "mlp"], "unknown option '--model'"),
     ],
 )
-def test_wrong_words_are_refused(
+def test_wrong_options_are_refused(
     words: list[str], message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["compare", *words]) == 2
     assert message in capfd.readouterr().err
 
 
-def test_a_device_that_is_not_here_fails_alone_and_says_so(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_device_fails_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU, so nothing fails")
     words = ["compare", "mlp", "--strategies", "solo", "--repeats", "1", "--epochs", "1"]
@@ -364,9 +337,7 @@ def test_a_device_that_is_not_here_fails_alone_and_says_so(
     assert '<tr class="failed"><td>solo, cuda (0 of 1 runs)</td>' in (tmp_path / "found" / PAGE).read_text()
 
 
-def test_ctrl_c_in_the_midst_of_a_training_ends_the_comparison_and_not_that_training_alone(
-    tmp_path: Path,
-) -> None:
+def test_ctrl_c_during_a_training_ends_the_whole_comparison(tmp_path: Path) -> None:
     out = tmp_path / "found"
     words = ["compare", "mlp", "--strategies", "sync,easgd", "-n", "1", "--repeats", "1"]
     words += ["--epochs", "1000000", "--out", str(out)]

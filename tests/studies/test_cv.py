@@ -1,4 +1,4 @@
-"""Tests of `tutti cv` on farms."""
+"""`tutti cv` on farms."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def farm(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_all_that_was_asked_for_is_there(farm: Path) -> None:
+def test_a_farm_has_all_runs_and_tables(farm: Path) -> None:
     folder = FarmFolder.open(farm)
     names = {f"{m}/{s}/fold-{k}" for m in ("mlp", "linear") for s in ("none", "cosine") for k in range(3)}
     assert set(folder.plan.jobs) == names
     assert {folder.state(name) for name in names} == {JobState.FINISHED}
-    # Folds of one number begin alike for all models.
+    # A fold has the same seed for all models.
     assert all(config["seed"] == int(name[-1]) for name, config in folder.plan.jobs.items())
     with np.load(folder.splits) as file:
         assert sum(key.startswith("train-") for key in file) == 3
@@ -96,21 +96,15 @@ def test_all_that_was_asked_for_is_there(farm: Path) -> None:
     assert len(found.comparison) == 6
     assert {tuple(one.samples) for one in found.scores.values()} == {(40, 40, 40)}
     assert (farm / "scores.csv").read_text().count("mean") == 4
-    assert (
-        "no significant difference" in (farm / "compare.csv").read_text()
-        or "better" in (farm / "compare.csv").read_text()
-    )
+    comparison = (farm / "compare.csv").read_text()
+    assert "no significant difference" in comparison or "better" in comparison
 
 
-def test_all_models_see_the_same_samples_by_a_scale_of_their_own_fold(farm: Path) -> None:
-    scales = {
-        job.rpartition("/")[2]: set[tuple[tuple[float, ...], tuple[float, ...]]]()
-        for job in FarmFolder.open(farm).plan.jobs
-    }
+def test_each_fold_has_its_own_scale_for_all_candidates(farm: Path) -> None:
+    scales: dict[str, set[object]] = {}
     for job in FarmFolder.open(farm).plan.jobs:
         seen = RunFolder(farm / "jobs" / job).read(TrainedOn)
-        scales[job.rpartition("/")[2]].add((seen.mean, seen.std))
-    # The same for all candidates, and another for each fold.
+        scales.setdefault(job.rpartition("/")[2], set()).add((seen.mean, seen.std))
     assert [len(found) for found in scales.values()] == [1, 1, 1]
     assert len(set.union(*scales.values())) == 3
 
@@ -122,7 +116,7 @@ def test_blocks_and_order_change_no_bit(farm: Path, data: str, tmp_path: Path) -
     assert _predictions(tmp_path / "two") == _predictions(farm)
 
 
-def test_a_farm_that_was_killed_goes_on_to_the_same_bits(farm: Path, data: str, tmp_path: Path) -> None:
+def test_a_killed_farm_resumes_to_the_same_bits(farm: Path, data: str, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     words = [" finished; 1 of 12 jobs done", *_words(data, out, "--blocks", "2")]
     killed = subprocess.run([*interpreter(starts_ranks=True), killed_program.__file__, *words], check=False)
@@ -133,7 +127,7 @@ def test_a_farm_that_was_killed_goes_on_to_the_same_bits(farm: Path, data: str, 
     assert _predictions(out) == _predictions(farm)
 
 
-def test_a_fold_is_repeated_by_an_ordinary_run(farm: Path, tmp_path: Path) -> None:
+def test_an_ordinary_run_repeats_a_fold(farm: Path, tmp_path: Path) -> None:
     config = str(farm / "jobs/mlp/cosine/fold-2/config.json")
     assert main(["train", "--config", config, "--out", str(tmp_path / "run")]) == 0
     ours, theirs = (farm / "jobs/mlp/cosine/fold-2"), tmp_path / "run"
@@ -152,7 +146,7 @@ def test_a_function_makes_the_same_data_for_all_folds(tmp_path: Path) -> None:
     words = ["mlp", "--data", f"{program}:make", "--steps", "2", "--threads", "1"]
     farm = tmp_path / "farm"
     assert main(["cv", *words, "--folds", "3", "--seed", "4", "--out", str(farm)]) == 0
-    # Once to be split, once for all blocks.
+    # Once for the splits, once for all blocks.
     assert calls.read_text() == "xx"
     alone = ["-n", "1", "--split", f"{farm}/splits.npz:1", "--seed", "5", "--predictions"]
     assert main(["train", *words, *alone, "--out", str(tmp_path / "run")]) == 0
@@ -164,10 +158,8 @@ def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.
     words = _words(data, tmp_path / "farm", "--model.fold", "fold-1")
     words[1:4] = [f"{MODELS}:FailsOn", "--schedule", "none"]
     assert main(words) == 1
-    said, failure = (
-        capfd.readouterr().out,
-        "a job of FailsOn/none failed: ArithmeticError: no model for this fold",
-    )
+    said = capfd.readouterr().out
+    failure = "a job of FailsOn/none failed: ArithmeticError: no model for this fold"
     assert failure in said
     assert "2 of 3" in said
     assert f"report: {tmp_path / 'farm' / 'report.html'}" in said
@@ -179,10 +171,8 @@ def test_a_fold_that_fails_fails_alone(data: str, tmp_path: Path, capfd: pytest.
 
 
 def test_a_dry_run_prints_the_jobs(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(_words(data, tmp_path / "farm", "--dry-run", "--group-by", "person", "--sweep", "lr=0.1,0.2"))
-        == 0
-    )
+    words = ["--dry-run", "--group-by", "person", "--sweep", "lr=0.1,0.2"]
+    assert main(_words(data, tmp_path / "farm", *words)) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "24 jobs: 8 candidates x 3 folds"
     assert said[1] == "fold 0: 80 samples to train on, 40 held out"
@@ -214,27 +204,14 @@ def test_bad_input(
     assert not (tmp_path / "farm").exists()
 
 
-def test_folds_by_a_column_of_a_table_which_is_no_input(
+def test_the_column_that_groups_a_table_is_no_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     persons = [f"p{number // 3}" for number in range(24)]
     rows = (f"{number / 24},{-number},{person},{number % 2}" for number, person in enumerate(persons))
     table = tmp_path / "table.csv"
     table.write_text("\n".join(["a,b,person,label", *rows]) + "\n")
-    words = [
-        "cv",
-        "mlp",
-        "--data",
-        str(table),
-        "--folds",
-        "2",
-        "--epochs",
-        "1",
-        "--block",
-        "1",
-        "--threads",
-        "1",
-    ]
+    words = ["cv", "mlp", "--data", str(table), "--folds", "2", "--epochs", "1", "--threads", "1"]
     farm = tmp_path / "farm"
     assert main([*words, "--group-by", "person", "--out", str(farm)]) == 0
     assert not capsys.readouterr().err
@@ -272,15 +249,14 @@ def test_folds_leave_out_the_test_part_of_a_run_with_the_same_seed(
     assert {one.config.test for one in trained} == {0.0}
 
 
-def test_a_farm_that_was_stopped_says_how_to_go_on(
+def test_a_stopped_farm_prints_how_to_continue(
     farm: Path, data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = FarmOutcome("its time limit is over", 1.0, 1.0, 1, Counter())
     monkeypatch.setattr(cv, "train_shown", lambda *_: (outcome, None))
     assert main(_words(data, farm, "--resume", "--time-limit", "1s")) == 75
-    assert f"stopped: its time limit is over; go on by the same command with --resume --out {farm}" in (
-        capsys.readouterr().out
-    )
+    expected = f"stopped: its time limit is over; continue with the same command and --resume --out {farm}"
+    assert expected in capsys.readouterr().out
 
 
 def test_the_farm_of_another_question_is_refused(
@@ -306,6 +282,6 @@ def test_the_page_has_all_figures(farm: Path, tmp_path: Path, capsys: pytest.Cap
     assert all(name in page for name in found.scores)
 
 
-def test_a_farm_is_watched(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_farm_can_be_watched(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(farm)]) == 0
     assert "12 of 12 jobs done, 0 running" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tests of the candidates of a cross-validation and of the order of their jobs."""
+"""The candidates of a cross-validation, and the order of their jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_models_schedules_and_swept_options_are_crossed() -> None:
     assert found["mlp/none/lr=0.1,model.hidden=4"].config.schedule == "none"
 
 
-def test_each_model_has_its_own_defaults_where_no_option_is_given() -> None:
+def test_each_model_has_its_own_defaults() -> None:
     base = FarmJob("", TrainConfig(epochs=1, lr=0.5))
     models, sweep = _named("model", "mlp", "tabular"), {"batch_size": [16]}
     found = candidates_of(base, models, alternatives("schedule", [(None, None)]), sweep)
@@ -57,7 +57,7 @@ def test_each_model_has_its_own_defaults_where_no_option_is_given() -> None:
         assert {option: getattr(found[name].config, option) for option in wanted} == wanted
 
 
-def test_models_of_one_name_are_told_apart_by_their_files() -> None:
+def test_models_with_the_same_name_get_the_names_of_their_files() -> None:
     found = _named("model", "a.py:Net", "b.py:Net", "mlp")
     assert [one.name for one in found] == ["a.Net", "b.Net", "mlp"]
 
@@ -65,12 +65,12 @@ def test_models_of_one_name_are_told_apart_by_their_files() -> None:
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        (["mlp", "cnn", "mlp"], "2 models are called 'mlp'"),
-        (["x/a.py:Net", "y/a.py:Net"], "called 'a.Net'"),
+        (["mlp", "cnn", "mlp"], "2 models have the name 'mlp'"),
+        (["x/a.py:Net", "y/a.py:Net"], "have the name 'a.Net'"),
         ([], "no model is named"),
     ],
 )
-def test_names_that_cannot_be_told_apart_are_refused(models: list[str], message: str) -> None:
+def test_equal_names_are_refused(models: list[str], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         _named("model", *models)
 
@@ -112,7 +112,7 @@ def test_one_fold_of_each_comes_first_and_then_the_longest() -> None:
     first = [source.next() for _ in range(2)]
     assert [job.name for job in first if job] == ["short/fold-0", "long/fold-0"]
     source.ended(jobs["short"][0], _outcome(1.0))
-    # Not measured yet: it has taken longer already.
+    # It is not measured yet: it has taken longer already.
     third = source.next()
     assert third is not None
     assert third.name == "long/fold-1"

@@ -1,8 +1,7 @@
-"""The corrected t-test and Holm's adjustment give published numbers, and no p where there can be none."""
+"""The corrected t-test and Holm's adjustment give published numbers."""
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from pathlib import Path
@@ -67,7 +66,7 @@ def test_the_test_gives_the_numbers_of_scikit_learns_example():
     )
 
 
-def test_an_interval_leaves_out_0_exactly_where_a_difference_is_significant():
+def test_an_interval_excludes_0_exactly_if_the_difference_is_significant():
     candidates = {
         "a": scores(0.90, 0.92, 0.91, 0.93),
         "b": scores(0.88, 0.89, 0.90, 0.90),
@@ -80,7 +79,7 @@ def test_an_interval_leaves_out_0_exactly_where_a_difference_is_significant():
     for one in found:
         low, high = one.interval
         assert (one.better is not None) == (low > 0 or high < 0)
-        # At the level of the interval p would be the share that is left out.
+        # The share outside of the interval is its level.
         outside = 2 * stats.t(3).sf((high - one.mean) / one.error)
         assert outside == pytest.approx(0.05 * one.p / one.adjusted, rel=1e-9)
 
@@ -96,7 +95,7 @@ def test_the_variance_is_that_of_nadeau_and_bengio():
 
 
 def test_holms_adjustment_gives_known_numbers():
-    # The first is the example of the article on the method in Wikipedia; all are as statsmodels has them.
+    # The first is the example of Wikipedia's article; statsmodels gives the same for all.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.02, 0.02, 0.5]) == pytest.approx([0.06, 0.06, 0.5])
     assert holm([0.0001, 0.6, 0.7, 0.2, 0.049, 0.051]) == pytest.approx([0.0006, 1.0, 1.0, 0.6, 0.245, 0.245])
@@ -107,7 +106,7 @@ def test_holms_adjustment_gives_known_numbers():
     assert math.isnan(found[1])
 
 
-def test_the_better_one_is_named_in_any_order_and_by_any_metric():
+def test_the_better_candidate_is_named_in_any_order_and_for_any_metric():
     high, low = scores(0.9, 0.92, 0.91, 0.93, 0.9), scores(0.8, 0.81, 0.82, 0.83, 0.81)
     for candidates in ({"cosine": high, "warm": low}, {"warm": low, "cosine": high}):
         (one,) = compare(candidates, [0.25] * 5)
@@ -120,8 +119,8 @@ def test_the_better_one_is_named_in_any_order_and_by_any_metric():
     assert "warm is better than cosine by 0.098 in mae, 95 % interval 0.08" in one.sentence
 
 
-def told(one, other, **options):
-    (found,) = compare({"a": one, "b": other}, [0.25] * len(one.folds), **options)
+def compared(one, other):
+    (found,) = compare({"a": one, "b": other}, [0.25] * len(one.folds))
     return found
 
 
@@ -132,13 +131,13 @@ def told(one, other, **options):
         ((0.8, 0.9, 0.7), (0.75, 0.85, 0.65), r"they differ by the same 5\.00 points in each fold"),
         ((0.1 + 0.2, 0.9, 0.7), (0.3, 0.9, 0.7), r"the same 0\.00 points"),
         ((0.0, 0.0), (0.0, 0.0), r"the same 0\.00 points"),
-        ((0.8,), (0.7,), "the scores of 1 folds; a comparison needs at least two"),
+        ((0.8,), (0.7,), "the scores of 1 folds, and a test needs two"),
         ((0.8, math.nan), (0.7, 0.9), "the scores of 1 folds"),
         ((math.nan, 0.8), (0.7, math.nan), "the scores of 0 folds"),
     ],
 )
-def test_where_nothing_can_be_told_there_is_no_p(one, other, said):
-    found = told(scores(*one), scores(*other))
+def test_equal_differences_and_missing_scores_give_no_p(one, other, said):
+    found = compared(scores(*one), scores(*other))
     assert all(map(math.isnan, (found.p, found.adjusted, *found.interval)))
     assert found.better is None
     assert re.search(f"a and b cannot be compared: .*{said}", found.sentence)
@@ -146,18 +145,16 @@ def test_where_nothing_can_be_told_there_is_no_p(one, other, said):
 
 def test_folds_without_a_score_are_left_out_of_both():
     whole, part = scores(0.8, 0.9, 0.7, 0.85), scores(0.7, 0.85, 0.65, 0.82)
-    found = told(scores(0.8, 0.9, 0.1, 0.7, 0.85), scores(0.7, 0.85, math.nan, 0.65, 0.82))
-    wanted = told(whole, part)
+    found = compared(scores(0.8, 0.9, 0.1, 0.7, 0.85), scores(0.7, 0.85, math.nan, 0.65, 0.82))
+    wanted = compared(whole, part)
     assert (found.folds, found.p, found.mean) == (4, wanted.p, wanted.mean)
 
 
-def test_two_folds_are_said_to_be_few():
-    found = told(scores(0.8, 0.9), scores(0.7, 0.7))
+def test_the_sentence_for_two_folds_has_no_interval():
+    found = compared(scores(0.8, 0.9), scores(0.7, 0.7))
     assert found.p == pytest.approx(2 * stats.t(1).sf(found.mean / found.error))
-    assert (
-        found.sentence
-        == "no significant difference between a and b: 15.00 points, p = 0.247, of 2 folds only"
-    )
+    expected = "no significant difference between a and b: 15.00 points, p = 0.247, of 2 folds only"
+    assert found.sentence == expected
 
 
 def test_a_pair_without_a_test_does_not_count_in_the_adjustment():
@@ -168,7 +165,7 @@ def test_a_pair_without_a_test_does_not_count_in_the_adjustment():
     assert [one.adjusted for one in others] == pytest.approx([2 * one.p for one in others])
 
 
-def test_unequal_folds_count_with_the_mean_of_their_shares():
+def test_unequal_folds_use_the_mean_of_their_ratios():
     one, other = scores(0.8, 0.9, 0.7), scores(0.7, 0.85, 0.68)
     (found,) = compare({"a": one, "b": other}, [0.5, 0.4, 0.6])
     assert found.p == corrected_test([a - b for a, b in zip(one.folds, other.folds, strict=True)], 0.5)[1]
@@ -179,18 +176,14 @@ def test_scores_of_other_folds_are_refused():
         compare({"a": scores(0.1, 0.2), "b": scores(0.1, 0.2, 0.3)}, [0.5] * 2)
 
 
-def test_candidates_without_a_significant_difference_from_the_best_are_ties():
+def test_candidates_that_do_not_differ_significantly_from_the_best_are_ties():
     found = CrossValidated(moons(), compare(moons(), [10 / 90] * 100), {}, Path())
     assert found.ties == ["rbf", "linear", "poly, degree 3"]
     assert found.verdict.startswith("best mean: rbf, 94.00%. A tie")
 
 
-def test_of_many_comparisons_those_with_the_best_are_shown():
-    stream = io.StringIO()
+def test_many_comparisons_are_shown_only_with_the_best_candidate():
     many = {**moons(), "again": moons()["linear"]}
-    CrossValidated(many, compare(many, [10 / 90] * 100), {}, Path()).print_to(stream)
-    assert (
-        stream.getvalue().count("no significant difference ") + stream.getvalue().count(" is better than ")
-        == 4
-    )
-    assert stream.getvalue().endswith("\n6 further comparisons are in compare.csv\n")
+    shown = str(CrossValidated(many, compare(many, [10 / 90] * 100), {}, Path()))
+    assert shown.count("no significant difference ") + shown.count(" is better than ") == 4
+    assert shown.endswith("\n6 further comparisons are in compare.csv")

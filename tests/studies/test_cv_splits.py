@@ -1,4 +1,4 @@
-"""No sample and no group is ever in both parts, and every sample is held out as often as it must be."""
+"""No sample or group is in both parts, and every sample is held out in each repeat."""
 
 from __future__ import annotations
 
@@ -39,11 +39,8 @@ def test_every_sample_is_held_out_once_in_each_repeat(folds, repeats, stratified
     repeats = 1 if grouped else repeats
     random = np.random.default_rng(seed)
     targets = np.concatenate([np.repeat([0, 1], 5), random.integers(0, 2, samples - 10)])
-    groups = (
-        random.permutation(np.concatenate([np.arange(10), random.integers(0, 10, samples - 10)]))
-        if grouped
-        else None
-    )
+    drawn = np.concatenate([np.arange(10), random.integers(0, 10, samples - 10)])
+    groups = random.permutation(drawn) if grouped else None
     cv = splitter_of(folds, repeats, seed, stratified, grouped)
     splits = make_splits(cv, targets, groups)
     assert len(splits) == folds * repeats
@@ -62,7 +59,7 @@ def test_every_sample_is_held_out_once_in_each_repeat(folds, repeats, stratified
     assert all(np.array_equal(one.test, other.test) for one, other in zip(splits, again, strict=True))
 
 
-def test_repeats_and_seeds_divide_in_other_ways():
+def test_repeats_and_seeds_give_different_splits():
     found = [make_splits(splitter_of(4, 2, seed), np.arange(60) % 3) for seed in (1, 2)]
     assert len({tuple(split.test.tolist()) for splits in found for split in splits}) == 16
 
@@ -82,7 +79,7 @@ SPLITTERS = [
 
 
 @pytest.mark.parametrize("cv", SPLITTERS, ids=lambda cv: type(cv).__name__)
-def test_every_splitter_of_scikit_learn_gives_its_own_splits(cv):
+def test_splitters_of_scikit_learn_are_used_as_they_are(cv):
     targets, groups = np.arange(40) % 4, np.arange(40) // 5
     groups = groups if "Group" in type(cv).__name__ else None
     wanted = list(cv.split(np.zeros((40, 1)), targets, groups))
@@ -93,14 +90,14 @@ def test_every_splitter_of_scikit_learn_gives_its_own_splits(cv):
 
 
 class Halves:
-    """A splitter of a user's own."""
+    """A user's splitter."""
 
     def split(self, X, y=None, groups=None):
         middle = len(X) // 2
         yield np.arange(middle), np.arange(middle, len(X))
 
 
-def test_a_splitter_of_the_users_own_pairs_and_masks_are_taken():
+def test_users_splitters_pairs_and_masks_are_used():
     targets = np.zeros(6)
     mask = np.array([True, True, False, False, False, True])
     for cv in (Halves(), [([2, 1, 0], [5, 4, 3])], iter([(np.arange(3), np.arange(3, 6))])):
@@ -115,7 +112,7 @@ def test_a_splitter_of_the_users_own_pairs_and_masks_are_taken():
     [
         (lambda targets: splitter_of(1), BadOption, "number of folds is 1; give at least 2"),
         (lambda targets: splitter_of(2, 0), BadOption, "--repeats is 0"),
-        (lambda targets: splitter_of(2, 2, grouped=True), BadOption, "--repeats is for samples without"),
+        (lambda targets: splitter_of(2, 2, grouped=True), BadOption, "--repeats does not go with groups"),
         (lambda targets: make_splits(splitter_of(13), targets), BadOption, "cannot split these 12 samples"),
         (lambda targets: make_splits(LeaveOneGroupOut(), targets), BadOption, "should not be None"),
         (lambda targets: make_splits(StratifiedKFold(5), targets / 3), BadOption, "continuous"),
@@ -127,6 +124,6 @@ def test_a_splitter_of_the_users_own_pairs_and_masks_are_taken():
         (lambda targets: make_splits([([1, 2, 3], [3, 4])], targets), BadData, "1 samples in both parts"),
     ],
 )
-def test_what_cannot_be_split_is_refused(call, kind, said):
+def test_impossible_splits_are_refused(call, kind, said):
     with pytest.raises(kind, match=said):
         call(np.arange(12) % 2)

@@ -14,7 +14,7 @@ from tutti.launch.placement import place_ranks
 from tutti.studies import doctor
 
 
-def test_every_part_of_the_machine_is_reported() -> None:
+def test_the_report_has_every_part_of_the_machine() -> None:
     found = dict(doctor.examine())
     expected = {"machine", "cores", "affinity", "quota", "threads", "memory", "matrix units", "python", "MPI"}
     assert expected | {"torch", "GPU", "all-reduce", "recommended"} == found.keys() - {"mpirun"}
@@ -23,7 +23,7 @@ def test_every_part_of_the_machine_is_reported() -> None:
     assert "16 MB in " in found["all-reduce"]
 
 
-def test_ranks_that_do_not_start_are_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_start_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> object:
         raise PeerLost([1], "killed by signal 9")
 
@@ -31,42 +31,41 @@ def test_ranks_that_do_not_start_are_reported_too(monkeypatch: pytest.MonkeyPatc
     assert doctor.measure_ranks(place_ranks(1)) == "lost rank 1: killed by signal 9"
 
 
-def test_a_machine_without_mpi4py_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda package: "not installed")
-    assert "pip install 'tutti[mpi]'" in doctor.mpi_library()
-
-
 @needs_mpirun
-def test_an_mpi_that_works_is_named() -> None:
+def test_a_working_mpi_is_named() -> None:
     assert re.fullmatch(r".+, mpi4py \d\S+", doctor.mpi_library())
 
 
-def test_roots_mpirun_is_shown_with_what_open_mpi_refuses_to_start_without(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("not installed", "pip install 'tutti[mpi]'"),
+        ("4.0", "no MPI library works: RuntimeError: cannot load MPI library"),
+    ],
+)
+def test_a_missing_or_broken_mpi_is_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, version: str, expected: str
 ) -> None:
+    monkeypatch.setattr(doctor, "MPI_QUESTION", "raise RuntimeError('cannot load MPI library')")
+    monkeypatch.setattr(doctor, "version_of", lambda package: version)
+    assert expected in doctor.mpi_library()
+
+
+def test_the_mpirun_of_root_is_shown_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
     cores = Cores(((0,), (1,), (2,)))
     (line,) = doctor.mpirun_options("Open MPI v5.0.11, mpi4py 4.1.2", cores)
     assert line.startswith("mpirun --allow-run-as-root --bind-to none -n 3 tutti train")
-    assert "more ranks than 3: --oversubscribe" in line
+    assert "add --oversubscribe for more ranks than 3" in line
     assert doctor.mpirun_options("MPICH Version: 4.0.2", cores) == []
 
 
-def test_an_mpi_that_does_not_work_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "MPI_QUESTION", "raise RuntimeError('cannot load MPI library')")
-    monkeypatch.setattr(doctor, "_version", lambda package: "4.0")
-    assert "no MPI library works: RuntimeError: cannot load MPI library" in doctor.mpi_library()
-
-
-def test_what_is_recommended_fits_the_cores() -> None:
+def test_the_recommended_commands_fit_the_machine_and_can_be_parsed() -> None:
     cores = Cores(((0, 4), (1, 5), (2, 6), (3, 7)))
     assert "-n 4 " in doctor.recommend(cores, "")[0]
     assert "--device cuda" in doctor.recommend(cores, "H200")[0]
-
-
-def test_the_recommended_commands_are_ones_that_the_command_line_knows() -> None:
-    for line in doctor.recommend(Cores(((0,), (1,))), "H200"):
+    for line in doctor.recommend(cores, "H200"):
         words = line.partition("    (")[0].split()
         assert words[:2] == ["tutti", "train"]
         assert TrainCommand().parser().parse_args(words[2:]).model == "cnn"

@@ -1,4 +1,4 @@
-"""A dry run prints what the run would be, and makes none."""
+"""A dry run prints the plan of a run, and makes no run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_dry_run_fills_in_what_was_left_open_and_writes_nothing(
+def test_a_dry_run_fills_in_defaults_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["train", "mlp", "-n", "2", "--threads", "1", "--lr", "0.5", "--dry-run"]
@@ -41,7 +41,7 @@ def test_a_dry_run_fills_in_what_was_left_open_and_writes_nothing(
         (["--monitor", "val_loss", "--validation", "0"], "--monitor"),
     ],
 )
-def test_what_a_run_would_be_refused_for_a_dry_run_is_refused_for(
+def test_a_dry_run_refuses_what_a_run_refuses(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "mlp", "--dry-run", *words]) == 2

@@ -1,4 +1,4 @@
-"""Tests of `tutti ensemble` on a farm."""
+"""`tutti ensemble` on a farm."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "farm"
 
 
-def test_the_gain_over_the_best_single_model_is_said(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gain_over_the_best_single_model_is_shown(farm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for method in ("mean", "greedy"):
         assert main(["ensemble", str(farm), "--method", method, "--dry-run", "--trust"]) == 0
         said = capsys.readouterr().out
@@ -73,25 +73,25 @@ def test_bad_input(farm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--top is 0" in refused(str(farm), "--top", "0")
     assert "no folder of a farm" in refused(str(tmp_path))
     assert "does not exist" in refused(str(tmp_path / "none"))
-    assert "is there already; name another folder" in refused(str(farm), "--out", str(farm))
+    assert "exists already; name another folder" in refused(str(farm), "--out", str(farm))
     assert "'weigthed'" in refused(str(farm), "--method", "weigthed")
     copy = tmp_path / "copy"
     shutil.copytree(farm, copy, symlinks=True)
     (copy / "jobs/linear/none/fold-1/summary.json").unlink()
     assert "candidates that have finished are 1: mlp/none" in refused(str(copy), "--top", "2")
     assert main(["ensemble", str(copy), "--dry-run"]) == 0
-    assert "not all of its folds have finished: linear/none" in capsys.readouterr().out
+    assert "not all folds have finished: linear/none" in capsys.readouterr().out
     shutil.copy2(farm / "jobs/linear/none/fold-1/summary.json", copy / "jobs/linear/none/fold-1")
     config = copy / "jobs/linear/none/fold-0/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model": "object:Mine"}))
     said = refused(str(copy), "--method", "mean", "--trust")
-    assert "the model of linear/none was a Python object ('Mine'), by which a saved" in said
+    assert "the model of linear/none was a Python object ('Mine'), which a saved" in said
     (copy / "jobs/linear/none/fold-1/summary.json").unlink()
     (copy / "jobs/mlp/none/fold-0/summary.json").unlink()
     assert "no candidate of" in refused(str(copy))
 
 
-def test_a_loss_that_was_a_python_object_is_not_needed_again(farm: Path, tmp_path: Path) -> None:
+def test_an_ensemble_does_not_need_a_loss_that_was_a_python_object(farm: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(farm, copy, symlinks=True)
     for path in copy.glob("jobs/*/*/*/config.json"):
@@ -125,15 +125,14 @@ def test_a_saved_ensemble_is_a_module_that_combines_its_networks(farm: Path, ens
         found = torch.cat([loaded(batch) for batch, _ in loader])
         alone = np.stack([member(inputs).numpy() for member in loaded.members])
     record = loaded.record
-    assert [one.candidate for one in record.members] == ["mlp/none"] * 3 + ["linear/none"] * 3 or [
-        one.candidate for one in record.members
-    ] == ["linear/none"] * 3 + ["mlp/none"] * 3
+    candidates = [one.candidate for one in record.members]
+    assert sorted(candidates) == ["linear/none"] * 3 + ["mlp/none"] * 3
     values = np.stack([Kind.CLASSES.values(one) for one in alone])
     np.testing.assert_allclose(found.exp().numpy(), values.mean(0), rtol=1e-5, atol=1e-6)
     assert found.exp().sum(1).numpy() == pytest.approx(np.ones(30), rel=1e-5)
 
 
-def test_its_networks_are_those_of_the_folds(farm: Path, ensemble: Path) -> None:
+def test_the_networks_of_an_ensemble_are_those_of_the_folds(farm: Path, ensemble: Path) -> None:
     loaded = tutti.load_ensemble(ensemble, trust=True)
     with np.load(farm.parent / "images.npz") as file:
         inputs = torch.from_numpy(file["x_train"])[:, None]
@@ -161,13 +160,12 @@ def test_an_ensemble_is_evaluated_the_same_on_any_number_of_ranks(
     assert said[0] == said[1]
     assert f"test part of images: 30 samples, accuracy {right:.2%}" in said[0]
     other = _images(tmp_path / "other.npz", 1)
-    assert (
-        main(["evaluate", str(ensemble), "--trust", "-n", "1", "--data", str(other), "--part", "train"]) == 0
-    )
+    words = ["--trust", "-n", "1", "--data", str(other), "--part", "train"]
+    assert main(["evaluate", str(ensemble), *words]) == 0
     assert "train part of other: 60 samples" in capfd.readouterr().out
 
 
-def test_an_ensemble_predicts_into_a_file_and_is_the_same_in_plain_operations(
+def test_an_ensemble_predicts_into_a_file_and_its_plain_form_gives_the_same(
     farm: Path, ensemble: Path, tmp_path: Path
 ) -> None:
     inputs, _ = _test_part(farm)
@@ -182,7 +180,7 @@ def test_an_ensemble_predicts_into_a_file_and_is_the_same_in_plain_operations(
         torch.testing.assert_close(loaded.plain()(inputs), loaded(inputs), rtol=1e-5, atol=1e-5)
 
 
-def test_an_ensemble_of_somebody_else_runs_no_code(
+def test_an_ensemble_of_another_user_runs_no_code(
     ensemble: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "copy"
@@ -197,7 +195,7 @@ def test_an_ensemble_of_somebody_else_runs_no_code(
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_outputs_mean_the_weighted_values(kind: Kind) -> None:
+def test_combined_outputs_stand_for_the_weighted_values(kind: Kind) -> None:
     values = torch.from_numpy(kind.values(np.random.default_rng(0).normal(size=(10, 4))).reshape(2, 5, 4))
     found = combined((0.25, 0.75), kind, [*values]).numpy()
     np.testing.assert_allclose(kind.values(found), values[0] / 4 + values[1] * 3 / 4, rtol=1e-12)

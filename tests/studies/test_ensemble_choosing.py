@@ -1,4 +1,4 @@
-"""Tests of the choice of ensembles: on worked numbers, and on samples that nothing was chosen by."""
+"""The choice of ensembles, with worked numbers and on held-out samples."""
 
 from __future__ import annotations
 
@@ -58,11 +58,7 @@ def _folded(library: Library, repeats: int = 1) -> Library:
     at = np.concatenate([np.flatnonzero(part) for part in parts])
     folds = np.repeat(np.arange(len(parts)), [part.sum() for part in parts])
     return replace(
-        library,
-        values=library.values[:, at],
-        targets=library.targets[at],
-        rows=library.rows[at],
-        folds=folds,
+        library, values=library.values[:, at], targets=library.targets[at], rows=library.rows[at], folds=folds
     )
 
 
@@ -73,10 +69,10 @@ def _chosen(library: Library, method: str, top: int | None = None) -> Selection:
 @pytest.mark.parametrize("method", METHODS)
 @given(seed=st.integers(0, 10_000), fold=st.integers(0, 3))
 @settings(max_examples=8, deadline=None)
-def test_nothing_is_chosen_by_the_samples_that_it_is_scored_on(method: str, seed: int, fold: int) -> None:
+def test_the_held_out_samples_do_not_affect_the_choice(method: str, seed: int, fold: int) -> None:
     library = _folded(_classes(seed, 4, 40), repeats=2)
     own = np.isin(library.rows, library.rows[library.folds == fold])
-    # Other targets of these samples, in every repeat: all that was chosen for this fold stays as it was.
+    # Other targets of these samples, in every repeat, do not change the choice for this fold.
     changed = replace(library, targets=np.where(own, (library.targets + 1) % 3, library.targets))
     rests = [one.fold(fold)[1] for one in (library, changed)]
     assert not np.isin(rests[0].rows, library.rows[own]).any()
@@ -85,7 +81,7 @@ def test_nothing_is_chosen_by_the_samples_that_it_is_scored_on(method: str, seed
     assert fit(rests[0], method, 2) == fit(rests[1], method, 2)
 
 
-def test_the_best_of_many_that_guess_is_not_scored_by_its_luck() -> None:
+def test_the_best_of_many_guesses_does_not_profit_from_luck() -> None:
     draw = np.random.default_rng(1)
     targets = draw.integers(0, 2, 60)
     values = np.eye(2)[draw.integers(0, 2, (10, 60))] * 0.8 + 0.1
@@ -94,7 +90,7 @@ def test_the_best_of_many_that_guess_is_not_scored_by_its_luck() -> None:
     assert found.scores[BEST].mean < luck - 0.05
 
 
-def test_three_that_err_independently_are_better_together() -> None:
+def test_three_models_with_independent_errors_are_better_together() -> None:
     draw = np.random.default_rng(0)
     targets = draw.integers(0, 3, 400)
     logits = draw.normal(size=(3, 400, 3)) + 1.0 * np.eye(3)[targets]
@@ -105,7 +101,7 @@ def test_three_that_err_independently_are_better_together() -> None:
     assert found.gain.sentence.startswith("the ensemble is better than the best single model by ")
 
 
-def test_labels_of_0_or_1_are_scored_by_how_many_are_right() -> None:
+def test_labels_of_0_or_1_are_scored_by_accuracy() -> None:
     targets = np.array([0.0, 1, 0, 1, 1, 0, 1, 0])
     values = np.array([np.where(targets, 0.9, 0.1), np.where(targets, 0.4, 0.6)])[..., None]
     found = _chosen(_folded(_library(values, targets, Kind.FLAGS)), "greedy")
@@ -128,7 +124,7 @@ def _predictions(outputs: Array, targets: NDArray[np.generic]) -> list[Predictio
     return [Predictions(rows[:2], outputs[:2], targets[:2]), Predictions(rows[2:], outputs[2:], targets[2:])]
 
 
-def test_candidates_that_mean_different_things_are_refused() -> None:
+def test_candidates_with_different_outputs_are_refused() -> None:
     targets = np.array([0, 1, 2, 1])
     three, four = (_predictions(np.zeros((4, count)), targets) for count in (3, 4))
     classes = dict.fromkeys("ab", Kind.CLASSES)
@@ -146,7 +142,7 @@ def test_candidates_that_mean_different_things_are_refused() -> None:
         library_of({"a": _predictions(np.zeros((4, 3)), np.full((4, 3), 1 / 3))}, classes)
 
 
-def test_a_class_at_each_position_is_a_sample_each() -> None:
+def test_each_position_with_a_class_is_a_sample() -> None:
     targets = np.array([[0, -100], [1, 2], [2, 2], [0, 1]])
     found = library_of({"a": _predictions(np.zeros((4, 3, 2)), targets)}, {"a": Kind.CLASSES})
     assert found.values.shape == (1, 7, 3)

@@ -1,4 +1,4 @@
-"""Which candidate wins, which ones stop early and how long it takes: with a clock and speeds made up."""
+"""Races with made-up speeds and a made-up clock: who wins, who stops early, and how long it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH = 100
 
 @dataclass
 class Machine:
-    """Trains in ways of known speed (samples per second), and has a clock that its steps move."""
+    """Trains in ways of known speed, in samples per second, and has a clock that its steps move."""
 
     speeds: dict[str, float]
     cold_s: float = 0.0
@@ -51,7 +51,7 @@ def entry(candidate: str, *turns: float) -> Entry[str]:
     return Entry(candidate, Timing(1, 1, 1 / turns[0]) if turns else None, dict(enumerate(turns, start=1)))
 
 
-def test_the_fastest_leads_and_the_clearly_slower_ones_are_stopped() -> None:
+def test_the_fastest_leads_and_clearly_slower_candidates_are_stopped() -> None:
     found = Machine({"slow": 700.0, "fast": 1000.0, "medium": 900.0}).race()
     assert leader(list(found.values())).candidate == "fast"
     assert [found[name].stopped for name in ("slow", "medium")] == [True, True]
@@ -64,13 +64,13 @@ def test_a_candidate_far_behind_gets_one_turn() -> None:
     assert found["emulated"].rate == pytest.approx(10.0)
 
 
-def test_candidates_are_measured_in_order_while_there_is_time_for_what_took_longest() -> None:
+def test_candidates_are_measured_in_order_while_there_is_time_for_the_longest_turn() -> None:
     found = Machine({"a": 1000.0, "b": 1200.0, "c": 2000.0}, cold_s=0.5).race(budget_s=2.0)
     assert [one.first is not None for one in found.values()] == [True, True, False]
     assert leader(list(found.values())).candidate == "b"
 
 
-def test_the_fastest_step_so_far_decides_when_time_is_up() -> None:
+def test_the_fastest_step_decides_when_time_is_up() -> None:
     machine = Machine({"slow": 100.0, "fast": 10_000.0, "never": 1000.0})
     entries = race(list(machine.speeds), machine.measure, machine.clock, lambda step_s: 10 * step_s)
     assert [entry.first is not None for entry in entries] == [True, True, False]
@@ -88,17 +88,18 @@ def test_batches_of_different_size_are_compared_by_sample() -> None:
     assert ratio(large, small) == pytest.approx(1.0)
 
 
-def test_the_race_ends_when_the_best_is_clear() -> None:
-    machine = Machine({"a": 1000.0, "b": 500.0})
-    machine.race(budget_s=1000.0)
-    assert machine.now < 20.0
-
-
-def test_equally_fast_candidates_end_the_race_too() -> None:
-    machine = Machine({"a": 1000.0, "b": 1000.0, "c": 995.0})
+@pytest.mark.parametrize(
+    ("speeds", "tied", "most_s"),
+    [
+        ({"a": 1000.0, "b": 500.0}, {"a"}, 20.0),
+        ({"a": 1000.0, "b": 1000.0, "c": 995.0}, {"a", "b", "c"}, 60.0),
+    ],
+)
+def test_a_race_ends_before_its_time_is_up(speeds: dict[str, float], tied: set[str], most_s: float) -> None:
+    machine = Machine(speeds)
     found = machine.race(budget_s=1000.0)
-    assert machine.now < 60.0
-    assert {one.candidate for one in ties(list(found.values()))} == {"a", "b", "c"}
+    assert machine.now < most_s
+    assert {one.candidate for one in ties(list(found.values()))} == tied
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -106,11 +107,11 @@ def test_equally_fast_candidates_end_the_race_too() -> None:
 def test_the_budget_is_kept(noise: float, speed: float) -> None:
     machine = Machine({name: speed + number for number, name in enumerate("abcdefgh")}, 0.1, noise)
     machine.race(budget_s=20.0)
-    # A turn that seemed to fit may be slower than the one before it.
+    # A turn may take longer than the one before it.
     assert machine.now <= 20.0 + 2 * max(TURN_S[1], BATCH / speed)
 
 
-def test_a_model_too_slow_for_the_budget_is_measured_once_and_the_rest_is_not() -> None:
+def test_with_a_slow_model_only_the_first_candidate_is_measured() -> None:
     machine = Machine({"a": 5.0, "b": 5.0, "c": 5.0})
     found = machine.race(budget_s=25.0)
     assert machine.calls == [("a", 1)]
@@ -140,26 +141,23 @@ def test_a_machine_that_slows_down_slows_all_alike() -> None:
     assert ratio(found["b"], found["a"]) == pytest.approx(0.96, abs=0.03)
 
 
-def test_nothing_is_stopped_where_all_are_to_be_measured() -> None:
+def test_an_exhaustive_race_stops_no_candidate() -> None:
     machine = Machine({"a": 1000.0, "b": 500.0, "c": 20.0})
     found = machine.race(budget_s=200.0, exhaustive=True)
     assert not any(one.stopped for one in found.values())
     assert machine.now > 190.0
 
 
-def test_rounds_begin_with_another_candidate_each_time() -> None:
+def test_each_round_begins_with_another_candidate() -> None:
     machine = Machine({"a": 1000.0, "b": 1000.0})
     machine.race()
     assert [name for name, _ in machine.calls][2 - 2 * ROUNDS :][:4] == ["b", "a", "a", "b"]
 
 
-def test_a_candidate_that_does_not_fit_is_told_and_the_others_race() -> None:
+def test_the_others_race_if_a_candidate_does_not_fit() -> None:
     found = Machine({"a": 1000.0, "b": 900.0}, unfit=("a",)).race()
     assert str(found["a"].problem) == "a does not fit"
     assert leader(list(found.values())).candidate == "b"
-
-
-def test_when_none_fits_the_first_problem_is_raised() -> None:
     with pytest.raises(BadModel, match="a does not fit"):
         Machine({"a": 1000.0, "b": 900.0}, unfit=("a", "b")).race()
 

@@ -1,4 +1,4 @@
-"""By what a plan is remembered."""
+"""The key of a remembered plan."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({"seed": 3}, True),
         ({"goal": 0.9, "monitor": "val_accuracy"}, True),
         ({"out": "here"}, True),
-        ({"workers": "2", "threads": 1, "layout": "channels_last"}, True),  # The choices say so.
+        ({"workers": "2", "threads": 1, "layout": "channels_last"}, True),  # among the choices
     ],
 )
-def test_the_configuration_is_the_same_if_its_steps_are(options: dict[str, Any], same: bool) -> None:
+def test_options_that_change_no_step_keep_the_key(options: dict[str, Any], same: bool) -> None:
     before = place_of(TrainConfig(), CHOICES, (), 2)
     assert (place_of(TrainConfig(**options), CHOICES, (), 2) == before) is same
 
 
-def test_choices_cores_processor_and_versions_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_cores_processor_and_versions_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [
         place_of(TrainConfig(), CHOICES, (), 2),
         place_of(TrainConfig(), replace(CHOICES, shapes=((2, 1),)), (), 2),
@@ -74,7 +74,7 @@ def test_choices_cores_processor_and_versions_matter(monkeypatch: pytest.MonkeyP
         ("data", "own.csv", lambda file: file.write_text("another length")),
     ],
 )
-def test_the_files_that_a_configuration_names_matter(
+def test_changed_files_change_the_key(
     tmp_path: Path, field: str, name: str, change: Callable[[Path], object]
 ) -> None:
     config = replace(TrainConfig(), **{field: name})
@@ -90,14 +90,14 @@ def test_the_files_that_a_configuration_names_matter(
 @pytest.mark.parametrize(
     "options", [{"model": "package.module:Net"}, {"loss": "none.py:loss"}, {"model": "object:Net"}]
 )
-def test_code_that_may_change_unseen_is_not_remembered(options: dict[str, Any]) -> None:
+def test_plans_with_code_that_may_change_unseen_are_not_remembered(options: dict[str, Any]) -> None:
     place = place_of(TrainConfig(**options), CHOICES, (), 2)
     assert place is None
     keep(place, FOUND)
     assert find(place) is None
 
 
-def test_a_plan_is_found_again_and_a_cache_that_cannot_be_written_is_none(tmp_path: Path) -> None:
+def test_a_plan_is_found_and_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     place = place_of(TrainConfig(), CHOICES, (), 2)
     assert place is not None
     assert find(place) is None

@@ -1,4 +1,4 @@
-"""What a score is read from, which metrics runs compute for it, and the table of the scores of folds."""
+"""Scores: their metrics, their directions, and the table of the scores of folds."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def my_score(outputs: object, targets: object) -> float:
         ("r2x:higher", [my_score, r2x], "r2x:higher", [my_score, r2x]),
     ],
 )
-def test_runs_compute_the_metric_that_a_score_needs(
-    given: Any, metrics: Any, name: str, computed: Any
-) -> None:
+def test_runs_compute_the_metric_of_the_score(given: Any, metrics: Any, name: str, computed: Any) -> None:
     found, more = score_of(given, metrics, "--score")
     assert (str(found), more) == (name, computed)
     assert Score.read(name) == found
@@ -86,10 +84,8 @@ def test_the_scores_of_folds(tmp_path: Path) -> None:
     assert found.class_accuracy() == [1.0, 0.0]
     whole = FoldScores.of(Score("f1", True), [_run(0.5, f1=0.1)] * 4)
     assert best_first({"part": found, "whole": whole}) == ["whole", "part"]
-    losses = {
-        name: FoldScores(Score("loss", False), (value,)) for name, value in {"a": 2.0, "b": 1.0}.items()
-    }
-    assert best_first(losses) == ["b", "a"]
+    losses = [FoldScores(Score("loss", False), (value,)) for value in (2.0, 1.0)]
+    assert best_first({"a": losses[0], "b": losses[1]}) == ["b", "a"]
     write_scores(tmp_path / "scores.csv", {"one": found}, ["cat"])
     rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
     assert [(row["of"], row["samples"], row["score"]) for row in rows] == [

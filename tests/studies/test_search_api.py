@@ -1,3 +1,5 @@
+"""`tutti.tune`."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -29,31 +31,20 @@ def test_a_search_from_python(
     generator = np.random.default_rng(0)
     x = generator.standard_normal((200, 8), dtype=np.float32)
     data, space = (x, (x[:, 0] > 0).astype(np.int64)), {"lr": "log:1e-3..1e-1", "model.width": [2, 16]}
-    found = tutti.tune(
-        net,
-        data,
-        space,
-        trials=6,
-        objective=["accuracy", "parameters"],
-        epochs=1,
-        blocks=2,
-        out=str(tmp_path / "farm"),
-        quiet=True,
-    )
+    objective, out = ["accuracy", "parameters"], str(tmp_path / "farm")
+    given: dict[str, Any] = {"epochs": 1, "blocks": 2, "out": out, "quiet": True}
+    found = tutti.tune(net, data, space, trials=6, objective=objective, **given)
     assert capsys.readouterr().out == ""
     assert len(found.trials) == 6
     assert {row["model.width"]: row["parameters"] for row in found.trials} == {2: 24, 16: 178}
     assert found.values["accuracy"] == max(row["accuracy"] for row in found.trials)
-    assert (found.config.lr, found.config.model_options) == (
-        found.best["lr"],
-        {"width": found.best["model.width"]},
-    )
+    assert found.config.lr == found.best["lr"]
+    assert found.config.model_options == {"width": found.best["model.width"]}
     assert (found.folder, len(found.study.trials)) == (tmp_path / "farm", 6)
-    # The data lie in the folder once, and no job has them.
+    # The data are in the folder once, and no job has a copy.
     assert Path(found.config.data) == tmp_path / "farm" / "data.npz"
-    assert {RunFolder(job).config()["data"] for job in (tmp_path / "farm" / "jobs").iterdir()} == {
-        found.config.data
-    }
+    jobs = [RunFolder(job) for job in (tmp_path / "farm" / "jobs").iterdir()]
+    assert {job.config()["data"] for job in jobs} == {found.config.data}
     with np.load(found.config.data) as kept:
         assert (kept["x_train"] == x).all()
     search = replace(read_search(FarmFolder.open(found.folder)).search, folds=2)
@@ -73,10 +64,7 @@ def test_a_search_from_python(
         ({"objective": "own.py:hits"}, "objective does not say .* own.py:hits:higher or own.py:hits:lower"),
         ({"objective": ["loss", "loss:higher"]}, "each once"),
         ({"objective": "mae"}, "the runs have loss, accuracy"),
-        (
-            {"pruner": "asha", "steps": 3, "epochs": None},
-            "^pruner asha .*; give epochs in place of steps",
-        ),
+        ({"pruner": "asha", "steps": 3, "epochs": None}, "^pruner asha .*; give epochs in place of steps"),
         ({"block": "auto"}, "block is auto; give a whole number"),
         ({"stratified": True}, "number of folds is 1"),
         ({"trials": 0}, "number of trials is 0"),
@@ -95,7 +83,7 @@ def test_the_objective_is_the_first_metric_of_the_task(metrics: str, best: str, 
     assert [one.name for one in search.decided(look_at(search.at_ends(), 1).metrics).scores] == [best]
 
 
-def test_data_that_a_farm_keeps_have_the_same_test_part(tmp_path: Path) -> None:
+def test_the_data_of_a_farm_have_the_same_test_part(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": np.arange(60.0), "b": 1.0, "p": np.arange(60) // 4, "y": np.arange(60) % 2})
     options = {"target": "y", "group": "p"}
     given = Arguments.of("tune", frame, {"data_options": options})

@@ -1,3 +1,5 @@
+"""The space and the methods of a search."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,7 +17,7 @@ from tutti.studies.search.space import read_space, space_of
 MLP = TrainConfig(model="mlp", epochs=2)
 
 
-def test_forms() -> None:
+def test_ranges_and_lists_are_parsed() -> None:
     given = {
         "lr": "log:1e-4..1e-1",
         "batch-size": "16..256",
@@ -38,7 +40,7 @@ def test_forms() -> None:
     assert space.options({"model.hidden": "[128, 64]", "lr": 0.1}) == {"model.hidden": [128, 64], "lr": 0.1}
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_space_is_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "space.toml"
     file.write_text(
         'lr = "log:1e-4..1e-1"\nmodel.hidden = [[8], [16, 8]]\n[optimizer]\nmomentum = "0.1..0.9"\n'
@@ -54,13 +56,13 @@ def test_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "nothing is to be searched"),
+        ({}, "the space is empty"),
         ({"lr": "log:0..1"}, "low"),
         ({"lr": "log:-1..1"}, "lr.*log"),
         ({"lr": "0.5..0.1"}, "lr is .*low"),
         ({"lr": "a..b"}, "could not convert string to float: 'a'"),
-        ({"lr": 0.1}, "nothing to search"),
-        ({"lr": "0.1"}, "nothing to search"),
+        ({"lr": 0.1}, "neither a range nor a list"),
+        ({"lr": "0.1"}, "neither a range nor a list"),
         ({"lr": [0.1, 0.2, 0.1]}, "each once"),
         ({"lr": [0.1]}, "at least two values"),
         ({"batch_size": "0.5..8"}, "give a whole number"),
@@ -73,7 +75,7 @@ def test_a_file(tmp_path: Path) -> None:
         ({"precision": ["fp32", "fp31"]}, "did you mean 'fp32'"),
     ],
 )
-def test_bad_spaces(given: dict[str, Any], said: str) -> None:
+def test_impossible_spaces_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         space_of(given).check(MLP)
 
@@ -90,7 +92,9 @@ def test_bad_spaces(given: dict[str, Any], said: str) -> None:
         (("tpe", "asha"), "loss", False, "give --epochs"),
     ],
 )
-def test_methods_that_do_not_fit(methods: tuple[str, str], scores: str, epochs: bool, said: str) -> None:
+def test_methods_that_do_not_fit_are_refused(
+    methods: tuple[str, str], scores: str, epochs: bool, said: str
+) -> None:
     space = space_of({"lr": "0.1..0.2", "batch_size": [1, 2]})
     with pytest.raises(UserError, match=said):
         check_methods(*methods, space, [*map(Score.read, scores.split())], epochs)

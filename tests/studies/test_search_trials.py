@@ -1,4 +1,4 @@
-"""Searches without training: the objective is computed, on blocks that random numbers drive."""
+"""Searches without training: a formula gives the objective, and random numbers the order of events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Killed(Exception):
 
 
 def accuracy(options: dict[str, Any], fold: int, epoch: int) -> float:
-    """How good a run with these options is after an epoch: best at lr 0.01, batches of 20, adamw."""
+    """Return the accuracy after an epoch, which is best for lr 0.01, batches of 20, and adamw."""
     far = abs(math.log10(options["lr"]) + 2) / 2 + abs(options["batch_size"] - 20) / 100
     far += {"adamw": 0.0, "adam": 0.1, "sgd": 0.2}[options["optimizer"]]
     noise = random.Random(repr((sorted(options.items()), fold, epoch))).gauss(0, 0.005)
@@ -42,11 +42,7 @@ def accuracy(options: dict[str, Any], fold: int, epoch: int) -> float:
 
 
 class Blocks:
-    """A farm whose jobs are computed, and whose folders survive when it is killed.
-
-    Attributes:
-        trained: epochs that have been trained.
-    """
+    """A farm with simulated jobs, whose folders survive when it is killed."""
 
     def __init__(self, path: Path, method: Method, folds: int = 1, trials: int = 24, curve: Curve = accuracy):
         self._path, self._method, self._folds, self._count, self._curve = path, method, folds, trials, curve
@@ -54,23 +50,23 @@ class Blocks:
         self._histories: dict[str, list[EpochRecord]] = {}
         self._finished: dict[str, Summary] = {}
         self._options: dict[str, dict[str, Any]] = {}
-        # A Gaussian process looks at whole numbers one by one.
+        # A Gaussian process evaluates whole numbers one by one.
         self._space = {"grid": GRID, "gp": FEW}.get(method.sampler, SPACE)
         path.mkdir(exist_ok=True)
-        self.trained = 0
+        self.trained = 0  # epochs
 
     def study(self) -> optuna.Study:
         return open_study(self._path, self._scores)
 
     def results(self) -> list[tuple[object, ...]]:
-        """What the study has of each trial."""
+        """Return the study's record of each trial."""
         return [
             (one.number, one.params, one.state, one.values, one.intermediate_values)
             for one in self.study().get_trials()
         ]
 
     def source(self) -> SearchJobs:
-        """The jobs of a launch."""
+        """Return the jobs of a launch."""
 
         def jobs(number: int, chosen: Any) -> Sequence[FarmJob]:
             names = [f"trial-{number}/job-{fold}" for fold in range(self._folds)]
@@ -88,17 +84,17 @@ class Blocks:
         )
 
     def has_ended(self, source: SearchJobs, job: FarmJob) -> bool:
-        """Tell a source how a job has ended, if it has."""
+        """Pass the outcome of a job to a source, if it has ended."""
         if job.name in self._finished:
             source.ended(job, JobOutcome(JobState.FINISHED, 0.0, self._finished[job.name]))
         return job.name in self._finished
 
     def go_on(self, job: FarmJob, chance: random.Random) -> None:
-        """Begin a job, or go on with it: of its last epochs there may be no checkpoint."""
+        """Begin or resume a job; its last epochs may have no checkpoint."""
         del self._histories.setdefault(job.name, [])[chance.randrange(EPOCHS) :]
 
     def run(self, blocks: int, seed: int, steps: float = math.inf) -> list[tuple[object, ...]]:
-        """Work with so many blocks in an order that the seed decides; killed after so many steps."""
+        """Work on blocks, in an order that the seed decides; raise `Killed` after `steps`."""
         chance, source = random.Random(seed), self.source()
         running: list[FarmJob] = []
         while True:
@@ -114,7 +110,7 @@ class Blocks:
             self.step(source, running, chance.randrange(len(running)))
 
     def run_by(self, launches: int, seed: int, kills: int) -> list[tuple[object, ...]]:
-        """Work with several launches of two blocks, of which one is killed now and then, and begun again."""
+        """Work in several launches of two blocks; launches are killed at random and replaced."""
         chance, claims = random.Random(seed), dict[str, Launch]()
         there, left = [Launch(self, claims) for _ in range(launches)], kills
         while there:
@@ -129,7 +125,7 @@ class Blocks:
         return self.results()
 
     def step(self, source: SearchJobs, running: list[FarmJob], at: int) -> None:
-        """Train an epoch of one of the jobs that are running."""
+        """Train an epoch of a running job."""
         job = running[at]
         history = self._histories[job.name]
         fold = int(job.name.rpartition("-")[2])
@@ -148,12 +144,7 @@ class Blocks:
 
 
 class Launch:
-    """One of several launches on a farm, which leaves to the others what they have claimed.
-
-    Args:
-        farm: what they all see.
-        claims: who has a job, by its name.
-    """
+    """One of several launches on a farm; it leaves the claimed jobs to the others."""
 
     def __init__(self, farm: Blocks, claims: dict[str, Launch]) -> None:
         self._farm, self._claims, self._source = farm, claims, farm.source()
@@ -166,7 +157,7 @@ class Launch:
             del self._claims[job.name]
 
     def step(self, chance: random.Random) -> bool:
-        """Train an epoch, or look at what others have; False: there is nothing left to do."""
+        """Train an epoch, or look at the jobs of others; return False if there is nothing to do."""
         waiting, self._elsewhere = self._elsewhere, []
         while waiting or (len(self._running) < 2 and (job := self._source.next()) is not None):
             job = waiting.pop() if waiting else job
@@ -202,9 +193,7 @@ COUNTS = {"gp": 12, "grid": 12}
 
 @pytest.mark.parametrize(("method", "folds"), METHODS, ids=KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_one_block_makes_the_same_trials_again_though_it_is_killed(
-    tmp_path: Path, method: Method, folds: int
-) -> None:
+def test_one_block_makes_the_same_trials_if_it_is_killed(tmp_path: Path, method: Method, folds: int) -> None:
     count = COUNTS.get(method.sampler, 20)
     whole = Blocks(tmp_path / "whole", method, folds, count).run(1, seed=0)
     assert len(whole) == count
@@ -220,7 +209,7 @@ def test_one_block_makes_the_same_trials_again_though_it_is_killed(
 
 @pytest.mark.parametrize(("method", "folds"), METHODS, ids=KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_several_launches_end_all_trials_though_some_are_killed(
+def test_several_launches_end_all_trials_if_some_are_killed(
     tmp_path: Path, method: Method, folds: int
 ) -> None:
     count = COUNTS.get(method.sampler, 20)
@@ -247,7 +236,7 @@ def test_pruning_saves_epochs_and_finds_the_same_winner(tmp_path: Path, pruner: 
     assert 1 - trained / (seeds * 30 * EPOCHS) >= 0.4
 
 
-def test_others_read_the_study(tmp_path: Path) -> None:
+def test_optuna_can_load_the_study(tmp_path: Path) -> None:
     Blocks(tmp_path / "study", Method("random", epochs=EPOCHS), 1, 5).run(2, seed=0)
     file = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study/study.journal"))
     study = optuna.load_study(study_name="tutti", storage=optuna.storages.JournalStorage(file))

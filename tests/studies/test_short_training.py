@@ -1,4 +1,4 @@
-"""Short trainings in fp32 and bf16: models that bf16 serves, and models that it spoils."""
+"""Short trainings in fp32 and bf16: models for which bf16 works, and models that it spoils."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIR = FP32, replace(FP32, precision="bf16")
 
 
 class Offset(nn.Module):
-    """A linear model of weights around 50 whose sum is taken off again: updates are below a step of bf16."""
+    """A linear model with weights near 50, minus that offset: updates are smaller than a step of bf16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Offset(nn.Module):
 
 
 class Deep(nn.Module):
-    """30 layers that each blow up what they get: rounding grows from layer to layer."""
+    """30 layers that amplify their inputs: rounding grows from layer to layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Deep(nn.Module):
 
 
 class LostInEvaluation(nn.Module):
-    """Trains, and gives what is no number when it is evaluated."""
+    """A model that trains, but whose outputs in evaluation are not finite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,9 +71,10 @@ def tried(
     updates: int = 40,
     task: Task | None = None,
     is_late: Callable[[], bool] = lambda: False,
+    pair: tuple[Candidate, Candidate] = PAIR,
     **given: object,
 ) -> Twins:
-    """What short trainings of a model on data say."""
+    """Return the result of short trainings of a model on data."""
     objects = {name: given.pop(name) for name in ("model", "data") if name in given}
     values, pickled = by_name(objects)
     config = TrainConfig(**{**values, **given})  # type: ignore[arg-type]
@@ -83,7 +84,7 @@ def tried(
         with seeded(0):
             found = task or prepare_task(job, open_config_data(job, comm))
             before = [one.clone() for one in found.module.state_dict().values()]
-            result = short_trainings(job, comm, found, PAIR, updates, is_late)
+            result = short_trainings(job, comm, found, pair, updates, is_late)
             after = found.module.state_dict().values()
             assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
         return result
@@ -107,7 +108,7 @@ def test_an_ordinary_model_follows() -> None:
     assert found.before > max(found.reference)
 
 
-def test_no_training_begins_when_time_is_up() -> None:
+def test_no_training_begins_after_the_deadline() -> None:
     looks = iter([False, False, True])
     found = tried(20, model="mlp", data="digits", model_options={"hidden": [8]}, is_late=lambda: next(looks))
     assert not found.follows
@@ -115,61 +116,45 @@ def test_no_training_begins_when_time_is_up() -> None:
     assert next(looks, None) is None
 
 
-def test_the_same_twice_is_the_same() -> None:
-    first, again = (tried(20, model="mlp", data="digits", model_options={"hidden": [8]}) for _ in range(2))
-    assert first == again
-
-
-def test_twins_in_fp32_do_not_differ() -> None:
-    values = TrainConfig(model="mlp", data="digits", model_options={"hidden": [8], "dropout": 0.5})
-    job = Job(values, quiet=True)
-
-    def rank(comm: Communicator) -> Twins:
-        with seeded(0):
-            return short_trainings(
-                job, comm, prepare_task(job, open_config_data(job, comm)), (FP32, FP32), 20
-            )
-
-    (found,) = VirtualWorld(ranks=1).run(rank)
-    assert found.reference == found.twins
-    assert len(set(found.reference)) == 3
+def test_twins_in_fp32_are_equal_and_trainings_can_be_repeated() -> None:
+    options = {"hidden": [8], "dropout": 0.5}
+    first, again = (
+        tried(20, pair=(FP32, FP32), model="mlp", data="digits", model_options=options) for _ in range(2)
+    )
+    assert first.reference == first.twins == again.twins
+    assert len(set(first.reference)) == 3
 
 
 @pytest.mark.parametrize(("offset", "follows"), [(0.0, True), (1000.0, False)])
-def test_amounts_that_bf16_cannot_tell_apart_are_seen_before_they_are_learned(
+def test_targets_that_bf16_cannot_tell_apart_are_detected_before_they_are_learned(
     offset: float, follows: bool
 ) -> None:
     found = tried(model="mlp", data=amounts(offset), model_options={"hidden": [32]}, lr=0.003)
     assert found.follows is follows, found.why()
 
 
-def test_updates_below_the_steps_of_bf16_are_seen() -> None:
-    found = tried(model=Offset, data="digits", lr=0.003)
+@pytest.mark.parametrize(("model", "lr"), [(Offset, 0.003), (Deep, None)])
+def test_updates_below_the_steps_of_bf16_and_amplified_rounding_are_detected(
+    model: type[nn.Module], lr: float | None
+) -> None:
+    found = tried(model=model, data="digits", lr=lr)
     assert not found.follows, found.why()
 
 
-def test_a_deep_model_that_amplifies_rounding_is_seen() -> None:
-    found = tried(model=Deep, data="digits")
-    assert not found.follows, found.why()
+@pytest.mark.parametrize(
+    "options", [{"model": "mlp", "optimizer": "sgd", "lr": 1e30}, {"model": LostInEvaluation}]
+)
+def test_a_loss_that_is_not_finite_is_the_problem(options: dict[str, object]) -> None:
+    assert tried(data="digits", **options).problem == "its loss is not finite in fp32"  # type: ignore[arg-type]
 
 
-def test_a_training_that_diverges_is_told() -> None:
-    found = tried(model="mlp", data="digits", optimizer="sgd", lr=1e30)
-    assert found.problem == "its loss is not finite in fp32"
-
-
-def test_a_loss_that_is_lost_after_the_training_is_told() -> None:
-    found = tried(model=LostInEvaluation, data="digits")
-    assert found.problem == "its loss is not finite in fp32"
-
-
-def test_a_schedule_that_is_too_long_for_a_short_training_is_told() -> None:
+def test_a_schedule_that_is_too_long_for_a_short_training_is_the_problem() -> None:
     found = tried(model="mlp", data="digits", schedule="warmup_cosine", schedule_options={"warmup": 500})
     assert not found.follows
     assert "a short training cannot be made: schedule 'warmup_cosine' cannot be made" in found.problem
 
 
-def test_some_samples_are_always_the_same_and_each_once() -> None:
+def test_the_probe_samples_are_always_the_same_and_distinct() -> None:
     found: list[Tensor] = []
 
     def rank(comm: Communicator) -> None:
@@ -187,7 +172,7 @@ def test_some_samples_are_always_the_same_and_each_once() -> None:
     assert len(found[0].unique()) == 100
 
 
-def test_some_samples_of_files_have_their_own_targets(tmp_path: Path) -> None:
+def test_the_probe_samples_of_files_have_their_targets(tmp_path: Path) -> None:
     np.save(tmp_path / "x_train.npy", np.arange(1000, dtype=np.float32)[:, None])
     np.save(tmp_path / "y_train.npy", np.repeat(np.arange(4), 250))
 

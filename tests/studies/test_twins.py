@@ -1,4 +1,4 @@
-"""The verdict on a precision, from losses made up."""
+"""The verdict on a precision, from made-up losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def twins(*differences: float, before: float = 2.3) -> Twins:
     return Twins("bf16", 60, before, FP32, losses)
 
 
-def test_losses_that_differ_less_than_orders_do_follow() -> None:
+def test_losses_that_differ_no_more_than_orders_follow() -> None:
     found = twins(0.01, -0.01, 0.02)
     assert found.follows
     assert found.why() == (
@@ -29,7 +29,7 @@ def test_losses_that_differ_less_than_orders_do_follow() -> None:
 
 
 @pytest.mark.parametrize("differences", [(0.03, 0.03, 0.03), (-0.03, -0.03, -0.03), (0.0, 0.0, 0.1)])
-def test_losses_that_differ_more_than_orders_do_do_not_follow(differences: tuple[float, ...]) -> None:
+def test_losses_that_differ_more_than_orders_do_not_follow(differences: tuple[float, ...]) -> None:
     found = twins(*differences)
     assert not found.follows
     assert ", more than the 3.33% of another order" in found.why()
@@ -50,7 +50,7 @@ def test_a_problem_is_the_reason_and_has_no_figures() -> None:
 
 
 @pytest.mark.parametrize("worse", [0.1, 1.0, 2.0])
-def test_a_loss_that_is_worse_by_c_deviations_passes_as_often_as_derived(worse: float) -> None:
+def test_the_probability_to_pass_is_that_of_the_formula(worse: float) -> None:
     drawn = random.Random(0)
     trials, passed = 4000, 0
     for _ in range(trials):
@@ -60,7 +60,7 @@ def test_a_loss_that_is_worse_by_c_deviations_passes_as_often_as_derived(worse: 
     assert abs(passed / trials - share) < 4 * math.sqrt(share * (1 - share) / trials)
 
 
-def test_trainings_are_as_long_as_the_time_and_the_run_allow() -> None:
+def test_the_length_of_trainings_depends_on_the_time_and_the_run() -> None:
     assert updates_within(9.0, 0.05, run=10_000) == 53
     assert updates_within(1e6, 0.05, run=10_000) == MOST_UPDATES
     assert updates_within(1e6, 0.05, run=30) == 30

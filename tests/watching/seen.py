@@ -1,4 +1,4 @@
-"""Hand-made records of a run that is watched."""
+"""Made-up records of a run to watch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = {"model": "mlp", "data": "digits", "strategy": "hogwild", "workers": "3
 
 
 def beat(rank: int, **other: object) -> Heartbeat:
-    """A rank that trained a moment ago."""
+    """Return the heartbeat of a rank that trains."""
     values: dict[str, object] = {
         "rank": rank,
         "host": "a",
@@ -38,19 +38,19 @@ def beat(rank: int, **other: object) -> Heartbeat:
 
 
 def usage(*states: str, age: float = 0.25) -> UsageRecord:
-    """A sample of host a, with the states of ranks 0, 1, ..."""
+    """Return a sample of host a, with the states of ranks 0, 1, ..."""
     ranks = [RankUsage(rank, 100 << 20, 98.0, state) for rank, state in enumerate(states)]
     return UsageRecord(NOW - age, "a", [98.0] * len(states), ranks)
 
 
 def seen(*beats: Heartbeat, usage: tuple[UsageRecord, ...] = (), **other: object) -> Snapshot:
-    """What is seen of a run with these signs of life."""
+    """Return the snapshot of a run with these heartbeats."""
     values: dict[str, object] = {"config": {**CONFIG, "workers": str(len(beats))}, "written": NOW - 1.0}
     return Snapshot(Path("run"), NOW, beats=beats, usage=usage, **{**values, **other})  # type: ignore[arg-type]
 
 
 def epoch(number: int) -> EpochRecord:
-    """A record of an epoch."""
+    """Return the record of an epoch."""
     times = {"validation": 0.5, "total": 2.5}
     train, found = (Evaluation(1000, 0.5 / number, {"accuracy": 0.75}) for _ in range(2))
     ranks = [RankRecord(updates=500, samples=500)] * 2
@@ -58,7 +58,7 @@ def epoch(number: int) -> EpochRecord:
 
 
 def summary(epochs: int) -> Summary:
-    """Of a run that has finished."""
+    """Return the summary of a finished run."""
     history = [epoch(number) for number in range(1, epochs + 1)]
     return Summary.of(history, Evaluation(100, 0.25, {"accuracy": 0.875}), 10, World(2, 1, 1))
 
@@ -66,7 +66,7 @@ def summary(epochs: int) -> Summary:
 def write_run(
     folder: Path, *beats: Heartbeat, epochs: int = 0, finished: bool = False, usage: UsageRecord | None = None
 ) -> Path:
-    """The folder of such a run."""
+    """Write the folder of a run."""
     (folder / "ranks").mkdir(parents=True)
     config = {**CONFIG, "workers": str(max(1, len(beats)))}
     (folder / "config.json").write_text(json.dumps(config))

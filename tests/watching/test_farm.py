@@ -1,4 +1,4 @@
-"""Tests of the display of a farm."""
+"""The display of a farm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown(progress: FarmProgress, now: float) -> str:
     return stream.getvalue()
 
 
-def test_blocks_jobs_epochs_and_the_time_left() -> None:
+def test_the_display_has_blocks_jobs_epochs_and_the_time_left() -> None:
     progress = FarmProgress(JOBS)
     assert progress.left_s(0.0) is None
     ended(progress, "a/fold-0", 0.8, 10.0)
@@ -53,7 +53,7 @@ def test_blocks_jobs_epochs_and_the_time_left() -> None:
     assert "1 failed" in progress.headline(104.0)
 
 
-def test_each_job_that_ends_is_a_line_without_a_terminal() -> None:
+def test_without_a_terminal_each_job_that_ends_is_a_line() -> None:
     progress, stream = FarmProgress(JOBS), io.StringIO()
     ended(progress, "a/fold-0", 0.8, 10.0)
     display = FarmDisplay(progress.done, stream)
@@ -64,7 +64,7 @@ def test_each_job_that_ends_is_a_line_without_a_terminal() -> None:
     assert stream.getvalue() == "b/fold-0 finished; 2 of 4 jobs done, 0 running\n"
 
 
-def test_a_farm_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
+def test_a_killed_farm_is_shown_with_its_last_progress(tmp_path: Path) -> None:
     folder = FarmFolder.begin(tmp_path / "farm", "cv", {}, {name: {"epochs": 3} for name in JOBS})
     with folder.launch() as launch:
         for event in (

@@ -1,4 +1,4 @@
-"""What is read of a run folder, whole or not."""
+"""Reading a run folder, whole or damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tutti.records.run_folder import RunFolder
 from tutti.watching.snapshot import Watched
 
 
-def test_everything_that_a_run_has_written_is_seen(tmp_path: Path) -> None:
+def test_a_snapshot_has_all_records(tmp_path: Path) -> None:
     folder = write_run(
         tmp_path / "run", beat(0), beat(1), epochs=2, finished=True, usage=usage("running", "gone")
     )
@@ -25,7 +25,7 @@ def test_everything_that_a_run_has_written_is_seen(tmp_path: Path) -> None:
     assert (run.workers, run.damage) == (2, ())
 
 
-def test_records_that_are_cut_off_are_left_out_and_said(tmp_path: Path) -> None:
+def test_truncated_records_are_left_out_and_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", beat(0), epochs=2, finished=True, usage=usage("running"))
     append_line(RunFolder(folder).usage_file(), usage("running", age=0.0))
     for name in ("history.jsonl", "summary.json", "ranks/0.json", "usage.jsonl"):
@@ -47,7 +47,7 @@ def test_the_newest_sample_of_a_rank_is_found(tmp_path: Path) -> None:
     assert Watched(folder).read(NOW).usage_of(1) is None
 
 
-def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+def test_another_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(BadRunFolder, match="is no folder of a run"):
         Watched(tmp_path).check()

@@ -1,4 +1,4 @@
-"""`tutti watch`: what it shows, when it ends, and a real run with a rank that is stopped."""
+"""`tutti watch`: its display, its end, and a real run with a stopped rank."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PATIENCE_S = 90.0
 
 
 def now(rank: int, **other: object) -> object:
-    """A rank that trains at this moment, whatever the time is."""
+    """Return the heartbeat of a rank that trains now."""
     moment = time.time()
     return beat(rank, **{"time": moment, "moved": moment, "began": moment - 100.0, **other})
 
 
-def test_once_shows_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_shows_a_running_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fresh = replace(usage("running", "running"), time=time.time())
     folder = write_run(tmp_path / "run", now(0), now(1), epochs=2, usage=fresh)
     assert main(["watch", str(folder), "--once"]) == 0
@@ -48,7 +48,7 @@ def test_once_shows_a_run_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert "100 MiB" in shown
 
 
-def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
+def test_the_time_left_of_a_resumed_run_counts_from_its_resumption(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fresh = replace(usage("running", "running"), time=time.time())
@@ -61,7 +61,7 @@ def test_a_run_that_was_resumed_says_where_and_its_time_left_counts_from_there(
     assert "what starts over: momenta" in shown
 
 
-def test_a_run_that_was_stopped_says_how_it_goes_on(
+def test_a_stopped_run_is_shown_with_the_command_to_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_run(tmp_path / "my run", now(0, state=FINISHED), now(1, state=FINISHED), epochs=2)
@@ -86,7 +86,7 @@ def test_a_finished_run_is_shown_and_the_command_ends(
 
 
 def followed(folder: Path, *events: Callable[[], None], terminal: bool = False) -> tuple[bool, str]:
-    """Whether the run finished, and what was shown; between two looks at it one event happens."""
+    """Follow a run, with an event between two readings; return whether it finished, and the output."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -131,7 +131,7 @@ def test_a_run_is_followed_from_an_empty_folder_to_its_end(
     assert "finished" in shown
 
 
-def test_without_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
+def test_without_a_terminal_nothing_is_printed_twice(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", beat(0), beat(1, time=NOW - 11.0), epochs=1)
     finished, shown = followed(run, lambda: None, lambda: None, lambda: finish(run))
     assert finished
@@ -141,10 +141,7 @@ def test_without_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["--silent-after", "1"], "give at least 2"),
-        (["--onec"], "did you mean '--once'?"),
-    ],
+    [(["--silent-after", "1"], "give at least 2"), (["--onec"], "did you mean '--once'?")],
 )
 def test_wrong_options_are_refused(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -153,7 +150,7 @@ def test_wrong_options_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there_is_waited_for(
+def test_the_command_waits_for_a_missing_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def begin(_: float) -> None:
@@ -182,7 +179,7 @@ def once(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def until(folder: Path, said: str, code: int) -> None:
-    """Watch until it says so, with this exit code."""
+    """Watch until the output has this text, with this exit code."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         done = once(folder)
@@ -192,7 +189,7 @@ def until(folder: Path, said: str, code: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_rank_of_a_real_run_that_is_stopped_is_named_until_it_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_rank_of_a_real_run_is_named_until_it_continues(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["train", "mlp", "--epochs", "100000", "-n", "2"]
     process = subprocess.Popen(

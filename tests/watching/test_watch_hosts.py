@@ -1,4 +1,4 @@
-"""Runs across ranks that mpirun starts, on one host and on two, as they are seen from outside."""
+"""`tutti watch` for runs on several hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hosts() -> Iterator[Hosts]:
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
 @needs_mpirun
-def test_each_host_that_sees_the_folder_is_sampled_and_its_ranks_leave_signs(
+def test_each_host_is_sampled_and_its_ranks_write_heartbeats(
     hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"

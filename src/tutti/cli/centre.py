@@ -23,9 +23,9 @@ SAVE_S: Final = 60.0
 class CentreCommand(Command):
     """Keep the weights for workers that come and go.
 
-    Each worker is a run of its own, with '--strategy async_diloco --strategy.centre HOST:PORT', on any
-    machine. The first one gives the weights, later ones take them; a lost one delays no other. The centre
-    writes its state every minute and at SIGTERM or Ctrl-C. Nothing is encrypted.
+    Each worker is a separate run with '--strategy async_diloco --strategy.centre HOST:PORT', on any
+    machine. The first worker sends its weights, later ones receive them; a lost worker delays no other. The
+    centre saves its state every minute and at SIGTERM or Ctrl-C. Nothing is encrypted.
     """
 
     aim = "train a network"
@@ -33,10 +33,10 @@ class CentreCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        parser.option("--listen", "where it listens", "HOST:PORT", required=True)
-        parser.option("--keep", "file of its state, from which it goes on", "FILE", required=True)
+        parser.option("--listen", "address to listen at", "HOST:PORT", required=True)
+        parser.option("--keep", "file for the state, from which the centre continues", "FILE", required=True)
         parser.option("--key", "file with the key; by default TUTTI_CENTRE_KEY is the key", "FILE", "")
-        of = "outer gradients for a step of the momentum; 0: one for each worker that is connected"
+        of = "outer gradients for a step of the momentum; 0: one for each connected worker"
         parser.option("--workers", of, "N", 0, type=int)
 
     @override

@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from tutti.cli.options import Parser, Words, flags_of_parts, split_dotted, stem_of
 from tutti.errors import EXIT_INTERRUPTED, BadOption, BadRunFolder, UnknownName, UserError
 from tutti.load_object import names_object
 from tutti.models import MODELS, names_file
+from tutti.records.json_lines import to_json
 from tutti.run.config import or_listed, synonyms
 
 _NO_OPTIONS: Final = {
@@ -26,21 +27,12 @@ _NO_OPTIONS: Final = {
 
 
 class Command(ABC):
-    """One command of the command line.
+    """A command. Its docstring begins its help; the first line is in the help of `tutti`."""
 
-    The docstring of a command is the head of its help; its first line is in the help of `tutti`.
-
-    Attributes:
-        name: the word after `tutti`.
-        aim: its purpose: the help of `tutti` puts commands of one aim together.
-        example: a command to paste; the foot of its help.
-        own_words: whether what follows the first word without a dash belongs to a program of the user's.
-    """
-
-    name: ClassVar[str]
-    aim: ClassVar[str]
-    example: ClassVar[str]
-    own_words: ClassVar[bool] = False
+    name: ClassVar[str]  # the word after `tutti`
+    aim: ClassVar[str]  # the help of `tutti` groups commands by their aims
+    example: ClassVar[str]  # a command to paste; it ends the help
+    own_words: ClassVar[bool] = False  # the words after the first one without a dash are for another program
 
     def define(self, parser: Parser) -> None:
         """Add the options to the parser."""
@@ -51,7 +43,7 @@ class Command(ABC):
         """Do the work, and return the exit code."""
 
     def parser(self) -> Parser:
-        """The parser of its options."""
+        """Return the parser of the options."""
         about, epilog = inspect.cleandoc(self.__doc__ or ""), f"example:\n  {self.example}"
         parser = Parser(prog=f"tutti {self.name}", description=about, epilog=epilog)
         self.define(parser)
@@ -68,7 +60,7 @@ class Command(ABC):
         return self.run(self.parse(words, parser))
 
     def parse(self, words: Sequence[str], parser: Parser) -> Words:
-        """Return what `run` gets."""
+        """Return the parsed words, or raise with the nearest known ones."""
         rest, dotted = (words, {}) if self.own_words else split_dotted(words, parser.dotted)
         parsed, unknown = parser.parse_known_args(rest)
         strange = [word for word in unknown if word.startswith("-")] or unknown
@@ -125,7 +117,7 @@ def explain_strategy(parser: Parser, words: Sequence[str]) -> None:
 
 
 def print_page(write: Callable[[], Path], folder: Path) -> None:
-    """Write a page and print its path, or what it takes to have one."""
+    """Write a page and print its path, or how to get the page."""
     try:
         print(f"report: {write()}", flush=True)
     except BadRunFolder:
@@ -135,13 +127,19 @@ def print_page(write: Callable[[], Path], folder: Path) -> None:
 
 
 def stopped(why: str, folder: Path) -> int:
-    """Say how a command goes on that was stopped; returns its exit code."""
-    print(f"stopped: {why}; go on by the same command with --resume --out {shlex.quote(str(folder))}")
+    """Print how to continue a command that was stopped; return its exit code."""
+    print(f"stopped: {why}; continue with the same command and --resume --out {shlex.quote(str(folder))}")
     return EXIT_INTERRUPTED
 
 
+def write_json(path: str | Path | None, record: dict[str, Any]) -> None:
+    """Write a record as indented JSON, if a path is given."""
+    if path is not None:
+        Path(path).write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
+
+
 def writable(path: Path, option: str) -> Path:
-    """The path, of a file that can be written: found out before a minute is spent on what goes there."""
+    """Return the path, or raise if the file cannot be written."""
     there = path.exists()
     try:
         path.open("a").close()

@@ -1,4 +1,4 @@
-"""The command line: `tutti COMMAND ...`. It imports neither torch nor MPI; the ranks do."""
+"""The command line, `tutti COMMAND ...`. It imports neither torch nor MPI: the ranks do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from typing import Final
 
 import tutti
 from tutti.cli.command import Command
-from tutti.errors import (
-    BadOption,
-    OutputClosed,
-    TuttiError,
-    UnknownName,
-    with_remedy,
-)
+from tutti.errors import BadOption, OutputClosed, TuttiError, UnknownName, with_remedy
 from tutti.launch.cores import leave_binding_to_tutti
 from tutti.launch.exit_reports import output_closed
 from tutti.launch.runtime_settings import keep_memory
@@ -24,7 +18,7 @@ from tutti.registry import Registry
 from tutti.terminal import lasting_output
 
 COMMANDS: Final[Registry[type[Command]]] = Registry("tutti.cli", "command")
-"""The commands: each is a class of a file of this package."""
+"""The commands, each a class in a file of this package."""
 
 AIMS: Final = (
     "train a network",
@@ -41,11 +35,9 @@ FARMS: Final = ("cv", "tune")
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the command of the words after `tutti`.
+    """Run the command in the words after `tutti`; return its exit code.
 
-    Returns:
-        The exit code: 0 done, 1 a rank failed or the verdict is no, 2 the input is wrong, 141 the reader of
-        the output has gone.
+    0: done; 1: a rank failed, or the verdict is no; 2: the input is wrong; 141: nobody reads the output.
     """
     keep_memory()
     with lasting_output():
@@ -60,20 +52,20 @@ def _run(words: Sequence[str]) -> int:
     except (OutputClosed, BrokenPipeError) as error:
         if isinstance(error, BrokenPipeError) and not output_closed():
             raise
-        # Python flushes its buffer once more when it ends.
+        # Python flushes its buffer again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return OutputClosed.exit_code
     except TuttiError as error:
-        return _say(error)
+        return _report(error)
     except OSError as error:
         known = with_remedy(error)
         if known is None:
             raise
-        return _say(known)
+        return _report(known)
 
 
-def _say(error: TuttiError) -> int:
-    """Print the error, after the output before it; return its exit code."""
+def _report(error: TuttiError) -> int:
+    """Print the error after all earlier output; return its exit code."""
     sys.stdout.flush()
     print(f"tutti: error: {printable(str(error), lines=True)}", file=sys.stderr)
     return error.exit_code
@@ -88,7 +80,7 @@ def _choose(words: Sequence[str]) -> int:
         return 0
     name, *rest = words
     if name.startswith("-"):
-        hint = "Those of a command stand after it: tutti COMMAND [OPTIONS]. See 'tutti --help'."
+        hint = "The options of a command follow it: tutti COMMAND [OPTIONS]. See 'tutti --help'."
         raise UnknownName("option", name.partition("=")[0], ("--help", "--version"), hint)
     if name not in COMMANDS:
         raise UnknownName("command", name, COMMANDS, "See 'tutti --help'.")
@@ -102,8 +94,8 @@ def _help() -> str:
     of_aims: dict[str, list[str]] = {aim: [f"{aim}:"] for aim in AIMS}
     width = max(map(len, COMMANDS))
     for name in COMMANDS:
-        said = COMMANDS.summary(name).removesuffix(".")
-        of_aims[COMMANDS.literal(name, "aim")].append(f"  {name:{width}} {said[0].lower()}{said[1:]}")
+        text = COMMANDS.summary(name).removesuffix(".")
+        of_aims[COMMANDS.literal(name, "aim")].append(f"  {name:{width}} {text[0].lower()}{text[1:]}")
     return _HELP.format("\n\n".join("\n".join(lines) for lines in of_aims.values()))
 
 

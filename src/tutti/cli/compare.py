@@ -39,26 +39,22 @@ FOLDER = Path("comparisons")
 
 SEVERAL = "may be given several times"
 
-_OF_LOSSES = ("on_failure", "hang_timeout")
-_OF_CHECKPOINTS = ("time_limit", "checkpoint", "keep", *_OF_LOSSES)
-"""The options of checkpoints: the runs of a comparison have none, as their time is measured."""
-
 _FIXED = (
     *("strategy", "parallel", "workers", "threads", "device", "hosts", "goal", "out"),
-    *_OF_CHECKPOINTS,
+    *("time_limit", "checkpoint", "keep", "on_failure", "hang_timeout"),
 )
-"""The options of a run that a comparison decides."""
+"""The options of a run that a comparison decides. Its runs have no checkpoints, as their time is measured."""
 
 LAYOUT_OPTIONS = f"{LAYOUT}_options"
-"""The options of layouts: those alone have them."""
+"""The field of the options of layouts."""
 
 
 @part("compare")
 class CompareCommand(Command):
-    """Train by several ways in turn: which is fastest here?
+    """Train in several ways: which is fastest here?
 
-    The same network, several times; shows in one table how long each took, how much sooner that is
-    than one process, and how accurate it became.
+    Trains the same network in each way in turn. One table shows the time, the speed-up over one process, and
+    the accuracy.
     """
 
     aim = "find the fastest way to train"
@@ -69,17 +65,16 @@ class CompareCommand(Command):
         parser.model()
         parser.option(
             "--strategies",
-            "ways to train, with commas; solo is one process, with one thread and with all of them, and is "
-            "what the others are compared with",
+            "ways to train, with commas; solo, the baseline, is one process with one thread, and with all",
             "NAMES",
             "solo,sync,hogwild,easgd",
         )
-        workers = "how many ranks, with commas, or auto: one for each allowed core"
+        workers = "numbers of ranks, with commas, or auto: one for each allowed core"
         parser.option("-n, --workers", workers, "NUMBERS", "auto")
         parser.option(
             "--parallel",
-            "beside the strategies, hold one model on several ranks: tensor, pipeline, sharded, "
-            f"data=2,tensor=2 and so on, as for 'tutti train'; {SEVERAL}",
+            "also hold one model on several ranks: tensor, pipeline, sharded, data=2,tensor=2 and so on, as "
+            f"for 'tutti train'; {SEVERAL}",
             "LAYOUT",
             [],
             dest="layouts",
@@ -92,8 +87,7 @@ class CompareCommand(Command):
         parser.option("--goal", goal, "X", type=accuracy)
         parser.option(
             "--scaling",
-            "strong: --batch-size samples behind an update for any number of workers; weak: --batch-size "
-            "samples of each worker; or strong,weak",
+            "strong: --batch-size is that of all workers together; weak: of each worker; or strong,weak",
             "KINDS",
             STRONG,
         )
@@ -112,14 +106,13 @@ class CompareCommand(Command):
             dest="own",
             action="append",
         )
-        out = "where to keep the runs (default: comparisons/DATE-MODEL-DATA)"
-        parser.option("--out", out, "FOLDER")
-        parser.option("--resume", "go on with the comparison in --out: runs that have ended are kept")
+        parser.option("--out", "folder for the runs (default: comparisons/DATE-MODEL-DATA)", "FOLDER")
+        parser.option("--resume", "continue the comparison in --out; finished runs are kept")
         parser.config_options(leave_out=_FIXED)
 
     @override
     def run(self, words: Words) -> int:
-        """Run every combination in turn and print the table; the exit code is 1 when one of them failed."""
+        """Run every combination, and print the table. The exit code is 1 if one failed."""
         own, layout_options = words.own, words.dotted.pop(LAYOUT_OPTIONS, {})
         of_layouts = {f"{LAYOUT}.{key}": [value] for key, value in layout_options.items()}
         config = words.config(checkpoint=OFF)
@@ -158,20 +151,16 @@ class CompareCommand(Command):
 
 
 def _folder(out: str | None, resume: bool, comparison: Comparison) -> Path:
-    """The folder of the comparison, refused when it is another's."""
+    """Return the folder of the comparison; refuse the folder of another one."""
     if out is None:
         if resume:
-            raise BadOption("--resume needs --out: the folder of the comparison to go on with")
+            raise BadOption("--resume needs --out: the folder of the comparison to continue")
         return FOLDER / folder_name(comparison.model, comparison.data)
     folder = Path(out)
-    if resume:
-        before = ComparisonFolder(folder).read()
-        if before != comparison:
-            raise BadOption(
-                f"{folder} holds a comparison with other options; give the same as before, or another --out"
-            )
-    else:
+    if not resume:
         refuse_used(folder)
+    elif ComparisonFolder(folder).read() != comparison:
+        raise BadOption(f"{folder} has a comparison with other options; give its options, or another --out")
     return folder
 
 

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 from typing_extensions import override
 
 from tutti.cli.command import Command, print_page, stopped
-from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
+from tutti.cli.engines import array_job, blocks_of, define_farm, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, Words, sweep_of, words_of
 from tutti.errors import BadOption
 from tutti.farm.jobs import FarmJob
 from tutti.registry import part
 from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
-from tutti.studies.cross_validation.candidates import (
-    alternatives,
-    candidates_of,
-    servers_of,
-)
+from tutti.studies.cross_validation.candidates import alternatives, candidates_of, servers_of
 from tutti.studies.cross_validation.display import print_jobs, train_shown, write_cv_page
 from tutti.studies.cross_validation.study import CrossValidation
 from tutti.studies.crossing import SHARED, refuse_single_run
-from tutti.studies.farms import Blocks
 from tutti.studies.score import AUTO, score_of
 from tutti.terminal import IMPORTING, wait_shown
 
@@ -34,8 +28,8 @@ from tutti.terminal import IMPORTING, wait_shown
 class CvCommand(Command):
     """Cross-validate models and schedules, many folds at once.
 
-    Each model with each schedule is trained on the same folds, several at a time on the cores of this
-    machine. Shows the scores on what each fold holds out, and which differences are significant.
+    Trains each model with each schedule on the same folds, several at a time on the cores of this machine.
+    Shows the scores on the held-out samples, and which differences are significant.
     """
 
     aim = "find the best network"
@@ -46,8 +40,7 @@ class CvCommand(Command):
         models = "models with commas, each as for 'tutti train' (default: cnn)"
         parser.add_argument("models", metavar="MODELS", nargs="?", default="cnn", help=models)
         parser.option("--folds", "parts that are held out in turn", "K", 5, type=int)
-        repeats = "how often all samples are divided, each time in another way"
-        parser.option("--repeats", repeats, "N", 1, type=int)
+        parser.option("--repeats", "repeat with other folds, N times in all", "N", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
         parser.group_option("fold")
         schedules = "schedules with commas, each as for 'tutti train' (default: the model's own, or none)"
@@ -61,9 +54,9 @@ class CvCommand(Command):
             action="append",
         )
         scores = (
-            "the figure that candidates are compared by: loss, or what --metrics takes, such as "
-            "FILE.py:FUNCTION; with :higher or :lower behind it where its name does not say which values are "
-            "better; auto is the first of --metrics"
+            "the figure to compare candidates by: loss, or a metric as for --metrics, such as "
+            "FILE.py:FUNCTION; append :higher or :lower if the name does not say which values are better; "
+            "auto is the first of --metrics"
         )
         parser.option("--score", scores, "NAME", AUTO)
         define_farm(parser, "farms/DATE-MODELS-DATA")
@@ -75,7 +68,7 @@ class CvCommand(Command):
     @override
     @ranks_by_block()
     def run(self, words: Words) -> int:
-        """Train all folds and print what came out. The exit code is 1 when a fold has failed."""
+        """Train all folds, and print the scores. The exit code is 1 if a fold failed."""
         own, config = words.own, words.config()
         refuse_single_run(config, "validation")
         for name in ("optimizer", "loss", "strategy"):
@@ -92,9 +85,7 @@ class CvCommand(Command):
         for one in candidates.values():
             check_here(Recipe(one.config, objects=one.objects))
         array = array_job(words, servers_of(candidates))
-        at_a_time = own.blocks if array is None else None
-        blocks = Blocks.of(own.block, at_a_time, own.threads, own.job_timeout, own.time_limit)
-        blocks.prepare()
+        blocks = blocks_of(words, array)
         # These import torch and scikit-learn, while the fork server imports torch, too.
         with wait_shown(IMPORTING):
             from tutti.studies.cross_validation.splits import splitter_of
@@ -109,8 +100,7 @@ class CvCommand(Command):
         splits = question.splits(samples)
         if own.dry_run:
             print_jobs(question, splits, sys.stdout)
-            if array is not None:
-                print_script(array, Path(own.out or question.usual_folder(samples)))
+            print_script(array, own.out)
             return 0
         folder = question.begin(samples, splits, own.out, own.resume)
         if array is not None:

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from tutti.data.rows import Array, Rows
 
 _MOST: Final = 20
-"""Lines of one table."""
+"""The most lines of a table."""
 
 
 @part("data")
 class DataCommand(Command):
-    """Describe a data set, and what would go wrong; or convert it.
+    """Describe a data set and its problems; or convert it.
 
-    Samples, shapes, classes and their balance, means and deviations, missing values, and samples that are in
-    the training part and the test part. 'tutti data convert DATA NEW' writes a data set into a folder of NPY
-    files, which is read fastest.
+    Shows samples, shapes, classes and their balance, means and deviations, missing values, and samples that
+    are both in the training and the test part. 'tutti data convert DATA NEW' writes a folder of NPY files,
+    the fastest format.
     """
 
     aim = "look at the data and this machine"
@@ -44,10 +44,7 @@ class DataCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.add_argument(
-            "words",
-            nargs="+",
-            metavar="DATA",
-            help="as for 'tutti train --data'; or: convert DATA NEW",
+            "words", nargs="+", metavar="DATA", help="as for 'tutti train --data'; or: convert DATA NEW"
         )
         parser.config_options(only=["data_options"])
 
@@ -65,7 +62,7 @@ class DataCommand(Command):
 
 
 def _read(source: str, options: Options) -> Contents[Stored[Rows], Array]:
-    """Read a data set, whose missing values are no mistake yet."""
+    """Read a data set, with or without missing values."""
     # It imports torch.
     from tutti.data.sources import read_source
 
@@ -80,7 +77,7 @@ def _convert(source: str, to: Path, options: Options) -> None:
     contents = _read(source, options)
     nbytes = convert(contents, to)
     counts = ", ".join(f"{len(targets):,} {part}" for part, (_, targets) in contents.parts.items())
-    print(f"wrote {counts} samples to {to}: {nbytes:,} bytes; train on them by --data {to}")
+    print(f"wrote {counts} samples to {to}: {nbytes:,} bytes; train on them with --data {to}")
 
 
 def _describe(source: str, options: Options) -> None:
@@ -109,11 +106,7 @@ def _describe(source: str, options: Options) -> None:
         rows = [[name, *(f"{one.counts[at]:,}" for one in parts)] for at, name in enumerate(names)]
         _table(["class", *(one.name for one in parts)], rows)
     rows = [
-        [
-            one.name,
-            *(f"{x:.4g}" for x in (one.mean, one.deviation, one.least, one.most)),
-            f"{one.missing:,}",
-        ]
+        [one.name, *(f"{x:.4g}" for x in (one.mean, one.deviation, one.least, one.most)), f"{one.missing:,}"]
         for one in (*train.inputs, *train.targets)
     ]
     if contents.table is not None:

@@ -13,11 +13,10 @@ from tutti.studies.mpi_doctor import WRONG, examine_ranks
 
 @part("doctor")
 class DoctorCommand(Command):
-    """Tell what this machine has, and what to run on it.
+    """Show what this machine has, and what to run on it.
 
-    Its cores, affinity, quota, threads, memory, matrix units, torch, MPI,
-    GPU; and, measured, an all-reduce between two ranks. With --mpi, what each rank sees that
-    mpirun or srun has started, and what is wrong.
+    Shows cores, affinity, quota, threads, memory, matrix units, torch, MPI and GPU, and measures an
+    all-reduce between two ranks. With --mpi, checks the ranks that mpirun or srun has started.
     """
 
     aim = "look at the data and this machine"
@@ -27,8 +26,8 @@ class DoctorCommand(Command):
     def define(self, parser: Parser) -> None:
         parser.option(
             "--mpi",
-            "under mpirun or srun: what each rank sees (MPI library, host, CPUs, networks), and what is "
-            "wrong; the exit code is 1 if anything is",
+            "under mpirun or srun: show the MPI library, host, CPUs and networks of each rank, and any "
+            "problem; the exit code is 1 if there is one",
         )
 
     @override

@@ -26,9 +26,8 @@ FOLDER = "ensemble"
 class EnsembleCommand(Command):
     """Combine models of a cross-validation: do they beat the best?
 
-    Chooses by what each model predicts for the samples that it never saw, scores the ensemble on folds
-    that it was not chosen by, and saves the networks of all folds as one thing, for 'tutti evaluate' and
-    'tutti predict'.
+    Chooses models by their predictions for held-out samples, scores the ensemble on folds that it was not
+    chosen by, and saves the networks of all folds together, for 'tutti evaluate' and 'tutti predict'.
     """
 
     aim = "find the best network"
@@ -38,8 +37,7 @@ class EnsembleCommand(Command):
     def define(self, parser: Parser) -> None:
         parser.add_argument("farm", metavar="FARM", help="the folder that 'tutti cv' wrote")
         parser.option("--top", "combine the K best candidates (default: all)", "K", type=int)
-        how = "mean, or greedy selection"
-        parser.option("--method", how, default="greedy", choices=tuple(METHODS))
+        parser.option("--method", "mean, or greedy selection", default="greedy", choices=tuple(METHODS))
         parser.option("--out", f"folder of the ensemble (default: {FOLDER} in FARM)", "FOLDER")
         parser.option("--dry-run", "choose, print the gain and end")
         parser.trust_option()
@@ -51,12 +49,12 @@ class EnsembleCommand(Command):
         folder = FarmFolder.open(own.farm)
         out = Path(own.out or folder.path / FOLDER)
         if not own.dry_run and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise BadOption(f"{out} is there already; name another folder with --out, or delete it")
+            raise BadOption(f"{out} exists already; name another folder with --out, or delete it")
         library, left_out = read_library(folder)
         chosen = choose(library, folder.plan.question["ratios"], own.method, own.top)
         console_on(sys.stdout).print(_table(chosen))
         for name in left_out:
-            print(f"left out, as not all of its folds have finished: {printable(name)}")
+            print(f"left out, as not all folds have finished: {printable(name)}")
         print(printable(chosen.gain.sentence), flush=True)
         if own.dry_run:
             return 0
@@ -69,7 +67,7 @@ class EnsembleCommand(Command):
 
 
 def _table(found: Selection) -> TextTable:
-    """Return the table of all candidates with their weights, and of the two that are compared."""
+    """Return the table of all candidates, the ensemble and the best single model."""
     score = found.gain.score
     table = TextTable(["candidate", "weight", str(score), "deviation"])
     named = [name for name in best_first(found.scores) if name not in (ENSEMBLE, BEST)]

@@ -21,7 +21,7 @@ from tutti.studies.ensemble.evaluation_job import EnsembleJob, config_of_members
 class EvaluateCommand(Command):
     """Evaluate the network of a run folder, or an ensemble.
 
-    Each sample once, with the count, the accuracy of every class and the confusion matrix.
+    Counts each sample once; shows the metrics, the accuracy of every class and the confusion matrix.
     """
 
     aim = "use a trained network"
@@ -29,18 +29,7 @@ class EvaluateCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        parser.add_argument(
-            "folder", metavar="RUN", help="a run folder, one of its checkpoints, or the folder of an ensemble"
-        )
-        which = "which part of the data to evaluate (default: test, or all of other data without parts)"
-        parser.option("--part", which, choices=PARTS)
-        of = (
-            "what to evaluate in place of the run's final weights: a checkpoint, or what 'tutti export' reads"
-        )
-        parser.option("--weights", of, "PLACE")
-        parser.trust_option()
-        kept = ("data", "data_options", "workers", "hosts", "threads", "device")
-        parser.config_options(only=kept, defaults=dict.fromkeys(("data", "device"), "that of the run"))
+        parser.trained_options("evaluate", PARTS, device="that of the run")
 
     @override
     def run(self, words: Words) -> int:
@@ -48,15 +37,15 @@ class EvaluateCommand(Command):
         here: dict[str, Any] = dict(ELSEWHERE)
         if other:
             here |= {"test": 0.0, **({"validation": 0.0} if own.part in (None, "train") else {})}
-        if (Path(own.folder) / ENSEMBLE).is_file():
-            trained = config_of_members(Path(own.folder), own.trust, own.weights)
+        if (Path(own.place) / ENSEMBLE).is_file():
+            trained = config_of_members(Path(own.place), own.trust, own.weights)
             config = words.config(trained.changed(here))
-            run_job(EnsembleJob(config, own.folder, own.part, other, own.trust))
+            run_job(EnsembleJob(config, own.place, own.part, other, own.trust))
             return 0
-        run = find_run(own.folder, own.trust, own.weights, {*here, *words.given})
-        here["strategy"] = run.config.strategy  # What one rank has trained, one evaluates.
+        run = find_run(own.place, own.trust, own.weights, {*here, *words.given})
+        here["strategy"] = run.config.strategy  # A run on one rank is evaluated on one rank.
         part = own.part or (None if other else "test")
-        # A run on a split leaves the test part for later: that is now.
+        # A run on a split has left the test part for later.
         left = part == "test" and run.config.split is not None
         if not (other or left):
             here["split"] = run.config.split

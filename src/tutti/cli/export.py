@@ -25,8 +25,8 @@ from tutti.registry import part
 class ExportCommand(Command):
     """Write the model of a run for other programs, or its weights alone.
 
-    The weights, and of a checkpoint the optimizer's state too where the form has room for it; or a whole
-    program (onnx, torch-export), which is run to see that it computes the same.
+    Writes the weights, with the optimizer's state of a checkpoint if the form can hold it; or a whole program
+    (onnx, torch-export), whose outputs are compared with those of the model.
     """
 
     aim = "use a trained network"
@@ -34,7 +34,7 @@ class ExportCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        of = "a run folder, one of its checkpoints, or what another program has written in one of the forms"
+        of = "a run folder, one of its checkpoints, or a file of another program in one of the forms"
         parser.add_argument("place", metavar="PLACE", help=of)
         parser.add_argument("--to", required=True, metavar="FORM", help=_forms())
         parser.trust_option()
@@ -51,7 +51,7 @@ class ExportCommand(Command):
         place, suffix = Path(own.place), (FORMS if own.to in FORMS else PROGRAMS)[own.to].suffix
         out = Path(own.out) if own.out else Path(_name(place) + suffix)
         if out.exists():
-            raise BadOption(f"{out} is there already; name another place with --out, or delete it")
+            raise BadOption(f"{out} exists already; name another place with --out, or delete it")
         if own.to in PROGRAMS:
             _write_program(place, own.to, out, own.trust)
             return 0
@@ -69,12 +69,12 @@ class ExportCommand(Command):
             mean, std = (", ".join(f"{one:.6g}" for one in numbers) for numbers in (data.mean, data.std))
             print(f"the model takes scaled inputs: (x / 255 - mean) / std, with mean {mean} and std {std}")
         elif data is not None and data.preparation is not None:
-            print("the model takes prepared inputs; a program has that built in, as by --to onnx")
+            print("the model takes prepared inputs; a program, as by --to onnx, prepares them itself")
         return 0
 
 
 def _write_program(place: Path, name: str, out: Path, trust: bool) -> None:
-    """Write the whole model of a run, or an ensemble, as a program, and say what that takes and gives."""
+    """Write the model of a run or an ensemble as a program, and print its inputs and outputs."""
     from tutti.exports.programs.base import write_program
     from tutti.run.trained import TrainedModel, load
     from tutti.studies.ensemble.module import load_ensemble
@@ -96,17 +96,17 @@ def _write_program(place: Path, name: str, out: Path, trust: bool) -> None:
         f"{MEANINGS[kind]}; its outputs are those of the model{bits}, to {off:.1g}"
     )
     if model.table is not None:
-        print("the columns, and the texts that have the numbers 0, 1, ..., are in its metadata, as 'columns'")
+        print("the columns, and the texts with the numbers 0, 1, ..., are in its metadata, as 'columns'")
 
 
 def _described(column: TableColumn) -> dict[str, Any]:
-    """Describe a column for callers of a program; all other texts have the number behind `texts`."""
+    """Describe a column for callers of a program; unknown texts have the number after `texts`."""
     texts = {"texts": column.texts[:-1]} if column.kind == TEXT else {}
     return {"name": column.name, "kind": column.kind, **texts}
 
 
 MEANINGS: Final = {
-    "classes": "a score for each class, of which softmax makes probabilities",
+    "classes": "a score for each class, for softmax",
     "flags": "a logit for each label",
     "regression": "the predicted numbers",
 }
@@ -114,7 +114,7 @@ MEANINGS: Final = {
 
 
 def _name(place: Path) -> str:
-    """Return the name of what is exported, without the ending that one of the forms has given it."""
+    """Return the name of the exported file or folder, without the ending of a form."""
     name = place.resolve().name
     return next((name.removesuffix(one.suffix) for one in FORMS.values() if name.endswith(one.suffix)), name)
 

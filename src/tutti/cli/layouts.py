@@ -20,9 +20,9 @@ USED = ("data", "parallel", "workers", "batch_size", "optimizer", "lr", "loss", 
 
 @part("layouts")
 class LayoutsCommand(Command):
-    """Tell how much memory a rank needs, by what ranks share of a model.
+    """Show how much memory a rank needs under each layout of a model.
 
-    Found by a dry run, before anything starts. On one host; the rank that needs the most.
+    Computes it by a dry run, for the rank of one host that needs the most.
     """
 
     aim = "find the fastest way to train"
@@ -37,8 +37,8 @@ class LayoutsCommand(Command):
     @override
     def run(self, words: Words) -> int:
         config = words.config()
-        asked = ranks_of(config.parallel) if config.parallel is not None else None
-        cores = asked or max(2, allowed_cores().usable)
+        fixed = ranks_of(config.parallel) if config.parallel is not None else None
+        cores = fixed or max(2, allowed_cores().usable)
         ranks = cores if config.workers == "auto" else int(config.workers)
         alone = replace(config, workers="1", parallel=None, parallel_options={})
         run_job(LayoutsJob(alone, ranks, config.parallel, config.parallel_options))

@@ -1,4 +1,4 @@
-"""The beginning and the end of the command `tutti`: Ctrl-C may come before anything else is imported."""
+"""The entry point of the command `tutti`. It imports the rest late, as Ctrl-C may come at any time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, of this process's words by default; return its exit code."""
+    """Run a command, by default the command of this process; return its exit code."""
     try:
         from tutti.cli.commands import run
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     finally:
         if arguments is None:
-            # The process ends: else Python looks through all that is imported for garbage once more.
+            # The process ends: skip the search for garbage in all modules.
             gc.freeze()
 
 

@@ -24,7 +24,7 @@ DOTTED = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "Options")
 """The fields that take --NAME.KEY value."""
 
 GOAL: Final = "accuracy on the validation part, 0 to 1"
-"""The text about the option --goal."""
+"""The help of --goal."""
 
 _METAVARS: Final = {
     "N": "workers",
@@ -42,10 +42,10 @@ _METAVARS: Final = {
     "LAYOUT": "parallel",
     "NAMES": "augment metrics callbacks log",
 }
-"""What the value of a field is; by default it follows the type: N, X or NAME."""
+"""The values of fields in the help; others depend on the type: N, X or NAME."""
 
 MANY: Final = 30
-"""More options than this are shown in groups, and the rarer ones only by '--help all'."""
+"""With more options, the help has groups, and only '--help all' shows the rarer ones."""
 
 GROUPS: Final = {
     "data and model": "data data_options validation test group_by split sampling augment augment_options "
@@ -57,7 +57,7 @@ GROUPS: Final = {
     "levels server_period balance plan budget device cuda_graph precision layout on_failure hang_timeout",
     "run folder": "out checkpoint keep resume config trust predictions log trace callbacks dry_run json",
 }
-"""Headings of the help, with the fields of `TrainConfig` and the options of commands below them."""
+"""The headings of the help, with fields of `TrainConfig` and options of commands."""
 
 COMMON: Final = (
     "data data_options validation test model_options epochs patience monitor goal batch_size optimizer lr "
@@ -66,18 +66,16 @@ COMMON: Final = (
 """The options in `GROUPS` that most people need."""
 
 _NEGATIVE = re.compile(r"(-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-inf)$")
-"""Values that are no options; argparse itself would take -1e-3 for one."""
+"""Negative numbers; argparse would take -1e-3 for an option."""
 
 _POINTED = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
 """Numbers with a point that JSON does not know, such as .9"""
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Fits paragraphs to the terminal. Those with indented lines, which hold commands, stay as they are.
+    """Fits paragraphs to the terminal, except those with indented lines, which are commands.
 
-    Args:
-        hidden: the options to leave out.
-        settings: those of argparse.
+    `hidden` are the options to leave out.
     """
 
     def __init__(self, hidden: Collection[argparse.Action] = (), **settings: Any) -> None:
@@ -96,12 +94,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours: one message, no usage, the nearest name.
-
-    Attributes:
-        fields: the fields of `TrainConfig` that it has options for. One that is not given leaves no trace.
-        dotted: those of them that take --NAME.KEY value, which `split_dotted` takes out beforehand.
-    """
+    """An argument parser that raises `BadOption` instead of printing the usage."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **settings)
@@ -110,31 +103,28 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, partial(_parsed, float, "a number"))
         self.register("type", _rate, partial(_parsed, _rate, "a number or auto"))
         self.register("type", accuracy, partial(_parsed, accuracy, "an accuracy, such as 0.97"))
-        self.fields: list[str] = []
-        self.dotted: list[str] = []
+        self.fields: list[str] = []  # the fields of `TrainConfig` with an option
+        self.dotted: list[str] = []  # the fields with options --NAME.KEY, which `split_dotted` takes out
         self._unwritten: dict[argparse.Action, Callable[[], str]] = {}
         self._groups = {title: self.add_argument_group(title) for title in GROUPS}
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and leaving."""
+        """Raise instead of printing the usage and exiting."""
         raise BadOption(f"{message}; {self.explains()}")
 
     def explains(self) -> str:
-        """Say which command explains every option."""
+        """Return which command explains every option."""
         return f"'{self.prog} --help{' all' if self._rare() else ''}' explains every option"
 
     def write_help(self, every: bool = True) -> None:
-        """Write the help of every argument; it names parts, which are read from their files.
-
-        Of some the first line is enough, unless `every` option is to be shown.
-        """
+        """Write the help of every argument, or its first line. This reads the files of the parts."""
         for action, text in self._unwritten.items():
             first, *more = text().split("\n")
             action.help = "; ".join([first, *(more if every else ())])
 
     @override
     def format_help(self, every: bool = True) -> str:
-        """Return the help of every option, or of those that most people need, with a hint to the rest."""
+        """Return the help of every option, or of the common ones with a hint to the rest."""
         self.write_help(every)
         rare = self._rare()
         if rare:
@@ -146,7 +136,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + ("" if every or not rare else more)
 
     def _rare(self) -> list[argparse.Action]:
-        """Return the options that a short help leaves out: none if there are few in all."""
+        """Return the options that a short help leaves out; there are none if the parser has few options."""
         if len(self.flags()) <= MANY:
             return []
         grouped = [one for group in self._groups.values() for one in group._group_actions]
@@ -156,45 +146,45 @@ class Parser(argparse.ArgumentParser):
         return next((self._groups[title] for title, names in GROUPS.items() if dest in names.split()), self)
 
     def flags(self) -> list[str]:
-        """Every option that this parser shows."""
+        """Return every visible option."""
         shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
         return [flag for action in shown for flag in action.option_strings]
 
     def option(
         self, flags: str, help: str, metavar: str | None = None, default: Any = None, **settings: Any
     ) -> None:
-        """Add an option of the command's own; without `metavar` and choices it is True when given."""
+        """Add an option of the command; without `metavar` and choices it is a flag."""
         if choices := settings.get("choices"):
             metavar = "{" + ",".join(choices) + "}"
         if metavar is None:
             settings |= {"action": "store_true"}
         else:
             settings |= {"metavar": metavar, "default": default}
-        said = f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+        shown = f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
         names = flags.split(", ")
         group = self._group_of(settings.get("dest", names[-1].lstrip("-").replace("-", "_")))
-        group.add_argument(*names, help=help + (said if default else ""), **settings)
+        group.add_argument(*names, help=help + (shown if default else ""), **settings)
 
     def model(self, required: bool = False, help: str = "as for 'tutti train'") -> None:
-        """Add the model of a training run, which is the word without a dash."""
+        """Add the model of a training run, the word without a dash."""
         self.fields.append("model")
         optional: dict[str, Any] = {} if required else {"nargs": "?", "default": argparse.SUPPRESS}
         self.add_argument("model", metavar="MODEL", help=help, **optional)
 
     def config_options(
         self,
-        leave_out: Collection[str] = (),  # fields without an option
-        only: Collection[str] = (),  # the fields with an option; by default all others
-        defaults: Mapping[str, str] = MappingProxyType({}),  # in the help, where they are not the fields'
+        leave_out: Collection[str] = (),
+        only: Collection[str] = (),  # by default all other fields
+        defaults: Mapping[str, str] = MappingProxyType({}),  # for the help, instead of those of the fields
     ) -> None:
-        """Add an option for each field of `TrainConfig` but the model."""
+        """Add an option for each field of `TrainConfig` except the model."""
         kept = [f for f in fields(TrainConfig) if f.name not in {*leave_out, "model"}]
         kept = [f for f in kept if f.name in only or not only]
         self.fields += [f.name for f in kept]
         self.dotted = [f.name for f in kept if f.name in DOTTED]
         kinds: dict[str, Any] = {"int": int, "float": float, "Rate": _rate, "Goal": _goal}
         for f in kept:
-            group, said = self._group_of(f.name), defaults.get(f.name)
+            group, default = self._group_of(f.name), defaults.get(f.name)
             if f.name in DOTTED:
                 name, dest = stem_of(f.name) + ".KEY", f.name
                 made = group.add_argument(name, dest=dest, metavar="VALUE", default=argparse.SUPPRESS)
@@ -211,20 +201,32 @@ class Parser(argparse.ArgumentParser):
                     default=argparse.SUPPRESS,
                     metavar=("{" + ",".join(choices) + "}") if choices else _metavar(f),
                 )
-            self._unwritten[made] = partial(_help, f, said)
+            self._unwritten[made] = partial(_help, f, default)
 
     def group_option(self, where: str) -> None:
-        """Add the option that names the group of each sample, which `Command.parse` makes one of the data."""
+        """Add the option with the groups of the samples; `Command.parse` makes it an option of the data."""
         self.option(
             "--group-by",
-            f"keep samples of one group in one {where}: the name of a column of the data's table, which is "
-            "no input then, or of an array of their HDF5 or NPZ file",
+            f"keep samples of one group in one {where}: the name of a column of a table, which is then no "
+            "input, or of an array of an HDF5 or NPZ file",
             "NAME",
         )
 
+    def trained_options(self, use: str, parts: Sequence[str], device: str) -> None:
+        """Add the options of a command that uses a trained network: its run, other weights, and data."""
+        place = "a run folder, one of its checkpoints, or the folder of an ensemble"
+        self.add_argument("place", metavar="RUN", help=place)
+        part = f"the part of the data to {use} (default: test, or all of other data without parts)"
+        self.option("--part", part, choices=parts)
+        weights = "other weights than the final ones: a checkpoint, or a file that 'tutti export' reads"
+        self.option("--weights", weights, "PLACE")
+        self.trust_option()
+        kept = ("data", "data_options", "workers", "hosts", "threads", "device")
+        self.config_options(only=kept, defaults={"data": "that of the run", "device": device})
+
     def trust_option(self) -> None:
-        """Add the option by which the code that a configuration file names may run."""
-        self.option("--trust", "let the code run that a configuration file names")
+        """Add the option that lets code named by a configuration file run."""
+        self.option("--trust", "run the code that a configuration file names")
 
 
 def _rate(text: str) -> Rate:
@@ -263,12 +265,12 @@ def _help(f: Field[Any], default: str | None = None) -> str:
 
 
 def stem_of(field: str) -> str:
-    """Spell a field of options up to the dot: model_options is --model."""
+    """Return the flag of a field of options up to the dot: --model for model_options."""
     return flag(field).removesuffix("-options")
 
 
 def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
-    """Return the options, such as --model.hidden, of the parts that the words name for a field of options."""
+    """Return the options, such as --model.hidden, of the parts that the words name."""
     of = field.removesuffix("_options")
     if of == "data":
         return [f"--data.{option}" for option in (*OF_ALL, *TABLE_OPTIONS)]
@@ -281,7 +283,7 @@ def flags_of_parts(field: str, words: Sequence[str]) -> list[str]:
 def split_dotted(
     arguments: Sequence[str], dotted: Sequence[str] = DOTTED
 ) -> tuple[list[str], dict[str, Options]]:
-    """Return the other arguments, and options of parts by field, such as {"model_options": {"lr": 1}}."""
+    """Split off options of parts, such as {"model_options": {"hidden": 8}}; return the other words first."""
     stems = {stem_of(field): field for field in dotted}
     rest: list[str] = []
     options: dict[str, Options] = {}
@@ -304,7 +306,7 @@ def split_dotted(
 
 
 def parse_value(text: str) -> Any:
-    """A value of a part's option: JSON, a number such as .9, a list when it has commas, or else the text."""
+    """Parse the value of a part's option: JSON, a number such as .9, a list with commas, or a text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -317,12 +319,12 @@ def parse_value(text: str) -> Any:
 
 
 def words_of(text: str) -> list[str]:
-    """The words between commas, each once."""
+    """Return the words between commas, each once."""
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def numbers_of(text: str, flag: str, example: str) -> list[int]:
-    """The whole numbers between commas."""
+    """Return the whole numbers between commas."""
     words = words_of(text)
     if not all(word.isdecimal() for word in words):
         raise BadOption(f"{flag} is '{text}'; give whole numbers with commas, such as {example}")
@@ -330,7 +332,7 @@ def numbers_of(text: str, flag: str, example: str) -> list[int]:
 
 
 def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:
-    """The options that are crossed in, with their values, from texts such as "batch_size=32,64"."""
+    """Parse options with their values, such as "batch_size=32,64"."""
     found: dict[str, list[Any]] = {}
     for text in given:
         key, equals, values = text.partition("=")
@@ -341,33 +343,26 @@ def sweep_of(given: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def field_name(text: str) -> str:
-    """The field that an option means: --batch-size is batch_size."""
+    """Return the field of an option: batch_size for --batch-size."""
     return text.strip().removeprefix("--").replace("-", "_")
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a command, parsed.
+    """The parsed words of a command."""
 
-    Attributes:
-        line: all of them, from its name on.
-        own: the options of the command.
-        given: the fields of a `TrainConfig` that were given.
-        dotted: the options of the parts that were given, by field.
-    """
-
-    line: list[str]
-    own: argparse.Namespace
-    given: dict[str, Any]
-    dotted: dict[str, Options]
+    line: list[str]  # all words, from the name of the command on
+    own: argparse.Namespace  # the options of the command
+    given: dict[str, Any]  # fields of a `TrainConfig`
+    dotted: dict[str, Options]  # options of parts, by field
 
     @property
     def other_data(self) -> bool:
-        """True if other data are named than those of a run."""
+        """True if the words name data."""
         return "data" in self.given or bool(self.dotted)
 
     def config(self, base: TrainConfig | None = None, **decided: Any) -> TrainConfig:
-        """The configuration, on top of `base`; the command has decided some fields."""
+        """Return the configuration: `base`, changed by the words and by the fields that are `decided`."""
         given = {**self.given, **decided}
         config = TrainConfig.from_json(with_defaults(given)) if base is None else base.changed(given)
         values = config.as_json()
@@ -377,7 +372,7 @@ class Words:
 
 
 def command_words(config: TrainConfig) -> list[str]:
-    """The words after `tutti train` that make this configuration; what is as by default is left out."""
+    """Return the words after `tutti train` that make this configuration, without defaults."""
     words: list[str] = []
     plain = TrainConfig.from_json(with_defaults({"model": config.model}))
     for f in fields(TrainConfig):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
-from tutti.cli.command import Command, writable
+from tutti.cli.command import Command, writable, write_json
 from tutti.cli.options import Parser, Words, command_words, numbers_of, words_of
 from tutti.errors import BadOption
-from tutti.records.json_lines import to_json
 from tutti.registry import part
 from tutti.run.config import OF_LONG_RUNS, TrainConfig, flag
 from tutti.run.start import run as run_job
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
 class PlanCommand(Command):
     """Measure which ranks, threads, layout and precision are fastest here.
 
-    How many ranks with how many threads, in which memory layout and precision and, when asked, with which
-    batch size. What is clearly slower than the best is stopped early; bf16 is chosen if its loss follows that
-    of fp32 in short trainings. Options that are given are kept. Prints the command to use.
+    Also the batch size, with --batch-sizes. Slow choices are stopped early; bf16 is chosen if its loss
+    follows that of fp32 in short trainings. Options that you give are kept. Prints the command to use.
     """
 
     aim = "find the fastest way to train"
@@ -40,22 +38,21 @@ class PlanCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.model()
-        budget = "how long to measure at most, once the ranks have started"
+        budget = "the most time to measure, once the ranks have started"
         parser.option("--budget", budget, "SECONDS", BUDGET_S, type=float)
         parser.option(
             "--precisions",
             "precisions to choose from by their speed alone, with commas, such as fp32,bf16 (default: "
-            "that of --precision, or else bf16 only if its loss follows that of fp32)",
+            "--precision, or bf16 if its loss follows that of fp32)",
             "NAMES",
             "",
         )
         sizes = "batch sizes to choose from, with commas, such as 64,128 (default: that of --batch-size)"
         parser.option("--batch-sizes", sizes, "NUMBERS", "")
         parser.option(
-            "--exhaustive",
-            "measure every combination until the time is up, instead of stopping slow ones early",
+            "--exhaustive", "measure every combination until the time is up: stop no slow one early"
         )
-        parser.option("--json", "write all measurements there", "FILE")
+        parser.option("--json", "file for all measurements", "FILE")
         hosts = "choose a strategy, local steps and a batch size for this number of hosts, by simulation"
         parser.option("--hosts", hosts, "N", type=int)
         parser.option("--network", "with --hosts: as for 'tutti simulate'", "WORDS")
@@ -89,9 +86,7 @@ class PlanCommand(Command):
         found.show(sys.stdout)
         print(*found.why(), sep="\n")
         print(f"measured in {found.seconds:.0f} s\n\n{command}", flush=True)
-        if file is not None:
-            record = {**found.as_json(), "command": command}
-            file.write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
+        write_json(file, {**found.as_json(), "command": command})
         return 0
 
     def _advise(self, words: Words, config: TrainConfig, file: Path | None) -> int:
@@ -113,7 +108,5 @@ class PlanCommand(Command):
         whole = replace(found.config, epochs=config.epochs, steps=config.steps, workers="auto", hosts="HOSTS")
         command = shlex.join(["tutti", "train", *command_words(whole)])
         print(f"{found.why()}\n\n{command}", flush=True)
-        if file is not None:
-            record = {**found.simulation.as_json(), "pick": found.pick.way, "command": command}
-            file.write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
+        write_json(file, {**found.simulation.as_json(), "pick": found.pick.way, "command": command})
         return 0

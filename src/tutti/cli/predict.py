@@ -20,10 +20,10 @@ from tutti.studies.ensemble.evaluation_job import EnsemblePredictJob, config_of_
 
 @part("predict")
 class PredictCommand(Command):
-    """Write what a network, or an ensemble, predicts for each sample.
+    """Write the predictions of a network or an ensemble for each sample.
 
-    In the order of the data, which need no targets: the class and the probability of each class, or the
-    predicted numbers.
+    Writes the class and the probability of each class, or the predicted numbers, in the order of the data.
+    The data need no targets.
     """
 
     aim = "use a trained network"
@@ -31,17 +31,9 @@ class PredictCommand(Command):
 
     @override
     def define(self, parser: Parser) -> None:
-        place = "a run folder, one of its checkpoints, or the folder of an ensemble"
-        parser.add_argument("place", metavar="RUN", help=place)
         parser.option("-o, --out", f"the file to write, which ends in {', '.join(SUFFIXES)}", "FILE")
-        parser.option("--overwrite", "replace the file if it is there")
-        which = "which part of the data to predict (default: test, or all of other data without parts)"
-        parser.option("--part", which, choices=PARTS)
-        of = "what to predict with in place of the run's final weights: what 'tutti export' reads"
-        parser.option("--weights", of, "PLACE")
-        parser.trust_option()
-        kept = ("data", "data_options", "workers", "hosts", "threads", "device")
-        parser.config_options(only=kept, defaults={"data": "that of the run", "device": "cpu"})
+        parser.option("--overwrite", "replace the file if it exists")
+        parser.trained_options("predict", PARTS, device="cpu")
 
     @override
     def run(self, words: Words) -> int:
@@ -53,7 +45,7 @@ class PredictCommand(Command):
         if (Path(own.place) / ENSEMBLE).is_file():
             kind, trained = EnsemblePredictJob, config_of_members(Path(own.place), own.trust, own.weights)
         else:
-            # The data are named by the configuration, if not here.
+            # By default the data are those of the run.
             unused = UNUSED if other else UNUSED - {"data", "data_options"}
             trained = find_run(own.place, own.trust, own.weights, unused).config
             if not other and own.part in ("train", "validation"):

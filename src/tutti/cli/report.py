@@ -19,7 +19,7 @@ from tutti.reports.results import Results, read_results
 from tutti.reports.text import show
 
 FOLDER = Path("reports")
-"""Default place of the page of several runs."""
+"""The default folder for the page of several runs."""
 
 TUNE: Final = "tune"
 """The kind of farm that 'tutti tune' makes."""
@@ -29,7 +29,7 @@ TUNE: Final = "tune"
 class ReportCommand(Command):
     """Make the table and the page of runs, a comparison or a search.
 
-    Or put runs of different days side by side: on any machine, without torch and without MPI.
+    Runs of different days can be compared. Works on any machine, without torch and MPI.
     """
 
     aim = "see how runs go, and what came out"
@@ -44,8 +44,8 @@ class ReportCommand(Command):
         parser.add_argument("folders", nargs="+", metavar="FOLDER", help=of)
         parser.option(
             "--out",
-            "where the page goes: an .html file, or a folder for report.html (default: the folder given; of "
-            "several runs reports/DATE-MODEL-DATA)",
+            "an .html file, or a folder for report.html (default: the given folder; for several runs "
+            "reports/DATE-MODEL-DATA)",
             "PLACE",
         )
         parser.option("--goal", f"{GOAL}; shows the seconds until it was reached", "X", type=accuracy)
@@ -68,10 +68,10 @@ class ReportCommand(Command):
 
 
 def _report_farm(folder: FarmFolder, out: str | None) -> None:
-    """Print and draw what a farm has come to."""
+    """Print and draw the results of a farm so far."""
     page = None if out is None else _named(out)
     if folder.plan.kind == TUNE:
-        # With Optuna, which other reports do without.
+        # It imports Optuna.
         from tutti.studies.search.display import print_findings as print_trials
         from tutti.studies.search.display import write_tune_page
         from tutti.studies.search.study import read_search
@@ -80,7 +80,7 @@ def _report_farm(folder: FarmFolder, out: str | None) -> None:
         print_trials(tuned, sys.stdout)
         print(f"report: {write_tune_page(tuned, page)}")
         return
-    # With scikit-learn, which other reports do without.
+    # It imports scikit-learn.
     from tutti.studies.cross_validation.display import print_findings, write_cv_page
     from tutti.studies.cross_validation.result import CrossValidated
 

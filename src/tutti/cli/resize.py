@@ -14,13 +14,13 @@ from tutti.run.resize import resize
 class ResizeCommand(Command):
     """Change the number of ranks of a run while it trains.
 
-    The run has to be on this machine, the first of its --hosts, and to survive lost ranks (--on-failure
-    respawn or shrink). It copies its state at the next step, and the new ranks go on from there. With
-    strategy sync the batch stays the same, and so does what is learned. More ranks than the run has cores
-    take turns, which is slower, and a warning says so.
+    The run must be on this machine, the first of its --hosts, and survive lost ranks (--on-failure respawn
+    or shrink). It copies its state at the next step, and the new ranks continue from there. With strategy
+    sync the batch stays the same, and so do the results. If there are more ranks than cores, a warning
+    says that they are slower.
 
-    The command waits until the new ranks start; Ctrl-C before that takes the request back. Exit codes: 0 if
-    they do, or the run had that number of ranks already; 2 if there cannot be that many, or the run does
+    The command waits until the new ranks start; Ctrl-C before that cancels the request. Exit codes: 0 if
+    they start, or the run has that number of ranks already; 2 if the run cannot have that number, or does
     not train; 130 after Ctrl-C.
     """
 
@@ -30,7 +30,7 @@ class ResizeCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.add_argument("folder", metavar="RUN", help="its run folder")
-        parser.option("-n", "how many ranks are to train from here on", "N", type=int, required=True)
+        parser.option("-n", "the new number of ranks", "N", type=int, required=True)
 
     @override
     def run(self, words: Words) -> int:

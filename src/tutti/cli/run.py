@@ -14,10 +14,10 @@ from tutti.run.script import run_program
 
 @part("run")
 class RunCommand(Command):
-    """Run a program of your own on several ranks.
+    """Run your own program on several ranks.
 
-    A Python program, which finds the others with tutti.init(), and trains with tutti.distribute()
-    and tutti.shard().
+    The Python program finds the other ranks with tutti.init(), and trains with tutti.distribute() and
+    tutti.shard().
     """
 
     aim = "train a network"
@@ -31,7 +31,7 @@ class RunCommand(Command):
         words = parser.add_argument(
             "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the program's arguments"
         )
-        words.required = False  # argparse would name it where PROGRAM is missing.
+        words.required = False  # If PROGRAM is missing, argparse should not name this, too.
 
     @override
     def run(self, words: Words) -> int:

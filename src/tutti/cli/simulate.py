@@ -8,12 +8,11 @@ from typing import cast
 
 from typing_extensions import override
 
-from tutti.cli.command import Command, writable
+from tutti.cli.command import Command, writable, write_json
 from tutti.cli.options import Parser, Words, numbers_of, words_of
 from tutti.errors import BadOption
 from tutti.load_object import require_packages
 from tutti.records.comparison import WEAK
-from tutti.records.json_lines import to_json
 from tutti.registry import part
 from tutti.run.start import run as run_job
 from tutti.studies.simulate.machine import BETWEEN, INCLUDED, machine_of
@@ -23,11 +22,11 @@ from tutti.studies.simulate.result import Simulation
 
 @part("simulate")
 class SimulateCommand(Command):
-    """Train on hosts that are not there: how fast, at what cost, how well?
+    """Simulate other hosts: how fast, at what cost, how well?
 
-    Virtual workers in one process run each strategy with real gradients, under a clock that the model's steps
-    and the network's messages move; with --timing without gradients, thousands of workers in seconds. Shows
-    for each strategy and number of workers its speed, bytes, cost and accuracy, and where it stops paying.
+    Virtual workers in one process run each strategy with real gradients; a virtual clock adds the times of
+    steps and messages. With --timing, without gradients, thousands of workers take seconds. Shows speed,
+    bytes, cost and accuracy of each strategy and number of workers, and where a strategy stops paying.
     """
 
     aim = "find the fastest way to train"
@@ -43,25 +42,22 @@ class SimulateCommand(Command):
         parser.option("--strategies", ways, "NAMES", "sync,easgd,diloco")
         parser.option("-n, --workers", "numbers of workers, with commas", "NUMBERS", "1,8")
         network = (
-            "between hosts: bandwidth, latency and topology, such as 1gbit,100us (default: the machine's, or "
-            f"{BETWEEN})"
+            "between hosts: bandwidth, latency and topology, such as 1gbit,100us (default: that of the "
+            f"machine, or {BETWEEN})"
         )
         parser.option("--network", network, "WORDS")
         machine = (
-            f"the hosts: {', '.join(INCLUDED)}, or a TOML file (default: hosts like this one, on which the "
-            "model is timed)"
+            f"the hosts: {', '.join(INCLUDED)}, or a TOML file (default: hosts like this one; the model "
+            "is timed)"
         )
         parser.option("--machine", machine, "NAME")
-        parser.option("--price", "what a host costs for an hour (default: the machine's)", "X", type=float)
-        parser.option(
-            "--scaling",
-            "weak: --batch-size samples of each worker's step; strong: of all workers together",
-            "KIND",
-            WEAK,
-        )
+        price = "price of a host for an hour (default: that of the machine)"
+        parser.option("--price", price, "X", type=float)
+        scaling = "weak: --batch-size is that of each worker; strong: of all workers together"
+        parser.option("--scaling", scaling, "KIND", WEAK)
         parser.option("--timing", "simulate the time alone, without gradients")
-        parser.option("--calibrate", "write what is timed here as a machine's TOML file", "FILE")
-        parser.option("--json", "write all rows there", "FILE")
+        parser.option("--calibrate", "TOML file for a machine with the speed measured here", "FILE")
+        parser.option("--json", "file for all rows", "FILE")
         parser.option("--figure", "draw speed and accuracy against workers: .svg, .png or .html", "FILE")
         parser.config_options(leave_out=DECIDED)
 
@@ -70,7 +66,7 @@ class SimulateCommand(Command):
         own = words.own
         machine = machine_of(own.machine, own.network, own.price)
         if own.calibrate is not None and machine.flops_per_s is not None:
-            raise BadOption("--calibrate times this machine, and --machine says its speed; leave one out")
+            raise BadOption("--calibrate times this machine, and --machine gives its speed; leave one out")
         if own.figure is not None:
             require_packages("a figure needs", ["altair", "vl_convert"], "plots")
         for option in ("calibrate", "json", "figure"):
@@ -85,8 +81,7 @@ class SimulateCommand(Command):
         )
         found = cast("Simulation", run_job(SimulateJob(words.config(), question, own.calibrate)))
         found.show(sys.stdout)
-        if own.json is not None:
-            Path(own.json).write_text(to_json(found.as_json(), indent=2) + "\n", encoding="utf-8")
+        write_json(own.json, found.as_json())
         if own.figure is not None:
             found.draw(own.figure)
         return 0

@@ -26,10 +26,10 @@ from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 class TrainCommand(Command):
     """Train a network in parallel.
 
-    On every core of this machine, or on several machines.
+    Trains on every core of this machine, or on several machines.
 
-    Prints the plan, the progress, and at the end the accuracy on the test part. Writes a run folder
-    with the resolved configuration (which alone repeats the run), the history and the weights.
+    Prints the plan, the progress, and the accuracy on the test part. Writes a run folder with the full
+    configuration (which alone repeats the run), the history and the weights.
     """
 
     aim = "train a network"
@@ -49,30 +49,27 @@ class TrainCommand(Command):
         )
         parser.option(
             "--resume",
-            "go on with this run (its folder, or that of one of its checkpoints), from the newest "
-            "checkpoint; auto: with the run in --out, or begin it",
+            "continue this run (its folder, or that of a checkpoint) from the newest checkpoint; auto: the "
+            "run in --out, or begin it",
             "RUN",
         )
         parser.option(
             "--plan",
-            "take the ranks, threads, layout and precision that are fastest on this machine, where they are "
-            "not given; bf16 only if its loss follows that of fp32. auto: those that are remembered for this "
-            "model, batch and machine, or measure first, for at most a twentieth of the run; fresh: measure",
+            "choose the fastest ranks, threads, layout and precision on this machine, unless they are given; "
+            "bf16 only if its loss follows that of fp32. auto: use the plan that is remembered for this "
+            "model, batch and machine, or measure for at most a twentieth of the run; fresh: measure",
             choices=("auto", "fresh"),
         )
-        parser.option("--budget", "how long --plan measures at most", "SECONDS", 20.0, type=float)
+        parser.option("--budget", "the most time that --plan measures", "SECONDS", 20.0, type=float)
         parser.group_option("part")
         parser.trust_option()
         parser.option(
             "--trace",
-            "write what every rank did when to trace.json in the run folder (trace-2.json after --resume), "
+            "write a timeline of all ranks to trace.json in the run folder (trace-2.json after --resume), "
             "for https://ui.perfetto.dev",
         )
-        parser.option(
-            "--dry-run",
-            "print the plan and end: no rank is started, and no run folder written",
-        )
-        parser.option("--json", "with --dry-run: write the configuration with every default there", "FILE")
+        parser.option("--dry-run", "print the plan and end: start no rank, write no run folder")
+        parser.option("--json", "with --dry-run: file for the configuration with every default", "FILE")
         parser.config_options()
 
     @override
@@ -88,10 +85,8 @@ class TrainCommand(Command):
             config = config_of(words)
         if own.dry_run:
             if own.plan is not None:
-                raise BadOption(
-                    f"--dry-run starts no rank, and --plan {own.plan} does; leave one of them out"
-                )
-            # It would slow every other start.
+                raise BadOption(f"--dry-run starts no rank, and --plan {own.plan} does; leave one out")
+            # Imported here, as it slows the start.
             from tutti.studies.dry_run_job import dry_run
 
             file = None if own.json is None else str(writable(Path(own.json), "--json"))
@@ -102,7 +97,7 @@ class TrainCommand(Command):
         with ExitStack() as stack:
             data = None
             if own.plan is not None:
-                # It would slow every other start.
+                # Imported here, as it slows the start.
                 from tutti.studies.autotune.plan import planned
 
                 way = planned(config, words.given, own.budget, fresh=own.plan == "fresh")
@@ -114,24 +109,24 @@ class TrainCommand(Command):
             resolved = outcome.config.as_json()
             slow = where_the_time_went(outcome.history, resolved)
             rare = rare_class(outcome.summary, outcome.data.labels, resolved)
-            for said in filter(None, (slow, past_the_best(outcome.history, resolved), rare)):
-                print(f"advice: {said}")
+            for sentence in filter(None, (slow, past_the_best(outcome.history, resolved), rare)):
+                print(f"advice: {sentence}")
         return 0
 
 
 def config_of(words: Words) -> TrainConfig:
-    """The configuration that the options make, on top of that of --config."""
+    """Return the configuration of --config, changed by the other options."""
     own = words.own
     base = None if own.config is None else TrainConfig.read(own.config, own.trust, replaced=words.given)
     return words.config(base)
 
 
 def _resumed(words: Words, resume: Resume) -> TrainConfig:
-    """The configuration of a run that goes on; refuse options with which it cannot."""
+    """Return the configuration of a resumed run; refuse options that cannot change."""
     own, given = words.own, words.given
     if own.config is not None:
-        raise BadOption("--resume goes on with the configuration of the run; leave --config out")
+        raise BadOption("--resume uses the configuration of the run; leave --config out")
     before = TrainConfig.read(resume.folder, own.trust, replaced=given)
     now = replace(words.config(placed(before, given)), out=str(resume.folder))
-    # Before its first checkpoint a run has learned nothing that other options would change.
+    # Before the first checkpoint all options may change.
     return going_on(before, now) if resume.goes_on else now

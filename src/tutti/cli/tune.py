@@ -6,12 +6,11 @@ import shlex
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from typing_extensions import override
 
 from tutti.cli.command import Command, print_page, stopped
-from tutti.cli.engines import array_job, define_farm, print_script, ranks_by_block, submit
+from tutti.cli.engines import array_job, blocks_of, define_farm, print_script, ranks_by_block, submit
 from tutti.cli.options import Parser, Words, command_words, words_of
 from tutti.load_object import require_packages
 from tutti.registry import part
@@ -19,20 +18,19 @@ from tutti.run.config import TrainConfig
 from tutti.run.jobs import Recipe
 from tutti.run.names import check_here
 from tutti.studies.crossing import SHARED
-from tutti.studies.farms import Blocks
 from tutti.studies.score import AUTO, scores_of
 from tutti.terminal import IMPORTING, wait_shown
 
 SPACE = "space"
-"""The field of a command line, though of no configuration, that takes --space.NAME VALUES."""
+"""The field of --space.NAME VALUES; a configuration has no such field."""
 
 
 @part("tune")
 class TuneCommand(Command):
     """Search for the best options, many trials at once.
 
-    Trains a model again and again with other options, several times at a time on the cores of this
-    machine. Shows the best trial, and the command that trains it alone.
+    Trains a model many times with different options, several trials at a time on the cores of this machine.
+    Shows the best trial, and the command that trains it alone.
     """
 
     aim = "find the best network"
@@ -45,22 +43,22 @@ class TuneCommand(Command):
     def define(self, parser: Parser) -> None:
         parser.model()
         space = (
-            'what is searched, in a TOML file: lr = "log:1e-4..1e-1", optimizer = ["adam", "sgd"]; or one '
-            "by one as --space.lr log:1e-4..1e-1, --space.batch_size 16..256, --space.model.hidden 64,128"
+            'a TOML file with lr = "log:1e-4..1e-1", optimizer = ["adam", "sgd"]; or one by one '
+            "--space.lr log:1e-4..1e-1, --space.batch_size 16..256, --space.model.hidden 64,128"
         )
         parser.option("--space", space, "FILE")
-        parser.option("--trials", "how many; more may be given with --resume", "N", 20, type=int)
-        samplers = "tpe, gp, cma-es, random, grid or genetic: what chooses the next trial"
+        parser.option("--trials", "number of trials; with --resume it may grow", "N", 20, type=int)
+        samplers = "how to choose the next trial: tpe, gp, cma-es, random, grid or genetic"
         parser.option("--sampler", samplers, "NAME", "tpe")
-        pruners = "none, median, asha or hyperband: what ends trials that are not promising"
+        pruners = "how to end unpromising trials: none, median, asha or hyperband"
         parser.option("--pruner", pruners, "NAME", "none")
         objective = (
-            "loss or a metric on what is held out, also FILE.py:FUNCTION, seconds, parameters; several with "
-            "commas; NAME:higher or NAME:lower says which values of a metric of your own are better; auto is "
-            "the first of --metrics"
+            "loss or a metric on the held-out samples, also FILE.py:FUNCTION, seconds, parameters; several "
+            "with commas; NAME:higher or NAME:lower says which values of your own metric are better; auto "
+            "is the first of --metrics"
         )
         parser.option("--objective", objective, "NAMES", AUTO)
-        parser.option("--folds", "train each trial on K folds, and take the mean", "K", 1, type=int)
+        parser.option("--folds", "train each trial on K folds; the objective is the mean", "K", 1, type=int)
         parser.option("--stratified", "each fold has the same share of each class")
         parser.group_option("part")
         define_farm(parser, "farms/DATE-MODEL-DATA")
@@ -72,7 +70,7 @@ class TuneCommand(Command):
     @override
     @ranks_by_block()
     def run(self, words: Words) -> int:
-        """Search, and print what is best. The exit code is 1 when no trial has come to its end."""
+        """Search, and print the best trial. The exit code is 1 if no trial has finished."""
         own = words.own
         require_packages("'tutti tune' needs", ["optuna"], "tune")
         space = words.dotted.pop(SPACE, {})
@@ -81,9 +79,7 @@ class TuneCommand(Command):
         config = replace(config, metrics=metrics)
         check_here(Recipe(config))
         array = array_job(words, config.servers)
-        of_host = own.blocks if array is None else None
-        blocks = Blocks.of(own.block, of_host, own.threads, own.job_timeout, own.time_limit)
-        blocks.prepare()
+        blocks = blocks_of(words, array)
         # These import Optuna and torch, while the fork server imports torch, too.
         with wait_shown(IMPORTING):
             from tutti.studies.samples import look_at
@@ -106,8 +102,7 @@ class TuneCommand(Command):
         search = search.decided(samples.metrics)
         if own.dry_run:
             print_question(search, own.trials, sys.stdout)
-            if array is not None:
-                print_script(array, Path(own.out or "FARM"))
+            print_script(array, own.out)
             return 0
         folder = search.begin(samples, own.out, own.resume)
         if array is not None:
@@ -122,5 +117,5 @@ class TuneCommand(Command):
 
 
 def train_command(config: TrainConfig, block: int) -> str:
-    """Return the command that trains alone what a block of ranks trains, servers included."""
+    """Return the command that trains a run of a block of ranks (servers included) alone."""
     return "tutti train " + shlex.join(command_words(replace(config, workers=str(block - config.servers))))

@@ -17,9 +17,9 @@ from tutti.studies.verify.tolerance import DTYPES, VerifyJob
 class VerifyCommand(Command):
     """Show that parallel training follows sequential training.
 
-    Train for some steps on several ranks and with plain torch in one process, from the same weights
-    on the same batches, and print the largest relative deviation of loss, gradient and weights. The
-    exit code is 1 when they differ.
+    Trains for some steps on several ranks, and with plain torch in one process, from the same weights on the
+    same batches. Prints the largest relative deviation of loss, gradient and weights. The exit code is 1 if
+    they differ.
     """
 
     aim = "look at the data and this machine"
@@ -29,8 +29,8 @@ class VerifyCommand(Command):
     def define(self, parser: Parser) -> None:
         parser.model(required=True)
         parser.option("--steps", "weight updates to compare", "N", 20, type=int)
-        help = "numbers to compute with; float64 leaves no room for rounding"
-        parser.option("--dtype", help, default="float32", choices=tuple(DTYPES))
+        dtype = "type of all numbers; with float64 rounding is negligible"
+        parser.option("--dtype", dtype, default="float32", choices=tuple(DTYPES))
         parser.config_options(leave_out=("epochs", "steps", *OF_LONG_RUNS, "precision", "log", "out"))
 
     @override
@@ -40,8 +40,7 @@ class VerifyCommand(Command):
         verdict = run_job(VerifyJob(config, dtype))
         if verdict is None:
             raise TuttiError(
-                "the verdict stands above, on the output of the first host; that host is another machine, "
-                "from which no verdict comes back to be made an exit code of. Name this machine first in "
-                "--hosts, or run the command on the first host"
+                "the verdict is above, but the first host is another machine, so there is no exit code for "
+                "it. Name this machine first in --hosts, or run the command on the first host"
             )
         return 0 if getattr(verdict, "follows", False) else 1

@@ -21,10 +21,9 @@ from tutti.watching.health import SILENT_S
 class WatchCommand(Command):
     """Follow a run or a farm: epochs, time left, health of each rank.
 
-    In the terminal, from another shell or another host that sees its folder: for each rank its step,
-    samples per second, memory and last sign of life. A rank that falls behind, stops or fails is
-    named. Of a farm, such as 'tutti cv' makes, its blocks and jobs. Ends with the run; Ctrl-C ends the
-    watching, not the run.
+    Works from another shell, or another host that sees the folder. Shows the step, samples per second, memory
+    and last sign of life of each rank, and names a rank that falls behind, stops or fails. For a farm, such
+    as that of 'tutti cv', shows its blocks and jobs. Ends with the run; Ctrl-C does not end the run.
     """
 
     aim = "see how runs go, and what came out"
@@ -38,7 +37,7 @@ class WatchCommand(Command):
         parser.option(
             "--once", "show how the run is now and end: exit code 0, or 1 if it failed or a rank is lost"
         )
-        silent = "name a rank after this time without a heartbeat, which ranks write each second, or a step"
+        silent = "name a rank after this time without a heartbeat (one per second), or without a step"
         parser.option("--silent-after", silent, "SECONDS", SILENT_S, type=float)
 
     @override
@@ -46,7 +45,7 @@ class WatchCommand(Command):
         own = words.own
         if own.silent_after < 2:
             raise BadOption(
-                f"--silent-after is {own.silent_after:g}; give at least 2: heartbeats come each second"
+                f"--silent-after is {own.silent_after:g}; give at least 2, as heartbeats come each second"
             )
         folder = Path(own.folder)
         if not own.once:

@@ -1,4 +1,4 @@
-"""Advice at the end of a run, where it would help: what would be faster, keep the best, or find a class."""
+"""Advice at the end of a run: how to train faster, keep the best weights, or find a rare class."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tutti.records.run import STAGES, EpochRecord, Summary, by_rank
 from tutti.records.stragglers import UNEVEN, Straggler, straggler
 
 STANDS_OUT: Final = 0.2
-"""The share of the time below which a stage is not worth a change."""
+"""A stage with a smaller share of the time is not worth a change."""
 
 LOST_S: Final = 10.0
-"""The seconds of each rank below which a stage is not worth a change."""
+"""A stage with fewer seconds of each rank is not worth a change."""
 
 RISE: Final = 0.05
-"""The share by which the validation loss is higher than the lowest where the best epoch is named."""
+"""The best epoch is named if the final validation loss is higher by this share."""
 
 RARE: Final = 0.1
-"""The share of the samples below which one of two classes is rare."""
+"""One of two classes is rare if it has a smaller share of the samples."""
 
-_SAYS: Final = {
+_PHRASES: Final = {
     "extract": "waiting for the files of the data takes",
     "data": "getting the batches takes",
     "copy": "copying batches to the device, and to its precision and layout, takes",
@@ -35,7 +35,7 @@ _SAYS: Final = {
 
 
 def where_the_time_went(history: Sequence[EpochRecord], config: Mapping[str, Any]) -> str:
-    """Advise a run by its epochs; "" if a change would gain little."""
+    """Advise a run by the stages of its epochs; "" if a change would gain little."""
     ranks = stages_by_rank(history)
     return advice(ranks, config, straggler(by_rank(history))) if ranks else ""
 
@@ -43,33 +43,33 @@ def where_the_time_went(history: Sequence[EpochRecord], config: Mapping[str, Any
 def advice(
     ranks: Sequence[Mapping[str, float]], config: Mapping[str, Any], late: Straggler | None = None
 ) -> str:
-    """Name the stage that costs most, why it does, and the remedy; "" if a change would gain little.
+    """Name the most expensive stage, the reason and the remedy; "" if a change would gain little.
 
     Args:
-        ranks: each rank's seconds by stage and its "samples", from `stages_by_rank`.
+        ranks: the seconds of each rank by stage, and its "samples", from `stages_by_rank`.
         config: of the run, as JSON values.
         late: the rank that the others wait for, if there is one.
     """
     totals = {stage: sum(rank.get(stage, 0.0) for rank in ranks) for stage in STAGES}
     whole = sum(totals.values())
-    worst = max(_SAYS, key=lambda stage: totals[stage])
+    worst = max(_PHRASES, key=lambda stage: totals[stage])
     lost, seconds = totals[worst] / len(ranks), whole / len(ranks)
     if lost < max(LOST_S, STANDS_OUT * seconds):
         return ""
-    said = f"{_SAYS[worst]} {lost:.0f} of {seconds:.0f} s"
+    text = f"{_PHRASES[worst]} {lost:.0f} of {seconds:.0f} s"
     slowest = (_slowest(ranks, config) if late is None else str(late)) if worst == "wait" else None
     if slowest is not None:
         balanced = config.get("balance", "none") != "none"
-        return f"{said}, as {slowest}: what else runs there?{'' if balanced else ' See also --balance'}"
+        return f"{text}, as {slowest}: what else runs there?{'' if balanced else ' See also --balance'}"
     exchanged = totals["wait"] + totals["reduce"]
     if worst in ("wait", "reduce") and whole - exchanged <= seconds and not config.get("parallel"):
-        return f"{said}, more than {len(ranks)} ranks gain: one would be no slower, try -n 1"
+        return f"{text}, more than {len(ranks)} ranks gain: one would be no slower, try -n 1"
     samples = sum(rank.get("samples", 0.0) for rank in ranks)
-    return f"{said}{_cause(worst, config, samples, whole, len(ranks))}: try {_remedy(worst, config)}"
+    return f"{text}{_cause(worst, config, samples, whole, len(ranks))}: try {_remedy(worst, config)}"
 
 
 def _cause(stage: str, config: Mapping[str, Any], samples: float, whole: float, ranks: int) -> str:
-    """Say why a stage takes long; "" where its name says it."""
+    """Return why a stage takes long; "": its name says it."""
     batch = int(config.get("batch_size", 32))
     if stage in ("wait", "reduce") and "pipeline" not in str(config.get("parallel")) and samples:
         each_ms = 1000 * batch * whole / samples / ranks
@@ -80,17 +80,18 @@ def _cause(stage: str, config: Mapping[str, Any], samples: float, whole: float, 
 
 
 def stages_by_rank(history: Sequence[EpochRecord]) -> list[dict[str, float]]:
-    """Sum each rank's seconds by stage over the epochs, and its samples."""
-    found = []
-    for ranks in by_rank(history):
-        totals = {stage: sum(rank.stages.get(stage, 0.0) for rank in ranks) for stage in STAGES}
-        totals["samples"] = sum(rank.samples for rank in ranks)
-        found.append(totals)
-    return found
+    """Sum the seconds of each rank by stage over the epochs, and its samples."""
+    return [
+        {
+            **{stage: sum(rank.stages.get(stage, 0.0) for rank in ranks) for stage in STAGES},
+            "samples": sum(rank.samples for rank in ranks),
+        }
+        for ranks in by_rank(history)
+    ]
 
 
 def rare_class(summary: Summary, labels: Sequence[str], config: Mapping[str, Any]) -> str:
-    """Advise a run that finds less than half of a rare class, of two, on its test or validation part."""
+    """Advise a run that recognises less than half of a rare class (of two) in its test or validation part."""
     judged = summary.test or summary.validation
     rows = [] if judged is None else judged.confusion or []
     if judged is None or len(rows) != 2 or config.get("class_weights") or config.get("sampling"):
@@ -108,7 +109,7 @@ def rare_class(summary: Summary, labels: Sequence[str], config: Mapping[str, Any
 
 
 def past_the_best(history: Sequence[EpochRecord], config: Mapping[str, Any]) -> str:
-    """Advise a run whose validation loss rose again after its best epoch."""
+    """Advise a run whose validation loss rose after its best epoch."""
     losses = {one.epoch: one.validation.loss for one in history if one.validation is not None}
     best, last = min(losses, key=losses.__getitem__, default=0), max(losses, default=0)
     if config.get("restore_best") or not losses or losses[last] <= losses[best] + RISE * abs(losses[best]):
@@ -125,7 +126,7 @@ def _remedy(stage: str, config: Mapping[str, Any]) -> str:
     taken, parallel = str(config.get("checkpoint", "off")), str(config.get("parallel"))
     fewer = "" if taken == "off" else f"fewer checkpoints (--checkpoint is {taken}), or "
     remedies = {
-        "extract": "a faster disk for the data, such as one of this machine's own",
+        "extract": "a faster disk for the data, such as a local one",
         "data": f"{larger}, for fewer batches" + (", or less --augment" if config.get("augment") else ""),
         "copy": f"{larger}, or --layout contiguous and --precision fp32, which need no copy",
         "validation": (

@@ -1,4 +1,4 @@
-"""Results as one HTML file, which can be read offline and sent on, and as pictures."""
+"""Results as one HTML file, which works offline, and as pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PICTURES: Final = "figures"
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with its words."""
+    """A figure with its title and sentences."""
 
     name: str
     title: str
@@ -33,25 +33,24 @@ class Drawn:
 
 
 def write_report(results: Results, page: Path) -> Path:
-    """Write the page and return it; beside it, each figure as SVG and PNG in the folder `figures`."""
+    """Write the page, as `write_page` does."""
     require_drawing()
-    figures = page_figures()
     drawn = [
         Drawn(name, figure.title, chart, figure.says(results))
-        for name, figure in figures.items()
+        for name, figure in page_figures().items()
         if (chart := figure.draw(results)) is not None
     ]
     return write_page(page, _words(results), drawn)
 
 
 def require_drawing() -> None:
-    """Refuse to draw if a package for it is not installed."""
+    """Raise if a package for drawing is not installed."""
     require_packages("the report needs", ["altair", "jinja2", "vl_convert"], "plots")
 
 
 @wait_shown("drawing the report")
 def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -> Path:
-    """Write a page and return it; beside it, each figure as SVG and PNG in the folder `figures`."""
+    """Write a page, with each figure as SVG and PNG in the folder `figures` beside it; return its path."""
     require_drawing()
     from jinja2 import Environment, StrictUndefined
 
@@ -72,17 +71,17 @@ def write_page(page: Path, words: Mapping[str, Any], figures: Sequence[Drawn]) -
         page.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise BadRunFolder(
-            f"cannot write the report to {page}: {error.strerror}; name a place that you may write with --out"
+            f"cannot write the report to {page}: {error.strerror}; name another place with --out"
         ) from error
     return page
 
 
 @cache
 def _library() -> str:
-    """Return the script that draws in the browser; bundling takes seconds, so it is cached."""
+    """Return the script that draws in the browser. It is cached, as bundling takes seconds."""
     converter = _converter()
     name = f"vega-{converter.__version__}.js"
-    # Without a writable home it is bundled each time.
+    # Without a writable home it is bundled every time.
     with suppress(OSError, RuntimeError):
         return (cache_folder() / name).read_text(encoding="utf-8")
     library = str(converter.javascript_bundle())
@@ -93,14 +92,14 @@ def _library() -> str:
 
 
 def _converter() -> Any:
-    """Import `vl_convert` as Any: its types demand arguments that have defaults."""
+    """Import `vl_convert` as Any: its types have no defaults."""
     import vl_convert
 
     return vl_convert
 
 
 def _words(results: Results) -> dict[str, Any]:
-    """Return the text of the page beside its figures."""
+    """Return the texts of the page."""
     comparison = results.comparison
     best = fastest(results)
     tables = []

@@ -1,4 +1,4 @@
-"""The results of a comparison, or of runs that were made one by one, read from their folders."""
+"""The results of a comparison, or of separate runs, read from their folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tutti.reports.runs import Run
 from tutti.reports.scaling import Row, rows
 
 SAME: Final = ("model", "model_options", "data", "data_options")
-"""The fields of a configuration that define the task: compared runs have the same."""
+"""The fields of a configuration that define the task: compared runs should have equal ones."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Results:
     """The runs of a comparison, with their errors."""
 
     comparison: Comparison
-    runs: Mapping[str, Sequence[Run]]  # by the folder of the combination, as are errors
-    errors: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[Run]]  # by the folder of the combination
+    errors: Mapping[str, str] = field(default_factory=dict)  # by the folder of the combination
     notes: Sequence[str] = ()
 
     @cached_property
@@ -35,20 +35,20 @@ class Results:
 
     @cached_property
     def part(self) -> str:
-        """The part of the data for metrics: "test" if all runs have them, else "validation"."""
-        every = [run for found in self.runs.values() for run in found]
-        tested = all(run.summary is not None and run.summary.test is not None for run in every)
+        """The part of the data for metrics: "test" if all runs have one, else "validation"."""
+        summaries = [run.summary for found in self.runs.values() for run in found]
+        tested = all(one is not None and one.test is not None for one in summaries)
         return "test" if tested else "validation"
 
     def each(self) -> Iterator[tuple[Row, int, Run]]:
-        """Yield every run, with its row and the number of its repeat from 0."""
+        """Yield every run with its row and its repeat, from 0."""
         for row in self.rows:
             for repeat, run in enumerate(self.runs[row.combination.folder]):
                 yield row, repeat, run
 
     @property
     def courses(self) -> list[str]:
-        """Sentences about the courses of the runs: where they were resumed, and how they ended."""
+        """Sentences about the runs: where they were resumed, and how they ended."""
         found: list[str] = []
         for row, _, run in self.each():
             best = [] if row.combination.scaling != APART or run.best is None else [run.best]
@@ -56,7 +56,7 @@ class Results:
         return [printable(sentence) for sentence in found]
 
     def pair(self, better: Callable[[Row], float | None]) -> list[Row]:
-        """Return the best row with one worker and the best one with several, if there are any."""
+        """Return the best row with one worker, and the best row with several, if there are any."""
         known = [row for row in self.rows if self.runs[row.combination.folder] and better(row) is not None]
         alone = [row for row in known if row.combination.workers == 1]
         several = [row for row in known if row.combination.workers > 1]
@@ -66,17 +66,17 @@ class Results:
 
 
 def read_results(paths: Sequence[Path]) -> Results:
-    """Read the results in the one folder of a comparison, or in run folders."""
+    """Read the results in the folder of a comparison, or in run folders."""
     compared = [path for path in paths if ComparisonFolder(path).begun]
     if not compared:
         return read_runs(paths)
     if len(paths) > 1:
-        raise BadRunFolder(f"{compared[0]} is a whole comparison; give it alone, or run folders")
+        raise BadRunFolder(f"{compared[0]} is a comparison; give it alone, or give run folders")
     return read_comparison(compared[0])
 
 
 def read_comparison(folder: Path) -> Results:
-    """Read the results of a comparison so far: those of its finished runs."""
+    """Read the finished runs of a comparison."""
     compared = ComparisonFolder(folder)
     comparison = compared.read()
     runs: dict[str, list[Run]] = {}
@@ -86,8 +86,7 @@ def read_comparison(folder: Path) -> Results:
         runs[one.folder] = []
         for repeat in range(comparison.repeats):
             run = compared.run(one, repeat)
-            error = run.error()
-            if error is not None:
+            if (error := run.error()) is not None:
                 errors.setdefault(one.folder, error.strip())
             if run.finished:
                 try:
@@ -99,7 +98,7 @@ def read_comparison(folder: Path) -> Results:
 
 
 def read_runs(paths: Sequence[Path]) -> Results:
-    """Read runs that were made one by one, finished or not, as a comparison with one run of each."""
+    """Read separate runs, finished or not, as a comparison of one run each."""
     paths = [*dict.fromkeys(paths)]
     found = [Run.read(path) for path in paths]
     for run in found:
@@ -116,7 +115,7 @@ def read_runs(paths: Sequence[Path]) -> Results:
     differ = [key for key in SAME if any(run.config.get(key) != found[0].config.get(key) for run in found)]
     notes += [f"the runs differ in {key}: their tasks are not the same" for key in differ]
     notes += [
-        f"{run.path} has not come to its end: shown as far as it is, up to epoch {run.history[-1].epoch}; "
+        f"{run.path} is unfinished and shown up to epoch {run.history[-1].epoch}; "
         f"{RunFolder(run.path).next_step}"
         for run in found
         if not run.finished
@@ -126,7 +125,7 @@ def read_runs(paths: Sequence[Path]) -> Results:
 
 
 def _combination(name: str, run: Run) -> Combination:
-    """Return a run as a combination; runs of the same work are compared in time."""
+    """Return a run as a combination, whose baselines have the same number of samples and batch size."""
     config, last = run.config, run.history[-1]
     try:
         return Combination(

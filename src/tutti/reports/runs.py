@@ -35,7 +35,7 @@ class Run:
         """Read a run folder.
 
         Raises:
-            BadRunFolder: it has no records, or holds something else under the name of one of its files.
+            BadRunFolder: it has no records, or a file of it is something else.
         """
         folder = RunFolder(path)
         history, starts = folder.lines(EpochRecord), folder.lines(RunStart)
@@ -57,19 +57,19 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if it has come to its end."""
+        """True if it has finished."""
         return self.summary is not None
 
     @property
     def cores_in_turn(self) -> list[int]:
-        """The numbers of threads of all its ranks, one after the other; empty if they never changed."""
+        """The numbers of threads over all ranks, in turn; empty if the number never changed."""
         if not ranks_in_turn(self.starts):
             return []
         return [start.world.ranks * start.world.threads for start in counting(self.starts)]
 
     @property
     def validated(self) -> bool:
-        """True if it had a validation part."""
+        """True if it has a validation part."""
         return any(record.validation is not None for record in self.history)
 
     @property
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def epochs(self) -> list[float | None]:
-        """The epochs trained up to each record; None if the run is only a part of one."""
+        """The number of epochs up to each record; None if the run is shorter than one."""
         first = self.history[0] if self.history else None
         if first is None or not first.complete:
             return [None] * len(self.history)
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def samples(self) -> int:
-        """Training samples of all ranks."""
+        """The training samples of all ranks."""
         return sum(record.train.samples for record in self.history)
 
     @property
@@ -117,24 +117,24 @@ class Run:
 
     @property
     def staleness(self) -> Counter[int]:
-        """The number of exchanges by their staleness in updates, over all ranks and epochs."""
+        """The number of exchanges by staleness in updates, over all ranks and epochs."""
         ranks = (rank for record in self.history for rank in record.ranks)
         return sum((Counter(rank.staleness) for rank in ranks), Counter[int]())
 
     def metrics_on(self, part: str) -> dict[str, float]:
-        """Return the metrics on the "test" part, or after the last epoch on the "validation" part."""
+        """Return the metrics on the "test" part, or those of the last epoch on the "validation" part."""
         test = None if self.summary is None else self.summary.test
         found = test if part == "test" else self.history[-1].validation
         return {} if found is None else found.metrics
 
     @property
     def best(self) -> str | None:
-        """A sentence about its best epoch; None as long as there is none."""
+        """A sentence about the best epoch; None if there is none."""
         return None if self.summary is None else best_text(self.summary, self.history)
 
     @property
     def course(self) -> list[str]:
-        """Sentences about its learning rate, where it went on, and why it ended early."""
+        """Sentences about the learning rate, about where the run was resumed, and why it ended early."""
         before = (None, *self.starts)
         found = [start.lr_why for start in self.starts if start.lr_why]
         found += [
@@ -146,9 +146,9 @@ class Run:
         return found if early is None else [*found, early]
 
     def seconds_to(self, target: float) -> float | None:
-        """Return the seconds of training until the validation accuracy was `target`; None: it never was.
+        """Return the seconds of training until the validation accuracy reached `target`; None: never.
 
-        Between two epochs the accuracy is taken to grow evenly.
+        Between two epochs the accuracy is interpolated.
         """
         points, seconds = [], 0.0
         for record, spent in zip(self.history, self.epoch_seconds, strict=True):
@@ -160,7 +160,7 @@ class Run:
 
 
 def _moment(time: str) -> str:
-    """Return an ISO 8601 time as it is read; as it is if it is none."""
+    """Return an ISO 8601 time in words; return other texts unchanged."""
     try:
         return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d at %H:%M UTC")
     except (ValueError, OverflowError):
@@ -168,7 +168,7 @@ def _moment(time: str) -> str:
 
 
 def crossing(points: Iterable[tuple[float, float, float]], target: float) -> tuple[float, float] | None:
-    """Find when the accuracy reached `target`, on the line between two measurements."""
+    """Interpolate the seconds and the step at which the accuracy reached `target`."""
     before = (0.0, 0.0, 0.0)
     for point in points:
         if point[2] >= target:

@@ -3,8 +3,8 @@
     speed-up    seconds of the baseline / seconds
     efficiency  speed-up over one process with one thread / cores
 
-Both are computed from the seconds in the table. They are left out where a repeat of the combination or of the
-baseline is missing, and where the number of ranks changed during a run.
+Both are computed from the seconds in the table. They are blank if a repeat of the combination or of the
+baseline is missing, or if the number of ranks changed during a run.
 """
 
 from __future__ import annotations
@@ -22,31 +22,27 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class Row:
-    """One combination's results."""
+    """The results of a combination."""
 
     combination: Combination
     seconds: float | None  # of training, without validation: the median of the repeats, rounded
     spread: tuple[float, float] | None  # the shortest and the longest
-    finished: int  # the number of repeats that came to their end
+    finished: int  # the number of finished repeats
     samples_per_s: float | None  # the median
     speed_up: float | None  # over one process with one thread
     speed_up_all: float | None  # over one process with all threads
-    efficiency: float | None  # None for a device without cores to count
-    accuracy: float | None  # mean over the repeats, in [0, 1]
-    metrics: Mapping[str, float]  # the means of the others
-    to_target: float | None  # seconds to the target, the median; None: some repeat did not reach it
+    efficiency: float | None  # None for a GPU
+    accuracy: float | None  # the mean over the repeats, in [0, 1]
+    metrics: Mapping[str, float]  # the means of other metrics
+    to_target: float | None  # seconds to the goal, the median; None: some repeat did not reach it
     error: str | None  # of the first repeat that failed
-    cores_in_turn: Sequence[int] = ()  # the numbers of cores, where the number of ranks changed
+    cores_in_turn: Sequence[int] = ()  # the numbers of cores, if the number of ranks changed
 
 
 def rows(
     comparison: Comparison, runs: Mapping[str, Sequence[Run]], errors: Mapping[str, str], part: str
 ) -> list[Row]:
-    """Return the results of a comparison so far.
-
-    `runs` and the first `errors` are by the folder of a combination; `part` of the data, "test" or
-    "validation", is for accuracy and metrics.
-    """
+    """Return a row for each combination; metrics are those on this `part` of the data."""
     whole = {name: _seconds(found, comparison.repeats) for name, found in runs.items()}
     found = []
     for one in comparison.combinations:
@@ -87,13 +83,13 @@ def _means(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def is_baseline(other: Combination, one: Combination) -> bool:
-    """Return whether `other` is a baseline of `one`: solo on the CPU, with the same swept options."""
+    """Return whether `other` is a baseline of `one`: solo on the CPU with the same swept options."""
     alone = other.strategy == "solo" and other.workers == 1 and other.device == CPU
     return alone and other.scaling == one.scaling and other.sweep == one.sweep
 
 
 def _seconds(runs: Sequence[Run], repeats: int) -> float | None:
-    """Return the median seconds of a combination; None if a repeat is missing, or its cores changed."""
+    """Return the median seconds of a combination; None if a repeat is missing or its cores changed."""
     whole = len(runs) == repeats and all(run.finished and not run.cores_in_turn for run in runs)
     return round(median(run.seconds for run in runs), DIGITS) if whole else None
 

@@ -1,4 +1,4 @@
-"""A comparison as a table on the terminal, and the cells that all reports share."""
+"""A comparison as a table on the terminal, and the cells for all reports."""
 
 from __future__ import annotations
 
@@ -20,30 +20,26 @@ _EXPLAINED: Final = {
     "vs all threads": "vs all threads: seconds of one process with all threads / seconds.",
     "efficiency": "Efficiency: speed-up / cores; at 100 % each core does as much as one alone.",
 }
-"""Columns that compare a way with one process."""
+"""The columns that compare with one process."""
 
 NO_SOLO: Final = "To see speed-up and efficiency, add solo to --strategies."
 
-APART_NOTE: Final = (
-    "A run is compared with one of solo that trained on as many samples, as many behind a round of updates."
-)
+APART_NOTE: Final = "The baseline is a run of solo on as many samples, with the same batch size."
 
-CHANGED_NOTE: Final = (
-    "A run whose number of ranks changed while it trained has neither a speed-up nor an efficiency."
-)
+CHANGED_NOTE: Final = "A run whose number of ranks changed has no speed-up and no efficiency."
 
 _FIRST_TO_GO: Final = ("shortest, longest", "efficiency", "vs all threads", "samples/s", "cores")
-"""Columns that a narrow terminal leaves out first."""
+"""The columns that a narrow terminal leaves out first."""
 
 _SCALINGS: Final = {
-    STRONG: "strong scaling: the same samples behind every update",
-    WEAK: "weak scaling: the same samples of every worker behind an update",
-    APART: "runs that were made one by one",
+    STRONG: "strong scaling: the same batch size for all workers together",
+    WEAK: "weak scaling: the same batch size for each worker",
+    APART: "separate runs",
 }
 
 
 def show(results: Results, stream: IO[str]) -> None:
-    """Print the tables, one for each kind of scaling, with failures and the fastest way below them."""
+    """Print a table for each kind of scaling, then failures, the courses and the fastest way."""
     console = console_on(stream)
     for scaling, rows in by_scaling(results):
         console.print(_table(results, scaling, rows))
@@ -52,8 +48,8 @@ def show(results: Results, stream: IO[str]) -> None:
             console.print(f"{row.combination.name} failed: {in_one_line(row.error)}", style="red")
     for sentence in results.courses:
         console.print(sentence, markup=False)
-    if (said := verdict(results)) is not None:
-        console.print(said)
+    if (best := verdict(results)) is not None:
+        console.print(best)
     if len(results.rows) > 1:
         console.print(note(results))
 
@@ -65,9 +61,9 @@ def by_scaling(results: Results) -> list[tuple[str, list[Row]]]:
 
 
 def fastest(results: Results) -> list[Row]:
-    """Return the first table's row with the largest speed-up, then rows whose seconds overlap with its.
+    """Return the row of the first table with the largest speed-up, and rows whose seconds overlap with it.
 
-    It is empty for a single row.
+    The list is empty for a single row.
     """
     tables = [rows for _, rows in by_scaling(results)]
     rows = [row for row in (tables[0] if tables else []) if row.speed_up is not None]
@@ -80,21 +76,21 @@ def fastest(results: Results) -> list[Row]:
 
 
 def verdict(results: Results) -> str | None:
-    """Name the fastest way to train, and equal ones; None if nothing can be compared."""
+    """Name the fastest way to train, and its ties; None if nothing can be compared."""
     found = fastest(results)
     if not found:
         return None
     best, *equal = found
-    said = f"{'shortest median' if equal else 'fastest'}: {best.combination.name}"
+    text = f"{'shortest median' if equal else 'fastest'}: {best.combination.name}"
     if best.speed_up == 1.0:
-        said += "; nothing is faster than one process with one thread here"
+        text += "; nothing is faster than one process with one thread here"
     else:
-        said += f", {best.speed_up:.2f} times as fast as one process with one thread"
-        said += "" if best.efficiency is None else f"; its efficiency is {best.efficiency:.0%}"
+        text += f", {best.speed_up:.2f} times as fast as one process with one thread"
+        text += "" if best.efficiency is None else f"; its efficiency is {best.efficiency:.0%}"
     if equal:
         names = "; ".join(row.combination.name for row in equal)
-        said += f". A tie, as their ranges of seconds overlap, with: {names}"
-    return said
+        text += f". A tie, as their ranges of seconds overlap, with: {names}"
+    return text
 
 
 def note(results: Results) -> str:
@@ -114,7 +110,7 @@ def title(comparison: Comparison, scaling: str) -> str:
 
 
 def table_cells(results: Results, rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Return each row's cells by the heads of their columns; without a baseline there is no speed-up."""
+    """Return the cells of each row by the heads of the columns; without a baseline there is no speed-up."""
     table = [_cells(results, row) for row in rows]
     return [
         {

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
@@ -19,7 +20,8 @@ from tutti.data.contents import Contents, to_keys
 from tutti.data.rows import Array, Rows
 from tutti.data.sources import read_source
 from tutti.data.targets import meant_by
-from tutti.errors import BadOption
+from tutti.errors import BadOption, RunStopped
+from tutti.farm.coordinator import FarmOutcome
 from tutti.load_object import call_with_options
 from tutti.records.farm_folder import DATA
 from tutti.run.api import TrainOptions, refuse_built, refuse_unknown, spell, weights_of, without_loaders
@@ -52,19 +54,17 @@ class StudyOptions(TrainOptions, total=False):
 class Arguments:
     """The arguments of a study in Python."""
 
-    config: TrainConfig  # shared by all runs, with data that have a name
-    # data given as an object or function: read once, and kept in the farm; None: a name or a
-    # path was given
-    contents: Contents[Stored[Rows], Array] | None
+    config: TrainConfig  # shared by all runs
+    contents: Contents[Stored[Rows], Array] | None  # of data given as an object; None: data have a name
     objects: dict[str, Pickled]  # Python objects, as in a `Job`
-    blocks: Blocks  # the ranks
-    out: str | None  # the folder of the farm; None: the usual one
-    resume: bool  # whether to go on with the farm
-    quiet: bool  # print nothing
+    blocks: Blocks
+    out: str | None  # the folder of the farm; None: the default one
+    resume: bool
+    quiet: bool
 
     @classmethod
     def of(cls, function: str, data: object, options: StudyOptions, **given: object) -> Arguments:
-        """Check the arguments, and read data given as an object."""
+        """Check the arguments, and read data given as an object or a function."""
         left: dict[str, Any] = dict(options)
         refuse_unknown(left, StudyOptions.__annotations__, function)
         out, limit, threads = (left.pop(name, None) for name in ("out", "time_limit", "threads"))
@@ -72,7 +72,7 @@ class Arguments:
         timeout = left.pop("job_timeout", None)
         resume, quiet = (left.pop(name, False) for name in ("resume", "quiet"))
         if resume and out is None:
-            raise BadOption("resume=True needs out: the folder of the farm to go on with")
+            raise BadOption("resume=True needs out: the folder of the farm to continue")
         given = {
             "strategy": left.pop("strategy", None) or "auto",
             **({"optimizer": one} if (one := left.pop("optimizer", None)) else {}),
@@ -93,7 +93,7 @@ class Arguments:
 
     @property
     def arrays(self) -> dict[str, Array] | None:
-        """Return the data as the arrays of an NPZ file; None if their name is enough."""
+        """The data as the arrays of an NPZ file; None: their name is enough."""
         if self.contents is None:
             return None
         found = to_keys(replace(self.contents, columns=()))
@@ -107,6 +107,13 @@ class Arguments:
         """Yield the stream that the study prints to."""
         with lasting_output(), open(os.devnull, "w") as nothing:
             yield nothing if self.quiet else sys.stdout
+
+
+def refuse_stopped(study: str, outcome: FarmOutcome | None, folder: Path) -> None:
+    """Raise if the work on a study was stopped."""
+    if outcome is not None and outcome.stopped is not None:
+        how = f"continue with resume=True and out={str(folder)!r}"
+        raise RunStopped(f"the {study} was stopped: {outcome.stopped}; {how}")
 
 
 def _opened(data: object, config: TrainConfig) -> tuple[TrainConfig, Contents[Stored[Rows], Array] | None]:

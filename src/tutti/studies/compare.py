@@ -1,24 +1,23 @@
-"""The same training by several ways in turn: which needs how long for what.
+"""The same training in several ways, which take turns.
 
     repeat 0   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers
     repeat 1   solo, 1 thread │ solo, all threads │ sync, 2 workers │ easgd, 2 workers    with the next seed
 
 Combinations take turns, so other load on the machine slows all of them alike. Each run has its own processes
-and its own run folder; one that fails leaves its error there, and the others still run.
+and its own run folder. A run that fails leaves its error there, and the others still run.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tutti.data import BUILT_IN
 from tutti.errors import BadOption, RunStopped, TuttiError, UnknownName, in_one_line
 from tutti.launch.cores import allowed_cores
-from tutti.launch.launcher import Launcher, started_by
 from tutti.model_parallel.layout import Layout, options_of, parse_layout, ranks_of
 from tutti.records.comparison import CPU, LAYOUT, STRONG, WEAK, Combination, Comparison, ComparisonFolder
 from tutti.records.run import Summary
@@ -30,7 +29,7 @@ from tutti.run.start import run
 from tutti.run.train_job import RunOutcome, TrainJob
 from tutti.strategies import named
 from tutti.strategies.base import Pace
-from tutti.studies.crossing import crossed, with_options
+from tutti.studies.crossing import crossed, refuse_launcher, with_options
 
 CROSSED: Final = {
     "strategy": "--strategies",
@@ -41,38 +40,21 @@ CROSSED: Final = {
 }
 """Fields of a run's configuration that the comparison's own options decide."""
 
-Options = Mapping[str, Any]
-"""Fields of `TrainConfig` with values; an option of a part is given as "strategy.every"."""
-
 
 @dataclass(frozen=True)
 class Question:
-    """The question of a comparison.
+    """The question of a comparison. An option of a part has a name such as "strategy.every"."""
 
-    Attributes:
-        config: the settings that all combinations share.
-        strategies: ways to train.
-        workers: numbers of ranks, each tried with each strategy but solo.
-        scalings: of `tutti.records.comparison.SCALINGS`.
-        repeats: of each combination.
-        goal: accuracy on the validation part to be timed to, in [0, 1]; None: to none.
-        sweep: further options, each with its values to cross.
-        own: options of one strategy alone, by its name.
-        devices: the devices to compute on, each with all the rest.
-        layouts: ways to hold one model on several ranks, each with its own or else each number of ranks. A
-            layout with several teams makes their updates together. Swept options of a way are its own.
-    """
-
-    config: TrainConfig
+    config: TrainConfig  # shared by all combinations
     strategies: Sequence[str]
-    workers: Sequence[int]
-    scalings: Sequence[str] = (STRONG,)
-    repeats: int = 3
-    goal: float | None = None
-    sweep: Mapping[str, Sequence[Any]] | None = None
-    own: Mapping[str, Options] | None = None
+    workers: Sequence[int]  # numbers of ranks, for all strategies but solo
+    scalings: Sequence[str] = (STRONG,)  # of `tutti.records.comparison.SCALINGS`
+    repeats: int = 3  # of each combination
+    goal: float | None = None  # an accuracy on the validation part, in [0, 1]: the time to it is measured
+    sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further options and their values
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for one strategy or layout alone
     devices: Sequence[str] = (CPU,)
-    layouts: Sequence[str] = ()
+    layouts: Sequence[str] = ()  # of the model, on the numbers of ranks that they name, or on all `workers`
 
     def __post_init__(self) -> None:
         for name in ("strategies", "workers", "devices"):
@@ -87,9 +69,9 @@ class Question:
         metrics = self.config.metrics
         if self.goal is not None and {"auto", "accuracy"}.isdisjoint(map(str.strip, metrics.split(","))):
             raise BadOption(f"--goal is an accuracy, but accuracy is not among --metrics {metrics}")
-        for name in CROSSED.keys() & (self.sweep or {}).keys():
-            raise BadOption(f"--sweep {name}: every comparison crosses it in; give {CROSSED[name]} instead")
-        for name in self.own or {}:
+        for name in CROSSED.keys() & self.sweep.keys():
+            raise BadOption(f"--sweep {name} is not needed; give {CROSSED[name]} instead")
+        for name in self.own:
             if name not in (*self.strategies, *self.layouts):
                 layouts = f", nor a --parallel {' or '.join(self.layouts)}" if self.layouts else ""
                 raise BadOption(
@@ -109,45 +91,36 @@ class Question:
 
     @property
     def layout_options(self) -> dict[str, Sequence[Any]]:
-        """Return the swept options of layouts, such as schedule. Each is crossed in where a layout has it."""
-        parts = {key.partition("."): values for key, values in (self.sweep or {}).items()}
+        """The swept options of layouts, such as schedule; a layout without the option leaves it out."""
+        parts = {key.partition("."): values for key, values in self.sweep.items()}
         return {key: values for (part, _, key), values in parts.items() if part == LAYOUT}
 
 
 def plan_comparison(question: Question, cores: int | None = None) -> Comparison:
-    """Return the combinations that answer the question.
-
-    Args:
-        question: the question.
-        cores: the number of cores to use; by default what the kernel allows this process.
+    """Return the combinations that answer the question, on `cores` or all usable cores.
 
     Raises:
         UserError: a strategy or an option is unknown or has an unusable value, or a built-in data set cannot
             be downloaded.
     """
-    around = started_by()
-    if around.launcher is not Launcher.ALONE:
-        raise BadOption(
-            f"a comparison starts its ranks itself, one combination after the other; run it without "
-            f"{around.launcher.value}"
-        )
+    refuse_launcher("a comparison")
     cores = cores or allowed_cores().usable
     combinations: dict[str, Combination] = {}
     for one in _combinations(question, cores):
-        # A way that a device cannot run fails alone: the others are still compared.
+        # A combination that a device cannot run fails alone, later: the others are still compared.
         job = TrainJob(replace(config_of(question, one, 0), device=CPU, cuda_graph="auto"))
         check_recipe(job, one.workers)
         combinations[one.folder] = one
     config, ways = question.config, tuple(combinations.values())
     if config.data in BUILT_IN:
-        BUILT_IN[config.data]()  # A failing download is refused once, not by every run.
+        BUILT_IN[config.data]()  # A download that fails is reported once, not by every run.
     return Comparison(config.model, config.data, question.repeats, question.goal, ways, config.as_json())
 
 
 def _combinations(question: Question, cores: int) -> Iterator[Combination]:
     layouts = list(_layouts(question))
     most = max([*question.workers, *(layout.ranks for _, layout, _ in layouts)])
-    sweep = {key: values for key, values in (question.sweep or {}).items() if key.partition(".")[0] != LAYOUT}
+    sweep = {key: values for key, values in question.sweep.items() if key.partition(".")[0] != LAYOUT}
     kinds = itertools.product(question.scalings, crossed(sweep), question.devices)
     for scaling, swept, device in kinds:
         for strategy in question.strategies:
@@ -161,13 +134,13 @@ def _combinations(question: Question, cores: int) -> Iterator[Combination]:
 
 
 def _layouts(question: Question) -> Iterator[tuple[str, Layout, dict[str, Any]]]:
-    """Yield each layout as given, on each number of ranks that it leaves open, with its swept options."""
+    """Yield each layout as given, parsed for each number of ranks, and with its swept options."""
     for text in question.layouts:
-        known, asked = options_of(text), ranks_of(text)
+        known, fixed = options_of(text), ranks_of(text)
         own = {key: values for key, values in question.layout_options.items() if key in known}
-        # One rank has nothing to share: use solo instead.
+        # One rank has nothing to share.
         several = [count for count in question.workers if count > 1] or question.workers
-        for ranks in several if asked is None else [asked]:
+        for ranks in several if fixed is None else [fixed]:
             for options in crossed(own):
                 named = {f"{LAYOUT}.{key}": value for key, value in options.items()}
                 yield text, parse_layout(text, options, ranks), named
@@ -188,14 +161,9 @@ def compare(
     report: Callable[[str], None],
     train: Callable[[TrainConfig], Summary] | None = None,
 ) -> None:
-    """Run what has not been run yet.
+    """Make the runs that `folder` does not have yet; report a line before and after each.
 
-    Args:
-        question: the question.
-        comparison: its combinations.
-        folder: the folder of the runs; finished runs there are kept.
-        report: called with a line about every run, before it begins and when it has ended.
-        train: makes one run and returns its summary; by default on new ranks.
+    `train` makes one run and returns its summary; by default on new ranks.
 
     Raises:
         RunStopped: a stop was requested; the interrupted run starts over next time.
@@ -233,9 +201,9 @@ def _train(config: TrainConfig) -> Summary:
 def _shapes(
     strategy: str, workers: Sequence[int], cores: int, most: int, device: str
 ) -> Iterator[tuple[int, int]]:
-    """Yield workers and threads: one with one thread, one with all; all other workers equally many.
+    """Yield numbers of workers and threads: solo with one thread and with all, others with equal threads.
 
-    So a worker is the same in all of them, and twice the workers are twice the cores.
+    So twice the workers have twice the cores.
     """
     if strategy != "solo":
         for count in workers:
@@ -247,10 +215,7 @@ def _shapes(
 
 
 def _named(question: Question, one: Combination, given: str) -> Combination:
-    """Return the combination with its names, and the batch size that its kind of scaling calls for.
-
-    `given` is its strategy or layout, as options for it alone name it.
-    """
+    """Name the combination, and add the options for `given` alone and the batch size for its scaling."""
     words = [one.parallel or one.strategy]
     words += [f"{key}={value}" for key, value in one.layout_options.items()]
     if one.parallel is None and one.strategy != "solo":
@@ -262,13 +227,13 @@ def _named(question: Question, one: Combination, given: str) -> Combination:
     words += ["weak"] if len(question.scalings) > 1 and one.scaling == WEAK else []
     name = ", ".join(words)
     folder = "-".join(name.replace(", ", " ").replace(",", "-").replace("=", "-").replace("/", "-").split())
-    options = {**one.options, **(question.own or {}).get(given, {})}
+    options = {**one.options, **question.own.get(given, {})}
     one = replace(one, name=name, folder=folder, options=options)
     batch = config_of(question, one, 0).batch_size
     together = one.parallel is not None or named(one.strategy).pace is Pace.TOGETHER
     if one.scaling == WEAK and together:
         options["batch_size"] = batch * one.workers
     elif one.scaling == STRONG and not together:
-        # Each worker has its own batch: together they should be as large as the others'.
+        # Each worker has its own batch; together they have the samples of one synchronous batch.
         options["batch_size"] = max(1, batch // one.workers)
     return one

@@ -1,4 +1,4 @@
-"""The options of a study's runs: which can be crossed, and which need a single run. Needs no torch."""
+"""The options of a study's runs: crossed with each other, shared by all, or refused. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tutti.errors import BadOption
+from tutti.launch.launcher import Launcher, started_by
 from tutti.run.config import TrainConfig, flag
 
-_LOST: Final = "a run whose rank is lost fails alone, and the others go on"
+_LOST: Final = "a run that loses a rank fails, and the others go on"
 
 OF_SINGLE_RUNS: Final = {
-    "split": "the folds say what is held out",
-    "predictions": "each run writes what is needed",
+    "split": "the folds decide what is held out",
+    "predictions": "each run writes the predictions it needs",
     "workers": "give --block",
-    "hosts": "the farm is on this host",
-    "out": "each run gets its folder in --out",
+    "hosts": "all runs are on this host",
+    "out": "each run gets a folder in --out",
     "time_limit": "give --time-limit once, for all, or --job-timeout",
     "on_failure": _LOST,
     "hang_timeout": "give --job-timeout",
@@ -26,14 +27,21 @@ OF_SINGLE_RUNS: Final = {
 
 SHARED: Final = {
     **OF_SINGLE_RUNS,
-    "data": "all runs are of one data set",
-    "data_options": "all runs are of one data set",
-    "validation": "all runs are compared by the same samples",
+    "data": "all runs have one data set",
+    "data_options": "all runs have one data set",
+    "validation": "all runs are compared on the same samples",
     "test": "keep these samples out of the data",
     "seed": "give --seed once, for all",
     "threads": "give --threads once, for all",
 }
 """Options that all runs of a study must share, and what to do instead."""
+
+
+def refuse_launcher(study: str) -> None:
+    """Refuse a study, such as "a plan", on ranks of mpirun or another launcher."""
+    around = started_by()
+    if around.launcher is not Launcher.ALONE:
+        raise BadOption(f"{study} starts its ranks itself; run it without {around.launcher.value}")
 
 
 def refuse_single_run(config: TrainConfig, *further: str) -> None:
@@ -44,9 +52,9 @@ def refuse_single_run(config: TrainConfig, *further: str) -> None:
 
 
 def refuse_shared(name: str, option: str, further: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Refuse an option, such as "lr" or "model.hidden", that all runs of a study must share.
+    """Refuse "lr" or "model.hidden" as the name given to `option`, if all runs of a study must share it.
 
-    `option` is what gave it, and `further` are options besides `SHARED`, with what to do instead.
+    `further` has names besides those in `SHARED`, with what to do instead.
     """
     part, dot, _ = name.partition(".")
     why = {**SHARED, **further}.get(f"{part}_options" if dot else part)
@@ -61,9 +69,9 @@ def crossed(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> TrainConfig:
-    """Return a configuration with some options changed.
+    """Return the configuration of `values`, from `TrainConfig.as_json`, with some options changed.
 
-    `values` are as `TrainConfig.as_json` gives them. An option of a part is given as "strategy.every".
+    An option of a part has a name such as "strategy.every".
     """
     changed = dict(values)
     for name, value in options.items():

@@ -1,4 +1,4 @@
-"""The inventory of this machine for training, and what to run on it. Needs no torch: a rank reports on it."""
+"""An inventory of this machine, and commands to run on it. Needs no torch: a rank reports its version."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ LENGTHS = (1_000, 250_000, 4_000_000)
 ROUNDS = 5
 
 UNITS = ("amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx2", "sve", "bf16", "asimd")
-"""Features of processors for matrices and vectors, as the kernel calls them."""
+"""Features of processors for matrices and vectors, by their names in /proc/cpuinfo."""
 
 PATIENCE_S = 60
-"""Seconds to wait for another program's answer (MPI's, the GPU driver's)."""
+"""Seconds to wait for the answer of MPI or the GPU driver."""
+
+NO_VERSION = "not installed"
 
 MPI_QUESTION = """\
 from tutti.comm.mpi.library import library
@@ -39,30 +41,22 @@ print(library())
 leave_world_of_one()
 """
 
-
 Finding = tuple[str, str]
 """One line of the doctor's report: a name and a value."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of two ranks.
+    """The measurements of two ranks."""
 
-    Attributes:
-        torch: its version.
-        cuda: the version of CUDA that it was built with, or nothing.
-        gpu: the GPU that torch can use, or nothing.
-        seconds: the median time of one all-reduce, for each of `LENGTHS`.
-    """
-
-    torch: str
-    cuda: str
-    gpu: str
-    seconds: tuple[float, ...]
+    torch: str  # its version
+    cuda: str  # the version of CUDA that torch was built with; "": none
+    gpu: str  # that torch can use; "": none
+    seconds: tuple[float, ...]  # the median time of an all-reduce, for each of `LENGTHS`
 
 
 def examine() -> list[Finding]:
-    """Return everything that matters for training on this machine. It starts two ranks and takes seconds."""
+    """Return the findings about this machine. It starts two ranks, which takes seconds."""
     import psutil
 
     cores, memory = allowed_cores(), psutil.virtual_memory()
@@ -87,18 +81,18 @@ def examine() -> list[Finding]:
     ]
     measured = measure_ranks(place_ranks(2))
     if isinstance(measured, str):
-        findings += [("torch", _version("torch")), ("2 ranks", f"do not work here: {measured}")]
-        return findings
-    findings += [
+        return [*findings, ("torch", version_of("torch")), ("2 ranks", f"do not work here: {measured}")]
+    return [
+        *findings,
         ("torch", measured.torch),
         ("GPU", measured.gpu or unused_gpu(measured)),
         ("all-reduce", _all_reduce(measured.seconds)),
+        *(("recommended", line) for line in recommend(cores, measured.gpu)),
     ]
-    return findings + [("recommended", line) for line in recommend(cores, measured.gpu)]
 
 
 def measure_ranks(placement: Placement) -> Measured | str:
-    """Start two ranks on this host and have them measure; return the reason if that fails."""
+    """Return what two ranks of this host measure, or why they cannot."""
     try:
         result = start("tutti.studies.doctor:measure", b"", placement)
     except TuttiError as error:
@@ -108,7 +102,7 @@ def measure_ranks(placement: Placement) -> Measured | str:
 
 
 def measure(comm: Communicator, payload: bytes) -> Measured:
-    """Return torch's version, the GPU, and the time of an all-reduce (entry point of the ranks)."""
+    """Measure on a rank (entry point)."""
     import statistics
 
     import torch
@@ -126,7 +120,7 @@ def measure(comm: Communicator, payload: bytes) -> Measured:
     gpu = ""
     if torch.cuda.is_available():
         first, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
-        of_them = f", {count} of them: choose one by CUDA_VISIBLE_DEVICES" if count > 1 else ""
+        of_them = f", one of {count}: choose by CUDA_VISIBLE_DEVICES" if count > 1 else ""
         gpu = f"{first.name}, {first.total_memory / 2**30:.0f} GiB{of_them}"
     return Measured(torch.__version__, torch.version.cuda or "", gpu, tuple(medians))
 
@@ -145,22 +139,19 @@ def recommend(cores: Cores, gpu: str) -> list[str]:
 
 
 def mpirun_options(library: str, cores: Cores) -> list[str]:
-    """Return the options that Open MPI's own mpirun refuses to start without, for a user to adapt.
-
-    `library` is as `mpi_library` names it.
-    """
+    """Return a command for Open MPI's mpirun with the options that it demands; `library` names the MPI."""
     if not library.startswith("Open MPI") or shutil.which("mpirun") is None:
         return []
     root = "--allow-run-as-root " if os.geteuid() == 0 else ""
     return [
-        f"mpirun {root}--bind-to none -n {cores.usable} tutti train ...    (more ranks than {cores.usable}: "
-        "--oversubscribe, too; 'tutti train' starts its ranks without it)"
+        f"mpirun {root}--bind-to none -n {cores.usable} tutti train ...    (add --oversubscribe for more "
+        f"ranks than {cores.usable}; 'tutti train' needs no mpirun)"
     ]
 
 
 def mpi_library() -> str:
-    """Name the MPI that mpi4py would use; asked in another process, as importing MPI initialises it."""
-    if _version("mpi4py") == "not installed":
+    """Name the MPI library that mpi4py uses. Another process imports it, as that initialises MPI."""
+    if version_of("mpi4py") == NO_VERSION:
         return "mpi4py is not installed (needed for several machines only): pip install 'tutti[mpi]'"
     environment = dict(os.environ)
     give_home(environment)
@@ -177,27 +168,31 @@ def mpi_library() -> str:
         return f"mpi4py is installed, but MPI did not start within {PATIENCE_S} s"
     answer = process.stdout.strip().splitlines()
     if process.returncode != 0 or not answer:
-        reason = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return f"mpi4py is installed, but no MPI library works: {reason}; try: pip install 'tutti[mpi]'"
-    return f"{answer[0]}, mpi4py {_version('mpi4py')}"
+        return (
+            f"mpi4py is installed, but no MPI library works: {last_line(process.stderr)}; try: pip install "
+            "'tutti[mpi]'"
+        )
+    return f"{answer[0]}, mpi4py {version_of('mpi4py')}"
+
+
+def last_line(errors: str) -> str:
+    """Return the last line that a program wrote to stderr."""
+    return (errors.strip().splitlines() or ["no reason given"])[-1]
 
 
 def listed(cpus: Sequence[int]) -> str:
     """Return the numbers of CPUs as text."""
-    return ", ".join(map(str, cpus)) if len(cpus) <= 16 else f"{cpus[0]} to {cpus[-1]} ({len(cpus)} of them)"
+    return ", ".join(map(str, cpus)) if len(cpus) <= 16 else f"{len(cpus)} from {cpus[0]} to {cpus[-1]}"
 
 
 def _threads() -> str:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    given = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-    placement = place_ranks("auto")
-    return f"{placement.describe()} by default" + (
-        f"; {', '.join(given)} in the environment" if given else ""
-    )
+    given = [f"{name}={os.environ[name]} in the environment" for name in names if name in os.environ]
+    return "; ".join([f"{place_ranks('auto').describe()} by default", *given])
 
 
 def unused_gpu(measured: Measured) -> str:
-    """Return what the driver says if torch can use no GPU, and why it cannot."""
+    """Return the GPU that the driver knows and torch cannot use, with the reason."""
     gpu = _driver_gpu()
     if not gpu:
         return "none"
@@ -209,7 +204,7 @@ def unused_gpu(measured: Measured) -> str:
 
 
 def _driver_gpu() -> str:
-    """Return the first GPU known to the driver, or nothing."""
+    """Return the first GPU known to the driver; "": none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
@@ -232,8 +227,9 @@ def _bytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB" if size >= 1_000_000 else f"{size / 1e3:.0f} KB"
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Return the version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return NO_VERSION

@@ -1,4 +1,4 @@
-"""A dry run: the plan of a run and its whole configuration. Runs on one rank."""
+"""A dry run: the plan of a run and its full configuration. Runs on one rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tutti.studies.dry_run_job import DryRunJob
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Print what the run would be (entry point)."""
+    """Print the plan of the run (entry point)."""
     job = load_job(payload, DryRunJob)
     planned, config, placement = job.planned, job.planned.config, job.ranks
     strategy = check_recipe(planned, placement.ranks, max(1, len(placement.hosts)))
@@ -42,7 +42,7 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def _assemble(job: DryRunJob, comm: Communicator, task: Task) -> None:
-    """Make all parts of the run for one rank: they check which of their options go together."""
+    """Build all parts of the run for one rank: this checks that their options go together."""
     alone, saved = Solo(), None
     resume = job.planned.resume
     # One rank cannot load a part of a model.

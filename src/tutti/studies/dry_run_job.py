@@ -18,24 +18,18 @@ from tutti.run.train_job import TrainJob
 
 @dataclass(frozen=True)
 class DryRunJob(Job):
-    """A run that is checked but not made, by one rank: this process.
-
-    Attributes:
-        planned: the run.
-        ranks: where they are.
-        file: for the configuration with every default filled in; None: it is not written.
-    """
+    """A check of a run that is not made, by one rank: this process."""
 
     entry: ClassVar[str] = "tutti.studies.dry_run:work"
     announced: ClassVar[bool] = False
 
     planned: TrainJob
-    ranks: Placement
-    file: str | None
+    ranks: Placement  # of the run
+    file: str | None  # for the configuration with every default filled in; None: it is not written
 
 
 def dry_run(job: TrainJob, file: str | None = None) -> None:
-    """Refuse what the run would be refused for, print its plan, and write its configuration to a file."""
+    """Check a run, print its plan, and write its configuration to a file."""
     launcher = started_by().launcher
     if launcher is not Launcher.ALONE:
         raise BadOption(f"--dry-run looks at a run in one process; leave {launcher.value} out")
@@ -48,7 +42,7 @@ def dry_run(job: TrainJob, file: str | None = None) -> None:
 
 
 def alone(config: TrainConfig) -> TrainConfig:
-    """Return the configuration of the same model and data on one rank of this host."""
+    """Return the configuration with the same model and data on one rank of this host."""
     return replace(
         config,
         workers="1",

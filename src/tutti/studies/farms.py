@@ -7,15 +7,13 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 from tutti.farm.block_placement import place_blocks
 from tutti.farm.blocks import ENTRY
-from tutti.farm.coordinator import EpochEnded, FarmOutcome, Happening, JobBegan, JobEnded, JobFound, Listener
-from tutti.farm.jobs import JobSource
-from tutti.farm.work import work_on
+from tutti.farm.coordinator import EpochEnded, FarmOutcome, Happening, JobBegan, JobEnded, JobFound
 from tutti.launch.fork_server_client import prepare_ranks
 from tutti.records.farm_folder import DATA, FarmFolder, JobState
 from tutti.records.files import make_file, refusing, replace_file
@@ -30,7 +28,7 @@ FOLDER: Final = Path("farms")
 
 @dataclass(frozen=True)
 class Blocks:
-    """The ranks of a farm, and how long they may work; as in `tutti.farm.work.work_on`."""
+    """The ranks of a farm, and their time limits, as for `tutti.farm.work.work_on`."""
 
     block: int = 1
     blocks: int | None = None
@@ -47,7 +45,7 @@ class Blocks:
         job_timeout: str | None,
         time_limit: str | None,
     ) -> Blocks:
-        """Check the options of blocks, whose durations are texts such as "10m"."""
+        """Check the options of blocks; durations are texts such as "10m"."""
         place_blocks(block, blocks, threads, None)
         limits = {"--job-timeout": job_timeout, "--time-limit": time_limit}
         seconds = (None if text is None else seconds_of(text, name) for name, text in limits.items())
@@ -56,19 +54,6 @@ class Blocks:
     def prepare(self) -> None:
         """Start the fork server of the ranks, which imports torch in the meantime."""
         prepare_ranks(ENTRY)
-
-    def work(
-        self, folder: FarmFolder, source: JobSource, jobs: int, servers: int, listener: Listener | None
-    ) -> FarmOutcome:
-        """Work on the jobs of a farm; `work_on` explains the arguments."""
-        return work_on(
-            folder,
-            source,
-            **asdict(self),
-            jobs=jobs,
-            servers=servers,
-            listener=listener,
-        )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ HEADS = ("weights", "gradients", "optimizer", "activations", "in all")
 
 
 def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
-    """Print the memory need of each layout (entry point), and return it, or why the layout is impossible."""
+    """Print and return the memory that each layout needs, or why it is impossible (entry point)."""
     job = load_job(payload, LayoutsJob)
     config = job.config
     with seeded(config.seed):
@@ -38,7 +38,7 @@ def work(comm: Communicator, payload: bytes) -> dict[str, MemoryNeed | str]:
 
 
 def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
-    """Yield one rank, then every layout of the ranks, or only the requested one."""
+    """Yield one rank, then every layout of the ranks, or the requested layout alone."""
     ranks = job.ranks
     yield "1 rank", None, 1
     if job.parallel is not None:
@@ -55,9 +55,9 @@ def _layouts(job: LayoutsJob) -> Iterator[tuple[str, Layout | None, int]]:
 def need_of(
     layout: Layout | None, ranks: int, module: nn.Module, workload: Workload, state: float
 ) -> MemoryNeed:
-    """Return the largest need of any rank; without a layout each has the whole model."""
+    """Return the largest need of any rank; without a layout each rank has the whole model."""
     if layout is None:
-        # Data parallelism on one host: weights once for all, gradients for each, state in slices.
+        # Data parallelism on one host: shared weights, gradients for each rank, sliced state.
         model = on_meta(module)
         peak = peak_of_step(model, workload, -(-workload.batch_size // ranks))
         return of_teams(ranks, *held(model), state, peak)
@@ -65,13 +65,13 @@ def need_of(
         return rank_need(layout, module, workload, state)
     except (RuntimeError, NotImplementedError) as error:
         raise BadModel(
-            f"the model cannot be run without contents ({error}); train it for some steps and look instead"
+            f"the model cannot run on tensors without contents ({error}); train it for some steps instead"
         ) from error
 
 
 def _table(needs: dict[str, MemoryNeed | str], batch_size: int, optimizer: str) -> str:
     width = max(len(name) for name in needs) + 2
-    lines = [f"memory of the rank that needs most, MB; {batch_size} samples behind an update, {optimizer}"]
+    lines = [f"memory of the rank that needs most, MB; batch size {batch_size}, {optimizer}"]
     lines.append(f"{'':{width}}" + "".join(f"{head:>13}" for head in HEADS) + f"{'of 1 rank':>13}")
     first = next(iter(needs.values()))
     for name, need in needs.items():

@@ -1,4 +1,4 @@
-"""The job of estimating memory by layout. Needs no torch: the launching process imports it."""
+"""The job of estimating the memory of layouts. Needs no torch: the launching process imports it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ from tutti.run.jobs import Job
 
 @dataclass(frozen=True)
 class LayoutsJob(Job):
-    """The memory that layouts of a model would need.
-
-    Attributes:
-        ranks: the number of ranks.
-        parallel: the layout; None: every one.
-        options: the options of the layout.
-    """
+    """The memory that layouts of a model would need."""
 
     entry: ClassVar[str] = "tutti.studies.layouts:work"
     announced: ClassVar[bool] = False
 
     ranks: int
-    parallel: str | None
-    options: Options
+    parallel: str | None  # the layout; None: every layout
+    options: Options  # of the layout

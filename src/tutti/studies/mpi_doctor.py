@@ -1,9 +1,9 @@
-"""The ranks that mpirun or srun has started, as each of them sees the job, and what is wrong. No torch.
+"""A check of the ranks that mpirun or srun has started. Needs no torch.
 
     launcher ──► rank 0: tutti doctor --mpi ──► child 0 ─┐
-             ──► rank 1: tutti doctor --mpi ──► child 1 ─┴ MPI: child 0 gathers and prints what each sees
+             ──► rank 1: tutti doctor --mpi ──► child 1 ─┴ MPI: child 0 gathers all views and prints them
 
-MPI may hang, or end the process that initialises it: so each rank has a child do that, and waits for it.
+MPI may hang, or end the process that initialises it. So each rank leaves that to a child.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from typing import Final
 
 from tutti.launch.allocation import find_allocation
 from tutti.launch.launcher import LaunchContext, mpi_place
 from tutti.launch.orphans import follow_launcher, refuse_ended_launcher
 from tutti.launch.world import leave_world_of_one
-from tutti.studies.doctor import PATIENCE_S, Finding, listed, mpi_library
+from tutti.studies.doctor import PATIENCE_S, Finding, last_line, listed, mpi_library, version_of
 
 WRONG: Final = "wrong"
 """The name of a finding about a problem."""
@@ -39,37 +39,23 @@ _PACKAGES: Final = ("tutti", "torch", "mpi4py")
 
 @dataclass(frozen=True)
 class Seen:
-    """The job as one rank sees it.
+    """The job as one rank sees it."""
 
-    Attributes:
-        rank: its number, by the launcher.
-        size: the number of ranks, by the launcher.
-        mpi_size: the number of ranks, by MPI.
-        launcher: what started it.
-        host: the name of its host.
-        library: the MPI library's name and version.
-        file: the file of the library.
-        cpus: the logical CPUs available to the rank.
-        host_cpus: the number of CPUs of the host, or of its Slurm allocation.
-        networks: the host's addresses with their networks' lengths, such as "10.0.0.7/24", without loopback.
-        versions: of Python and of the packages that all ranks should have alike.
-    """
-
-    rank: int
-    size: int
-    mpi_size: int
+    rank: int  # by the launcher
+    size: int  # the number of ranks, by the launcher
+    mpi_size: int  # the number of ranks, by MPI
     launcher: str
     host: str
-    library: str = ""
-    file: str = ""
-    cpus: tuple[int, ...] = ()
-    host_cpus: int = 1
-    networks: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
+    library: str = ""  # MPI's name and version
+    file: str = ""  # of the library
+    cpus: Sequence[int] = ()  # the logical CPUs that the rank may use
+    host_cpus: int = 1  # the number of CPUs of the host, or of its Slurm allocation
+    networks: Sequence[str] = ()  # such as "10.0.0.7/24"; without loopback
+    versions: Mapping[str, str] = field(default_factory=dict)  # of Python and packages; equal on all ranks
 
 
 def examine_ranks() -> list[Finding]:
-    """Describe the ranks of this job; only the first rank does."""
+    """Return the findings about the ranks of this job, on rank 0."""
     place = mpi_place(os.environ)
     if place is None:
         return _without_launcher()
@@ -81,19 +67,17 @@ def examine_ranks() -> list[Finding]:
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, pass_fds=kept
         )
     except subprocess.TimeoutExpired:
-        several = f"where hosts have several networks, name the one that joins all of them: {JOINING}"
-        return (
-            [(WRONG, f"the ranks did not meet within {PATIENCE_S} s; {several}")] if place.rank == 0 else []
-        )
+        text = f"the ranks did not meet within {PATIENCE_S} s; if hosts have several networks, name the "
+        text += f"common one: {JOINING}"
+        return [(WRONG, text)] if place.rank == 0 else []
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode != 0 or (place.rank == 0 and not lines):
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return [(WRONG, f"MPI did not start on rank {place.rank}: {reason}")]
-    return report([_seen_from(one) for one in json.loads(lines[0])]) if place.rank == 0 else []
+        return [(WRONG, f"MPI did not start on rank {place.rank}: {last_line(done.stderr)}")]
+    return report([Seen(**one) for one in json.loads(lines[0])]) if place.rank == 0 else []
 
 
 def main() -> None:
-    """Run as the child of a rank: gather what all ranks see; rank 0 prints it."""
+    """Run as the child of a rank: gather the views of all ranks; rank 0 prints them."""
     from tutti.comm.mpi.library import from_all, library, library_file, world_place
 
     place = mpi_place(os.environ)
@@ -111,12 +95,7 @@ def main() -> None:
 
 def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
     """Return this process's view of the job."""
-    versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "none"
+    versions = {"Python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}
     allotted = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return Seen(
         place.rank,
@@ -126,15 +105,15 @@ def look(place: LaunchContext, mpi_size: int, library: str, file: str) -> Seen:
         socket.gethostname(),
         library,
         file,
-        tuple(sorted(os.sched_getaffinity(0))),
+        sorted(os.sched_getaffinity(0)),
         int(allotted) if allotted.isdecimal() else os.cpu_count() or 1,
         networks_here(),
         versions,
     )
 
 
-def networks_here() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this host with the lengths of their networks, without loopback."""
+def networks_here() -> list[str]:
+    """Return the IPv4 addresses of this host, such as "10.0.0.7/24", without loopback."""
     import psutil
 
     interfaces = [
@@ -143,11 +122,11 @@ def networks_here() -> tuple[str, ...]:
         for one in several
         if one.family == socket.AF_INET and one.netmask
     ]
-    return tuple(str(one) for one in interfaces if not one.is_loopback)
+    return [str(one) for one in interfaces if not one.is_loopback]
 
 
 def report(seen: Sequence[Seen]) -> list[Finding]:
-    """Describe the ranks and what is wrong with them."""
+    """Return the findings about ranks with these views."""
     first = seen[0]
     findings = [
         ("ranks", f"{first.size}, started by {first.launcher}; MPI sees {first.mpi_size}"),
@@ -163,7 +142,7 @@ def report(seen: Sequence[Seen]) -> list[Finding]:
 
 
 def wrongs(seen: Sequence[Seen]) -> list[str]:
-    """Return what is wrong with the ranks, and what to do about it."""
+    """Return the problems of the ranks, and their remedies."""
     first, hosts = seen[0], by_host(seen)
     problems = [_two_mpis(first)] if first.mpi_size < first.size else []
     kinds = {f"MPI's {name}": {one.host: getattr(one, name) for one in seen} for name in ("library", "file")}
@@ -172,8 +151,10 @@ def wrongs(seen: Sequence[Seen]) -> list[str]:
         if len(set(values.values())) > 1:
             listing = ", ".join(f"{host}: {value}" for host, value in values.items())
             problems.append(f"{name} differs ({listing}): use one environment on all hosts")
-    networks = {host: {_network(one) for one in ranks[0].networks} for host, ranks in hosts.items()}
-    if len(hosts) > 1 and not set.intersection(*networks.values()):
+    networks = [
+        {ipaddress.ip_interface(one).network for one in ranks[0].networks} for ranks in hosts.values()
+    ]
+    if len(hosts) > 1 and not set.intersection(*networks):
         listing = "; ".join(
             f"{host}: {', '.join(ranks[0].networks) or 'none'}" for host, ranks in hosts.items()
         )
@@ -189,25 +170,16 @@ def _two_mpis(one: Seen) -> str:
         f"the library of mpi4py, {one.library}, do not belong together. "
     )
     if one.launcher == "srun":
-        return text + "Try 'srun --mpi=pmix', or have mpirun start the ranks: tutti train --hosts slurm"
-    return text + f"Take the mpirun of {one.file or 'that library'}, or its own library: MPI4PY_LIBMPI=FILE"
-
-
-def _network(interface: str) -> str:
-    return str(ipaddress.ip_interface(interface).network)
+        return text + "Try 'srun --mpi=pmix', or let mpirun start the ranks: tutti train --hosts slurm"
+    return text + f"Use the mpirun of {one.file or 'that library'}, or mpirun's own: MPI4PY_LIBMPI=FILE"
 
 
 def by_host(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
-    """Return the ranks of each host, hosts in the order of their lowest ranks."""
+    """Return the ranks of each host; hosts are in the order of their lowest ranks."""
     hosts: dict[str, list[Seen]] = {}
     for one in sorted(seen, key=lambda one: one.rank):
         hosts.setdefault(one.host, []).append(one)
     return hosts
-
-
-def _seen_from(values: dict[str, object]) -> Seen:
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return Seen(**known)  # type: ignore[arg-type]
 
 
 def _without_launcher() -> list[Finding]:

@@ -1,4 +1,4 @@
-"""A look at the samples of a study, and at the models to train on them."""
+"""A check of the data of a study, and of the models to train on them."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from tutti.training.metrics import named_metrics
 
 @dataclass(frozen=True)
 class Samples:
-    """Facts about a data set that splits need."""
+    """Facts about a data set that a study needs."""
 
     name: str  # of the data set
     targets: NDArray[Any]  # of the training samples
-    metrics: tuple[str, ...]  # computed by the first run
-    labels: tuple[str, ...]  # the classes' names; empty when unknown
-    fingerprint: str  # identifies the samples
-    groups: NDArray[Any] | None = None  # of the training samples; None: the data have no such column
+    metrics: tuple[str, ...]  # of the first run
+    labels: tuple[str, ...]  # the names of the classes; empty: unknown
+    fingerprint: str
+    groups: NDArray[Any] | None = None  # of the training samples
     rest: NDArray[np.int64] | None = None  # the samples outside the test part; None: all
 
 
 def look_at(jobs: Sequence[FarmJob], block: int, contents: ReadData | None = None) -> Samples:
-    """Check the runs of a study, and look at the targets of their data."""
-    # Arrays already read are not in a file yet.
+    """Check the runs of a study, and read the targets of their data, unless `contents` are given."""
+    # Data given as arrays are not in a file yet.
     known = {} if contents is None else {"data": Pickled(b"")}
     runs = []
     for one in jobs:
@@ -77,7 +77,7 @@ def _metrics_of(job: TrainJob, dataset: DataSet, targets: NDArray[Any]) -> tuple
 
 
 def _refuse_unfit(job: TrainJob, dataset: DataSet, contents: ReadData) -> None:
-    """Refuse a model with unknown options, or unfit for such inputs."""
+    """Refuse a model with unknown options, or with other inputs."""
     with seeded(job.config.seed):
         try:
             if contents.table is not None:
@@ -89,5 +89,5 @@ def _refuse_unfit(job: TrainJob, dataset: DataSet, contents: ReadData) -> None:
         except UserError:
             raise
         except Exception:
-            # The program's own error fails its jobs, with the traceback in their folders.
+            # An error in the user's code fails its jobs, with the traceback in their folders.
             return

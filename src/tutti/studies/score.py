@@ -1,4 +1,4 @@
-"""The figure by which a study compares runs: the loss, a metric, or what a run costs. Needs no torch."""
+"""The figure that a study compares runs by: the loss, a metric, or a cost. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,33 +12,28 @@ from tutti.records.run import EpochRecord, Evaluation, Summary
 from tutti.records.texts import HIGHER, LOWER, better_by_name, is_share, metric_text
 
 Metric = str | Callable[..., object]
-"""A name, the place of a function such as "mine.py:hits", or a function."""
+"""A name, a function, or its place such as "mine.py:hits"."""
 
 LOSS: Final = "loss"
 AUTO: Final = "auto"
-"""The first metric of the runs, or else the loss."""
+"""The score "auto": the first metric of the runs, or else the loss."""
 
 SECONDS: Final = "seconds"
 PARAMETERS: Final = "parameters"
 
 COSTS: Final = (SECONDS, PARAMETERS)
-"""The figures of a run besides those of its validation part."""
+"""The figures of a run that need no validation part."""
 
 AUTOMATIC: Final = ("accuracy", "mae", "rmse", "r2")
-"""The metrics that "auto" may mean, each for its kind of targets."""
+"""The metrics that "auto" may mean, by the kind of targets."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of a run, and which of its values are better.
+    """A figure of a run, and which of its values are better."""
 
-    Attributes:
-        name: "loss" or a metric on the validation part, "seconds" of training, or "parameters" of the model.
-        higher: whether higher values are better.
-    """
-
-    name: str
-    higher: bool
+    name: str  # "loss" or a metric on the validation part, "seconds" of training, or "parameters"
+    higher: bool  # whether higher values are better
 
     def __str__(self) -> str:
         return self.name if _better(self.name) == self.better else f"{self.name}:{self.better}"
@@ -51,7 +46,7 @@ class Score:
 
     @property
     def better(self) -> str:
-        """Direction of better values: "higher" or "lower"."""
+        """The direction of better values: "higher" or "lower"."""
         return "higher" if self.higher else "lower"
 
     @property
@@ -89,13 +84,9 @@ class Score:
 
 
 def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> tuple[Score, Any]:
-    """Return a score, and the metrics that runs compute, with what the score needs.
+    """Return a score, and the metrics of the runs with the one that it needs.
 
-    Args:
-        given: a name, a function, or its place, such as "mine.py:hits". A text may end in ":higher" or
-            ":lower".
-        metrics: the metrics of the runs.
-        option: the option behind it, for messages.
+    A text may end in ":higher" or ":lower". `option` names the option in messages.
     """
     text, better = given, ""
     if isinstance(given, str):
@@ -122,7 +113,7 @@ def score_of(given: Metric, metrics: Metric | Sequence[Metric], option: str) -> 
 def scores_of(
     given: Sequence[Metric], metrics: Metric | Sequence[Metric], option: str
 ) -> tuple[list[Score], Any]:
-    """Return several scores, and the metrics that runs compute, with what they need; as `score_of`."""
+    """Return several scores, and the metrics of the runs with the ones that they need."""
     scores = []
     for one in given:
         score, metrics = (Score(AUTO, True), metrics) if one == AUTO else score_of(one, metrics, option)
@@ -131,7 +122,7 @@ def scores_of(
 
 
 def score_by_metrics(evaluations: Sequence[Evaluation]) -> Score:
-    """Return the score of runs that asked for none: their first metric, or else the loss."""
+    """Return the score by the first metric that all runs have, or else by the loss."""
     names = evaluations[0].metrics if evaluations else ()
     return first_score([name for name in names if all(name in one.metrics for one in evaluations)])
 

@@ -1,6 +1,6 @@
 """The display of a farm: a table on a terminal, lines elsewhere. Needs no torch.
 
-The coordinator of `tutti cv` feeds it, or `tutti watch FARM` from the records in the folder.
+Its input is the coordinator of a farm, or for `tutti watch FARM` the records in the folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REDRAWN_S: Final = 0.2
 
 @dataclass
 class BlockRow:
-    """The work of a block."""
+    """The current work of a block."""
 
     job: str
     began: float
@@ -44,36 +44,36 @@ class BlockRow:
 class FarmProgress:
     """The progress of a farm."""
 
-    epochs: Mapping[str, int | None]  # of each job; None: it has steps. Empty: no job is known yet
-    done: dict[str, JobState] = field(default_factory=dict)
+    epochs: Mapping[str, int | None]  # by job; None: it has a number of steps. Empty: no job is known yet
+    done: dict[str, JobState] = field(default_factory=dict)  # by job
     rows: dict[int, BlockRow] = field(default_factory=dict)  # by block
     _seconds: list[float] = field(default_factory=list)
     _blocks: int = 1
 
     def begin(self, job: str, block: int, now: float) -> None:
-        """Note that a block has begun to work on a job."""
+        """Note that a block begins a job."""
         self.done.pop(job, None)
-        # Another block may have worked on it before.
+        # Another block may have worked on the job before.
         self.rows = {number: row for number, row in self.rows.items() if row.job != job}
         self.rows[block] = BlockRow(job, now)
         self._blocks = max(self._blocks, len(self.rows))
 
     def found(self, job: str, state: JobState) -> None:
-        """Note a job that another launch has ended."""
+        """Note a job that ended in another launch."""
         self.done[job] = state
 
     def epoch(self, block: int, record: EpochRecord) -> None:
-        """Note an epoch of a block's job."""
+        """Note an epoch of the job of a block."""
         self.rows[block].record = record
 
     def end(self, block: int, state: JobState, seconds: float) -> None:
-        """Note the end of a block's job."""
+        """Note the end of the job of a block."""
         self.done[self.rows.pop(block).job] = state
         if state is JobState.FINISHED:
             self._seconds.append(seconds)
 
     def left_s(self, now: float) -> float | None:
-        """Estimate the remaining seconds by the mean of the jobs so far; None without any."""
+        """Estimate the remaining seconds by the mean of finished jobs; None if there are none."""
         if not self._seconds or not self.epochs:
             return None
         usual = fmean(self._seconds)
@@ -82,7 +82,7 @@ class FarmProgress:
         return sum(max(0.0, usual - (now - running.get(job, now))) for job in to_do) / self._blocks
 
     def headline(self, now: float) -> str:
-        """Describe the farm in one line."""
+        """Return a description of the farm in one line."""
         counted = Counter(self.done.values())
         of = f" of {len(self.epochs)}" if self.epochs else ""
         text = f"{counted[JobState.FINISHED]}{of} jobs done, {len(self.rows)} running"
@@ -117,16 +117,16 @@ class FarmDisplay:
     """The display of a running farm."""
 
     def __init__(self, known: Mapping[str, JobState], stream: IO[str]) -> None:
-        self._stream, self._drawn, self._told = stream, 0.0, dict(known)
+        self._stream, self._drawn, self._shown = stream, 0.0, dict(known)
         self._live = None
-        # mpirun gives a terminal to processes of several hosts, whose tables would overwrite each other.
+        # Under mpirun the processes of several hosts may share a terminal, and overwrite their tables.
         if stream.isatty() and mpi_place(os.environ) is None:
-            # No thread refreshes the screen: it would take time from the ranks.
+            # A thread that refreshes the screen would take time from the ranks.
             self._live = Live(console=console_on(stream), auto_refresh=False, transient=True)
             self._live.start()
 
     def show(self, progress: FarmProgress, now: float) -> None:
-        """Show the progress: on a terminal every `REDRAWN_S`, else a line for each job that ends."""
+        """Show the progress: on a terminal every `REDRAWN_S`, elsewhere a line for each job that ends."""
         if self._live is not None:
             if now - self._drawn >= REDRAWN_S or not progress.rows:
                 self._live.update(progress.screen(now), refresh=True)
@@ -134,9 +134,9 @@ class FarmDisplay:
             return
         for job, state in progress.done.items():
             # A job that was taken over ends twice.
-            if self._told.get(job) is state:
+            if self._shown.get(job) is state:
                 continue
-            self._told[job] = state
+            self._shown[job] = state
             ended = f"{printable(job)} {state.value}"
             print(f"{ended}; {progress.headline(now)}", file=self._stream, flush=True)
 
@@ -155,7 +155,7 @@ def read_progress(folder: FarmFolder) -> FarmProgress:
         elif event.block in progress.rows and progress.rows[event.block].job == event.job:
             progress.end(event.block, JobState(event.state), event.seconds)
     for block, row in list(progress.rows.items()):
-        # A killed farm has noted no end.
+        # A killed farm has not recorded the end of the job.
         if folder.state(row.job) is not JobState.RUNNING:
             del progress.rows[block]
             continue
@@ -166,7 +166,7 @@ def read_progress(folder: FarmFolder) -> FarmProgress:
 
 
 def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | None = None) -> bool:
-    """Show a farm until no process works on it; return whether all of its jobs have finished."""
+    """Show a farm until no process works on it; return whether all jobs have finished."""
     folder, clock = FarmFolder.open(path), clock or Clock()
     progress = read_progress(folder)
     if once:
@@ -188,5 +188,5 @@ def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | 
     finished = all(progress.done.get(job) is JobState.FINISHED for job in progress.epochs or progress.done)
     console_on(stream).print(Text(progress.headline(clock.now())))
     if not finished:
-        print("no process works on it: its command goes on with --resume", file=stream, flush=True)
+        print("no process works on it; continue with its command and --resume", file=stream, flush=True)
     return finished

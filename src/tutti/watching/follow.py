@@ -33,13 +33,13 @@ from tutti.watching.health import Condition, Health, examine
 from tutti.watching.snapshot import MARKS, Snapshot, Watched
 
 EPOCHS: Final = 8
-"""The number of epochs shown, the last ones."""
+"""The number of last epochs that are shown."""
 
 SETTLED_S: Final = 5.0
-"""The seconds of training by which the remaining time is estimated."""
+"""The seconds of training after which the remaining time is estimated."""
 
 REFRESH_S: Final = 1.0
-"""Seconds between two readings of the records."""
+"""The seconds between two readings of the records."""
 
 _STYLES: Final = {
     Condition.RUNNING: "green",
@@ -65,13 +65,13 @@ def screen(run: Snapshot, health: Health) -> RenderableType:
 
 
 def headline(run: Snapshot, health: Health) -> str:
-    """Describe the run and its condition in one line."""
+    """Return a description of the run and its condition in one line."""
     config, front = run.config or {}, _front(run)
-    what = f"{printable(str(run.folder))}: "
+    text = f"{printable(str(run.folder))}: "
     if config:
-        what += f"{config.get('model')} on {config.get('data')}, {config.get('strategy')}, "
-        what += f"{run.workers} rank{'' if run.workers == 1 else 's'}, "
-    text = what + health.condition.value
+        text += f"{config.get('model')} on {config.get('data')}, {config.get('strategy')}, "
+        text += f"{run.workers} rank{'' if run.workers == 1 else 's'}, "
+    text += health.condition.value
     if run.summary is not None:
         text += f" after {duration(run.summary.seconds)}"
         return text + (f", test {figures(run.summary.test)}" if run.summary.test else "")
@@ -99,12 +99,12 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
         epochs = len(run.history)
         ended = f"after {epochs} complete epoch{'' if epochs == 1 else 's'}"
         at = ended if epochs else "before its first epoch ended"
-        yield True, f"the run failed {at}: it has no summary, and its ranks cannot go on; see what it printed"
+        yield True, f"the run failed {at}: it has no summary, and its ranks have ended; see its output"
     yield from ((False, printable(sentence)) for sentence in run.damage)
 
 
 def _front(run: Snapshot) -> Heartbeat | None:
-    """Return the heartbeat of the first rank that trains, for the run's progress."""
+    """Return the heartbeat of the first rank that trains; it has the progress of the run."""
     return next((beat for beat in run.beats if beat.updates), None)
 
 
@@ -174,7 +174,7 @@ def show(folder: Path, silent_s: float, stream: IO[str]) -> bool:
 
 
 def wait_for(folder: Path, stream: IO[str], clock: Clock | None = None) -> None:
-    """Wait for a folder to exist, and for a run or a farm to begin in it."""
+    """Wait until a folder exists, and a run or a farm begins in it."""
     clock = clock or Clock()
     if not folder.exists():
         print(f"{printable(str(folder))} does not exist yet: waiting for it", file=stream, flush=True)
@@ -183,16 +183,18 @@ def wait_for(folder: Path, stream: IO[str], clock: Clock | None = None) -> None:
 
 
 def follow(folder: Path, silent_s: float, stream: IO[str], clock: Clock | None = None) -> bool:
-    """Show a run, which may have no records yet, until it ends; return whether it has finished."""
+    """Show a run until it ends; return whether it has finished."""
     clock, watched = clock or Clock(), Watched(folder)
     watched.check()
     if not stream.isatty():
         return _follow(watched, silent_s, clock, NewLines(stream).show)
+
+    def update(run: Snapshot, health: Health) -> None:
+        live.update(screen(run, health), refresh=True)
+
     # No thread refreshes the screen: it changes only when the records are read.
     with Live(console=console_on(stream), auto_refresh=False, vertical_overflow="visible") as live:
-        return _follow(
-            watched, silent_s, clock, lambda run, health: live.update(screen(run, health), refresh=True)
-        )
+        return _follow(watched, silent_s, clock, update)
 
 
 def _follow(
@@ -208,7 +210,7 @@ def _follow(
 
 
 class NewLines:
-    """The display of a run as lines: at each reading only what is new."""
+    """The display of a run as lines: each reading adds what is new."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream, self._epochs = stream, 0
@@ -216,14 +218,14 @@ class NewLines:
         self._remarks: set[str] = set()
 
     def show(self, run: Snapshot, health: Health) -> None:
-        """Print a new condition, and new epochs and remarks."""
+        """Print the condition if it has changed, and new epochs and remarks."""
         lines = [] if health.condition is self._condition else [headline(run, health)]
         self._condition, front = health.condition, _front(run)
         for record in run.history[self._epochs :]:
             label = f"epoch {record.epoch}" if front is None else _length(front).label(record.epoch)
             lines.append(f"{label}  {epoch_text(record)}")
         self._epochs = len(run.history)
-        # The numbers in a remark change from one reading to the next.
+        # Remarks that differ only in numbers are the same.
         shown = {re.sub(r"\d", "0", text): text for _, text in remarks(run, health)}
         lines += [text for kind, text in shown.items() if kind not in self._remarks]
         self._remarks = set(shown)

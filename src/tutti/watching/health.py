@@ -1,13 +1,13 @@
-"""The health of a run: its condition and the ranks in trouble, from its records only.
+"""The health of a run: its condition, and the ranks in trouble. Only its records are read.
 
-a rank is      when
+a rank is      if
 ----------     ------------------------------------------------------------------------------------------
 failed         its heartbeat says so
 stopped, gone  the sampler of its host finds its process in that state
-silent         its last heartbeat is older than `silent_s`: it was stopped, or has died, or its host has
-stuck          it lives, but has made no step for that time, and waits for no other rank; or all ranks wait
-behind         it is `BEHIND` steps behind the others, and 3 s worth of their steps
-late           it came last in most steps of the last epoch
+silent         its last heartbeat is older than `silent_s`: it was stopped, or it or its host has died
+stuck          it lives, makes no step for that time, and waits for no other rank; or all ranks wait
+behind         it is `BEHIND` steps, and the steps of 3 s, behind the others
+late           it was the last one in most steps of the last epoch
 slow           it computes less than half as many samples per second as the others
 """
 
@@ -29,22 +29,22 @@ SILENT_S: Final = 10.0
 """The seconds without a heartbeat, or without a step, after which a rank is in trouble."""
 
 BEHIND: Final = 100
-"""The least steps by which a rank is behind."""
+"""A rank that is behind lacks at least this many steps ..."""
 
 STEPS_LATE_S: Final = 3.0
-"""The least seconds of the others' steps by which a rank is behind: heartbeats come once a second."""
+"""... and the steps of this many seconds, as heartbeats come once a second."""
 
 FRESH_S: Final = 5.0
-"""The age in seconds up to which a sample shows the present state."""
+"""A sample shows the current state up to this age in seconds."""
 
 SLOW: Final = 0.5
-"""The share of the others' samples per second below which a rank is slow."""
+"""A rank is slow below this share of the others' samples per second."""
 
 LONG_STEPS: Final = 10.0
-"""The multiple of a usual step's time after which a rank may be stuck."""
+"""A rank may be stuck after this many times its usual step."""
 
 _HAS_LOST: Final = f"{FAILED}: {PeerLost.__name__}: "
-"""The trouble of a rank that ended because another one was lost."""
+"""The beginning of the trouble of a rank that lost another one."""
 
 
 class Condition(enum.Enum):
@@ -62,7 +62,7 @@ class RankTrouble:
     """A trouble of a rank."""
 
     rank: int
-    lost: bool  # the run cannot go on like this
+    lost: bool  # the run cannot continue without a change
     what: str
     remedy: str
 
@@ -79,7 +79,7 @@ class Health:
 
     @property
     def well(self) -> bool:
-        """True if the run goes on, has finished or has been stopped, with all its ranks."""
+        """True if the run has not failed, and no rank is lost."""
         return self.condition is not Condition.FAILED and not any(one.lost for one in self.findings)
 
 
@@ -96,7 +96,7 @@ def examine(run: Snapshot, silent_s: float = SILENT_S) -> Health:
         slow = [found for beat in well if (found := _late(beat, well)) is not None]
         slow = slow or _awaited(run, well)
         slow = slow or ([] if lost else _stuck(well, silent_s))
-    # Ranks with errors of their own come first, and ranks that only lost another come last.
+    # Ranks with errors come first, and ranks that lost another one come last.
     lost.sort(key=lambda one: 2 if one.what.startswith(_HAS_LOST) else not one.what.startswith(FAILED))
     return Health(condition, (*lost, *slow))
 
@@ -107,7 +107,7 @@ def _condition(run: Snapshot, silent_s: float) -> Condition:
     gone = {beat.rank for beat in run.beats if _state(run, beat.rank) == GONE and beat.state != FINISHED}
     ended = [beat for beat in run.beats if beat.state == FAILED or beat.rank in gone]
     if any(run.now - beat.time > silent_s for beat in ended):
-        return Condition.FAILED  # the other ranks are stopped, or wait for it
+        return Condition.FAILED  # The other ranks were stopped, or wait for it.
     ages = [run.now - beat.time for beat in run.beats if beat.state not in (FINISHED, FAILED)]
     fresh = (host for host in run.usage if run.now - host.time <= FRESH_S)
     sampled = any(one.state != GONE for host in fresh for one in host.ranks)
@@ -127,15 +127,15 @@ def _state(run: Snapshot, rank: int) -> str | None:
 
 
 def _lost(run: Snapshot, beat: Heartbeat, silent_s: float) -> RankTrouble | None:
-    """Return the trouble that keeps the rank from training, if there is any."""
+    """Return the trouble that keeps the rank from training, if there is one."""
     place, step = f"process {beat.process} on {beat.host}", f"step {beat.step:,}"
     age, state = run.now - beat.time, _state(run, beat.rank)
     if beat.state == FINISHED:
         return None
     if beat.state == FAILED:
-        what, remedy = f"{FAILED}: {beat.error}", "its traceback is the last thing printed"
+        what, remedy = f"{FAILED}: {beat.error}", "its traceback ends the output of the run"
         if what.startswith(_HAS_LOST):
-            remedy = "what the run printed last says why"
+            remedy = "the end of the output says why"
     elif state in STOPPED:
         what = f"is stopped in {step}"
         remedy = f"{place} got a stop signal; 'kill -CONT {beat.process}' there lets it go on"
@@ -150,7 +150,7 @@ def _lost(run: Snapshot, beat: Heartbeat, silent_s: float) -> RankTrouble | None
 
 
 def _late(beat: Heartbeat, well: Sequence[Heartbeat]) -> RankTrouble | None:
-    """Return how far the rank falls behind the others, if it does."""
+    """Return how far the rank is behind the others, or how slow it is, if it is."""
     others = [other for other in well if other.rank != beat.rank and other.updates]
     if not others or beat.state != TRAINING:
         return None
@@ -166,7 +166,7 @@ def _late(beat: Heartbeat, well: Sequence[Heartbeat]) -> RankTrouble | None:
 
 
 def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[RankTrouble]:
-    """Return the rank that the others waited for in the last epoch: in lock-step all make the same steps."""
+    """Return the rank that the others waited for in the last epoch, as all make the same steps."""
     late = straggler([[rank] for rank in run.history[-1].ranks]) if run.history else None
     if late is None:
         return []
@@ -175,7 +175,7 @@ def _awaited(run: Snapshot, well: Sequence[Heartbeat]) -> list[RankTrouble]:
 
 
 def _ask_about(beat: Heartbeat) -> str:
-    return f"what else runs on {beat.host}, and does each rank have its own core there? See also --balance"
+    return f"what else runs on {beat.host}, and does each rank have a core there? See also --balance"
 
 
 def _step_at(time: float, beat: Heartbeat) -> float:
@@ -184,7 +184,7 @@ def _step_at(time: float, beat: Heartbeat) -> float:
 
 
 def _stuck(well: Sequence[Heartbeat], silent_s: float) -> list[RankTrouble]:
-    """Return the live ranks that make no step, though they wait for no other rank."""
+    """Return the live ranks that make no step and wait for no other rank, or all of them if all wait."""
     stuck = []
     for beat in well:
         usual = 1 / beat.steps_per_s if beat.steps_per_s else EVERY_S
@@ -194,7 +194,7 @@ def _stuck(well: Sequence[Heartbeat], silent_s: float) -> list[RankTrouble]:
     for beat in [beat for beat in stuck if not beat.waits] or stuck:
         where = f", in {beat.waits}" if beat.waits else ""
         what = f"has made no step for {beat.time - beat.moved:.0f} s{where}"
-        remedy = f"'py-spy dump --pid {beat.process}' on {beat.host} shows where it is"
+        remedy = f"'py-spy dump --pid {beat.process}' on {beat.host} shows its stack"
         # The first step of a large model may take long.
         found.append(RankTrouble(beat.rank, beat.steps_per_s > 0, what, remedy))
     return found

@@ -15,7 +15,7 @@ from tutti.records.run_folder import CONFIG, HISTORY, RANKS, RunFolder, refuse_n
 from tutti.records.usage import RankUsage, UsageRecord
 
 MARKS: Final = (CONFIG, HISTORY, RANKS)
-"""The files and folders that mark the folder of a run."""
+"""A folder with one of these is a run folder."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Snapshot:
     """The records of a run at one moment."""
 
     folder: Path
-    now: float  # when they were read, in seconds since 1970
+    now: float  # the time of reading, in seconds since 1970
     written: float | None = None  # the time of the newest file
     config: Json | None = None
     history: tuple[EpochRecord, ...] = ()
@@ -41,7 +41,7 @@ class Snapshot:
 
     @property
     def workers(self) -> int:
-        """The number of ranks that train, as far as known."""
+        """The known number of ranks that train."""
         given = str((self.config or {}).get("workers", ""))
         count = int(given) if given.isdecimal() else 0
         return max([count, *(beat.rank + 1 for beat in self.beats)])
@@ -54,20 +54,20 @@ class Snapshot:
 
 @dataclass
 class Watched:
-    """A run folder that is read again and again; its history is read only when it has changed."""
+    """A run folder that is read repeatedly; its history is read only if it has changed."""
 
     folder: Path
     _history: JsonLinesFile[EpochRecord] = field(default_factory=lambda: JsonLinesFile([], []))
     _size: int = 0
 
     def check(self) -> None:
-        """Refuse a path that cannot be the folder of a run."""
+        """Refuse a path that is no run folder."""
         folder = self.folder
         refuse_no_folder(folder)
         if any(folder.iterdir()) and not any((folder / name).exists() for name in MARKS):
             raise BadRunFolder(
-                f"{folder} is no folder of a run: it has none of {', '.join(MARKS)}; "
-                "give the folder that 'tutti train' writes, or that of a run of a comparison"
+                f"{folder} is no folder of a run: it has none of {', '.join(MARKS)}; give the folder that "
+                "'tutti train' writes, or the folder of a run of a comparison"
             )
 
     def read(self, now: float) -> Snapshot:
@@ -81,7 +81,7 @@ class Watched:
         self._read_history()
         folder = RunFolder(self.folder)
         beats, config, summary, damage = folder.heartbeats(), None, None, []
-        with suppress(BadRunFolder):  # not written yet, or broken
+        with suppress(BadRunFolder):  # It may not be written yet.
             config = folder.config()
         try:
             summary = folder.find(Summary)

@@ -1,1 +1,1 @@
-"""Ranks inside one process, under a virtual clock."""
+"""Ranks inside one process, with virtual clocks."""

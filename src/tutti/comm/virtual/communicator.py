@@ -1,4 +1,4 @@
-"""One virtual rank's communicator. The world that makes it is in `virtual`."""
+"""The communicator of a virtual rank."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ R = TypeVar("R")
 
 
 class VirtualCommunicator(Communicator):
-    """One rank's view of a group of virtual ranks. Made by `VirtualWorld.run` and by `split`."""
+    """A rank's view of a group of virtual ranks. Made by `VirtualWorld.run` and by `split`."""
 
-    in_backward = False  # ranks are greenlets of one thread, whose autograd they would interleave
+    in_backward = False  # Ranks are greenlets of one thread, and autograd cannot switch between them.
 
     def __init__(self, group: VirtualGroup, rank: int) -> None:
         self._group = group
@@ -111,7 +111,7 @@ class VirtualCommunicator(Communicator):
         self._scheduler.advance(self._task, self._post(vector, to, tag))
 
     def _post(self, vector: Tensor, to: int, tag: int) -> float:
-        """Put a message on its way; returns when this rank is done with it."""
+        """Send a message; return when this rank is done with it."""
         self._group.require_alive(to)
         queue, task = self._group.queues[to], self._task
         done, arrival = self._cluster.transmit(task.rank, queue.owner.rank, vector.nbytes, task.clock)
@@ -127,7 +127,7 @@ class VirtualCommunicator(Communicator):
         return self._receive(vector, source, tag)
 
     def _receive(self, vector: Tensor, source: int, tag: int) -> int:
-        """Wait for a message and take it out of the queue; returns the sender."""
+        """Wait for a message and take it from the queue; return the sender."""
         task, queue = self._task, self._group.queues[self.rank]
         queue.wanted = source, tag
         while (message := queue.first(source, tag)) is None or message.arrival_s > task.clock:
@@ -140,7 +140,7 @@ class VirtualCommunicator(Communicator):
         if message.vector.shape != vector.shape or message.vector.dtype != vector.dtype:
             raise ValueError(
                 f"rank {message.source} sent {_describe(message.vector)} with tag {tag}, but rank "
-                f"{self.rank} receives it into {_describe(vector)}; both must be alike"
+                f"{self.rank} receives it into {_describe(vector)}; both must be equal"
             )
         queue.take(message)
         overhead = self._cluster.overhead_s(self._group.members[message.source], task.rank)
@@ -161,7 +161,7 @@ class VirtualCommunicator(Communicator):
 
     @override
     def waiting(self, tag: int = 0, source: int = ANY) -> int | None:
-        """Return the sender of an arrived message. A look takes the latency of a link inside a host."""
+        """Return the sender of an arrived message. The check takes the latency of a link inside a host."""
         if source != ANY:
             self._check_rank(source)
         self._begin("waiting")
@@ -181,8 +181,8 @@ class VirtualCommunicator(Communicator):
         def finish(_: list[None]) -> tuple[float, Tensor]:
             return node._price.barrier_s(node._hosts), torch.zeros(shape, dtype=dtype)
 
-        # `.data` has the same memory and its own version counter: what other ranks write is, as with the
-        # memory of other processes, no in-place change that this rank's autograd could object to.
+        # `.data` has the same memory and another version counter. So autograd sees no in-place change when
+        # other ranks write, as with the memory of other processes.
         return node._collective("shared", None, finish, shape=shape, dtype=dtype).data
 
     @override
@@ -214,7 +214,7 @@ class VirtualCommunicator(Communicator):
         return None if group is None else self._in(group)
 
     def _in(self, group: VirtualGroup) -> VirtualCommunicator:
-        """The communicator of this rank in another group."""
+        """Return the communicator of this rank in another group."""
         return VirtualCommunicator(group, group.members.index(self._task.rank))
 
     @override
@@ -262,19 +262,19 @@ class VirtualCommunicator(Communicator):
     def _begin(self, operation: str) -> None:
         self._scheduler.begin(self._task, operation)
         if self._closed:
-            raise RuntimeError(f"{operation} on a communicator that is closed; call close() last")
+            raise RuntimeError(f"{operation} on a closed communicator; call close() last")
 
     def _collective(
         self, name: str, value: V, finish: Callable[[list[V]], tuple[float, R]], **agreed: object
     ) -> R:
-        """Meet all ranks of the group.
+        """Wait for all ranks of the group, and return the result.
 
         Args:
-            name: the operation.
-            value: what this rank brings.
-            finish: the last to come calls it with the values in rank order. It returns (the seconds that the
-                collective takes, the result for all).
-            agreed: what else must be the same on all ranks: length, dtype, root.
+            name: of the operation.
+            value: of this rank.
+            finish: the last rank calls it with all values in rank order; it returns (the seconds of the
+                collective, the result).
+            agreed: further arguments, which must be equal on all ranks.
         """
         group, task = self._group, self._task
         self._begin(name)
@@ -284,7 +284,7 @@ class VirtualCommunicator(Communicator):
         if pending.call != call:
             raise ValueError(
                 f"ranks called different collectives: rank {pending.first} called {pending.call}, "
-                f"rank {self.rank} {call}; all must make the same calls in the same order"
+                f"rank {self.rank} {call}; all ranks must make the same calls in the same order"
             )
         group.pending = cast("PendingCollective[object, object]", pending)
         pending.values[self.rank] = value
@@ -322,7 +322,7 @@ def _sum(vectors: list[Tensor]) -> Tensor:
 
 
 class _VirtualCounter(Counter):
-    """A number in one place; an addition costs the way there and back."""
+    """A number on one host; an addition takes a round trip."""
 
     def __init__(self, comm: VirtualCommunicator, value: list[int]) -> None:
         self._comm, self._value = comm, value
@@ -339,7 +339,7 @@ class _VirtualCounter(Counter):
 
 
 class _LockState:
-    """The state of a lock: its holder, and the ranks that wait for it."""
+    """The state of a lock: its owner, and the ranks that wait for it."""
 
     def __init__(self, group: VirtualGroup) -> None:
         self.owner: RankTask | None = None
@@ -349,7 +349,7 @@ class _LockState:
             task.on_death.append(partial(self.release, task))
 
     def release(self, task: RankTask) -> None:
-        """Hand the lock on, if `task` has it."""
+        """Pass the lock on, if `task` owns it."""
         if self.owner is not task:
             return
         self.owner = None
@@ -361,7 +361,7 @@ class _LockState:
 
 
 class _VirtualLock(AbstractContextManager[None]):
-    """One rank's handle of a lock; waiting ranks get it in the order in which they came."""
+    """A rank's handle of a lock; waiting ranks get it in the order of their requests."""
 
     def __init__(self, comm: VirtualCommunicator, state: _LockState) -> None:
         self._comm, self._state = comm, state

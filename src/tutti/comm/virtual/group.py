@@ -1,4 +1,4 @@
-"""Groups of virtual ranks, with the messages and the collective that they have under way."""
+"""Groups of virtual ranks, with their messages and their pending collective."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ R = TypeVar("R")
 
 @dataclass(eq=False)
 class Message:
-    """A copy of a vector on its way, or arrived: its last byte is there at `arrival_s`."""
+    """A message that was sent, with a copy of the vector."""
 
     vector: Tensor
     source: int
     tag: int
-    arrival_s: float
+    arrival_s: float  # of the last byte
     taken: bool = False
 
 
 class MessageQueue:
-    """The messages to one rank of one communicator; all operations take O(log messages)."""
+    """The messages to a rank of a communicator; all operations take O(log messages)."""
 
     def __init__(self, owner: RankTask) -> None:
         self.owner = owner
@@ -44,14 +44,14 @@ class MessageQueue:
         self.wanted: tuple[int, int] | None = None
 
     def put(self, message: Message) -> bool:
-        """Add a message; returns whether the owner waits for such a one."""
+        """Add a message; return whether the owner waits for it."""
         self._from[message.source, message.tag].append(message)
         entry = (message.arrival_s, message.source, next(self._number), message)
         heapq.heappush(self._all[message.tag], entry)
         return self.wanted in ((message.source, message.tag), (ANY, message.tag))
 
     def first(self, source: int, tag: int) -> Message | None:
-        """The message of `tag` from `source` (or `ANY`) that arrives first, if one was sent."""
+        """Return the first message to arrive with `tag` from `source` (or `ANY`), if one was sent."""
         if source != ANY:
             queue = self._from[source, tag]
             return queue[0] if queue else None
@@ -61,7 +61,7 @@ class MessageQueue:
     def take(self, message: Message) -> None:
         """Remove a message that `first` returned."""
         message.taken = True
-        # Messages of one sender and tag arrive in order, so the earliest of all is its sender's earliest too.
+        # Messages of a sender and tag arrive in order: the earliest of all is also its sender's earliest.
         self._from[message.source, message.tag].popleft()
         queue_of_all = self._all[message.tag]
         while queue_of_all and queue_of_all[0][3].taken:
@@ -70,18 +70,18 @@ class MessageQueue:
 
 @dataclass(eq=False)
 class Port:
-    """One end of a link: it carries one message at a time, in the order in which messages get to it.
+    """One end of a link, which carries one message at a time.
 
-    Messages are entered in the order in which they are sent, and one with a long way comes late: another one
-    may go before it, in the time until then.
+    Calls come in the order of sending. A message with a long route arrives late, and one that is sent later
+    may use the port before it.
     """
 
     _busy: deque[tuple[float, float]] = field(default_factory=deque)
 
     def carry(self, at: float, seconds: float, now: float) -> float:
-        """Carry something for `seconds`, from `at` on or when the port is free; returns when it is done.
+        """Carry a message for `seconds`, after `at` and as soon as the port is free; return the end.
 
-        Nothing may be entered later that begins before `now`.
+        Later calls carry nothing before `now`.
         """
         busy = self._busy
         while busy and busy[0][1] < now:
@@ -103,24 +103,17 @@ class Port:
 
 @dataclass(eq=False)
 class PendingCollective(Generic[V, R]):
-    """One collective under way.
+    """A collective that some ranks have called. Ranks are numbered in the group."""
 
-    Attributes:
-        call: what was called, and what else must agree, such as "all_reduce(length=3, dtype=torch.float32)".
-        first: the rank that came first, numbered in the group.
-        values: what each rank brought, by rank in the group.
-        result: what all take away; set when the last has come.
-    """
-
-    call: str
-    first: int
-    values: dict[int, V] = field(default_factory=dict)
-    result: R | None = None
+    call: str  # such as "all_reduce(length=3, dtype=torch.float32)"; it must be equal on all ranks
+    first: int  # the rank that called first
+    values: dict[int, V] = field(default_factory=dict)  # by rank
+    result: R | None = None  # set when the last rank has called
 
 
 @dataclass(eq=False)
 class Cluster:
-    """All ranks of a world: their tasks, their hosts, and the ports they send through."""
+    """All ranks of a world: their tasks, their hosts, and the ports between them."""
 
     scheduler: Scheduler
     network: Network
@@ -135,10 +128,10 @@ class Cluster:
         self._last: dict[tuple[int, int], float] = {}
 
     def transmit(self, sender: int, receiver: int, nbytes: int, at: float) -> tuple[float, float]:
-        """Send bytes from one rank to another; returns (when the sender is done, when the last byte arrives).
+        """Send bytes between two ranks; return (when the sender is done, when the last byte arrives).
 
-        Between hosts a message takes its turn at each port of its route, inside a host at its receiver.
-        Messages from one rank to another arrive in the order in which they are sent.
+        Between hosts a message waits for each port of its route, inside a host for its receiver's memory.
+        Messages from one rank to another arrive in the order of sending.
         """
         here, there = self.host_of[sender], self.host_of[receiver]
         if here == there:
@@ -150,7 +143,7 @@ class Cluster:
         for port, link in self._ways(here, there):
             seconds = link.transfer_s(nbytes)
             end = port.carry(head, seconds, at)
-            # A port that is faster than one before it has the last byte no sooner than that one.
+            # The last byte leaves a fast port no sooner than it arrives from a slow one.
             tail = end if seconds >= slowest else max(end, tail)
             slowest = max(slowest, seconds)
             head = tail - slowest + link.latency_s
@@ -161,11 +154,11 @@ class Cluster:
         return ends[0], arrival
 
     def overhead_s(self, sender: int, receiver: int) -> float:
-        """Seconds of the receiver's processor for a message."""
+        """Return the seconds of the receiver's processor for a message."""
         return self.remote.overhead_s if self.host_of[sender] != self.host_of[receiver] else 0.0
 
     def _ways(self, here: int, there: int) -> list[tuple[Port, Link]]:
-        """The ports between two hosts, with their links."""
+        """Return the ports between two hosts, with their links."""
         if (here, there) not in self._routes:
             route = self.network.route(here, there, self._hosts)
             self._routes[here, there] = [(self._ports[hop.port], hop.link) for hop in route]
@@ -173,12 +166,12 @@ class Cluster:
 
 
 class VirtualGroup:
-    """The ranks of one communicator: the state that they share.
+    """The shared state of the ranks of a communicator.
 
     Args:
         cluster: all ranks of the world.
-        members: those of this group, numbered in the world.
-        lanes: groups that meet at the same time through the links of the same hosts.
+        members: the ranks of this group, numbered in the world.
+        lanes: the number of groups that use the links of these hosts at the same time.
     """
 
     def __init__(self, cluster: Cluster, members: Iterable[int], lanes: int = 1) -> None:
@@ -200,14 +193,14 @@ class VirtualGroup:
             task.on_death.append(partial(self._lost.append, task))
 
     def node(self, member: int) -> VirtualGroup:
-        """The ranks on the host of `member`, a rank of the world."""
+        """Return the ranks on the host of `member`, a rank of the world."""
         host = self.cluster.host_of[member]
         if host not in self._nodes:
             self._nodes[host] = VirtualGroup(self.cluster, self._by_host[host])
         return self._nodes[host]
 
     def lane(self, member: int) -> VirtualGroup | None:
-        """One rank of each host, with the local rank of `member`; None where a host has too few ranks."""
+        """Return the ranks with the local rank of `member`, one of each host; None: a host has too few."""
         lane = self._by_host[self.cluster.host_of[member]].index(member)
         if lane >= min(self.host_sizes):
             return None
@@ -217,7 +210,7 @@ class VirtualGroup:
         return self._lanes[lane]
 
     def parts(self, divided: Mapping[int, Sequence[int]]) -> dict[int, VirtualGroup]:
-        """Return groups of ranks, which are numbered in this group."""
+        """Return groups of the divided ranks, which are numbered in this group."""
         members = {part: [self.members[rank] for rank in ranks] for part, ranks in divided.items()}
         hosts = {part: {self.cluster.host_of[rank] for rank in ranks} for part, ranks in members.items()}
         lanes = Counter(host for found in hosts.values() if len(found) > 1 for host in found)
@@ -227,12 +220,12 @@ class VirtualGroup:
         }
 
     def require_alive(self, rank: int | None = None) -> None:
-        """Raise `PeerLost` if this rank of the group, or any, was killed."""
+        """Raise `PeerLost` if this rank of the group, or by default any rank, was killed."""
         lost = [task for task in self._lost if rank is None or task is self.tasks[rank]]
         if lost:
             raise PeerLost([task.rank for task in lost], lost[0].lost)
 
     def missing(self) -> list[int]:
-        """The ranks that have not come to the collective under way, numbered in the world."""
-        come = self.pending.values if self.pending else {}
-        return [task.rank for rank, task in enumerate(self.tasks) if rank not in come]
+        """Return the ranks that have not called the pending collective, numbered in the world."""
+        called = self.pending.values if self.pending else {}
+        return [task.rank for rank, task in enumerate(self.tasks) if rank not in called]

@@ -1,9 +1,8 @@
-"""Many ranks in one process, in virtual time: always the rank with the smallest clock runs.
+"""Many ranks in one process, in virtual time: the rank with the smallest clock runs.
 
-Every rank is a greenlet with a clock. It runs until its clock moves (`advance`) or until it has to
-wait for another rank (`block`); then the scheduler (the *hub*) goes on with the rank whose clock is smallest,
-the lower rank first among equals. So what happens never depends on the machine, and events come in the order
-of virtual time.
+Every rank is a greenlet with a clock. It runs until its clock moves (`advance`), or until it must wait for
+another rank (`block`). Then the scheduler (the *hub*) continues the rank with the smallest clock, the lower
+rank first among equals. So events occur in the order of virtual time, on any machine.
 
     heap of (time, rank, stamp) ── smallest ──> resume that rank ──> its clock moves, or it wakes others ─┐
               ^───────────────────────────────────────────────────────────────────────────────────────────┘
@@ -23,33 +22,32 @@ from torch import Tensor
 from tutti.errors import PeerLost
 
 _SHOWN: Final = 16
-"""Limit on the waiting ranks that the message of a deadlock lists."""
-
+"""The most waiting ranks in the message of a deadlock."""
 
 TICKS_PER_S: Final = 2.0**36
-"""Times are whole ticks of 15 ps: their sums are exact, and so ranks come in the same order at any time."""
+"""Times are whole ticks of 15 ps. So their sums are exact, and the order of ranks does not drift."""
 
 
 def whole_ticks(time_s: float) -> float:
-    """Return the time that a virtual clock can show nearest to this one."""
+    """Round a time to whole ticks."""
     return round(time_s * TICKS_PER_S) / TICKS_PER_S
 
 
 class Deadlock(RuntimeError):
-    """All ranks wait for each other; the message says who waits for what."""
+    """All ranks wait for each other; the message says what each rank waits for."""
 
 
 class Ended(GreenletExit):
-    """Thrown into a rank that is killed, or whose world has ended. It ends the greenlet and is no error."""
+    """Thrown into a rank that is killed, or whose world has ended. It ends the greenlet, and is no error."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The death of a rank: it stops for good, as under `kill -9`.
+    """The death of a rank, as after `kill -9`.
 
     Args:
-        rank: who dies, numbered in the world.
-        operation: it dies when it begins this operation (0 is its first; `compute` and `clock` do not count).
+        rank: numbered in the world.
+        operation: the rank dies when it begins this operation, from 0; `compute` and `clock` do not count.
     """
 
     rank: int
@@ -58,36 +56,29 @@ class Fault:
 
 @dataclass(frozen=True)
 class Wait:
-    """The condition that a blocked rank waits for.
+    """The condition that a blocked rank waits for. Ranks are numbered in the world."""
 
-    Attributes:
-        what: in words, for the message of a deadlock ("recv from rank 2").
-        peers: the ranks whose death ends the wait with `PeerLost`, numbered in the world.
-        missing: who must still act before the wait can end.
-        anyone: one of the missing is enough.
-    """
-
-    what: str
-    peers: Sequence[int]
-    missing: Callable[[], Sequence[int]]
-    anyone: bool = False
+    what: str  # in words, such as "recv from rank 2"
+    peers: Sequence[int]  # the ranks whose death ends the wait with `PeerLost`
+    missing: Callable[[], Sequence[int]]  # returns the ranks that must act before the wait can end
+    anyone: bool = False  # one of the missing ranks is enough
 
 
 class TorchState:
-    """The state that torch keeps per process or thread, and each rank needs for itself."""
+    """The state that torch keeps per process or thread, and that each rank needs for itself."""
 
     __slots__ = ("autocast", "autocast_dtype", "forward_grad", "grad", "random")
 
     def __init__(self) -> None:
         self.random: Tensor = torch.default_generator.get_state()
         self.grad = torch.is_grad_enabled()
-        # Functions of autograd switch it off while they compute, and may wait for others in there.
+        # Functions of autograd switch it off while they compute, and may wait for other ranks meanwhile.
         self.forward_grad = torch._C._is_fwd_grad_enabled()
         self.autocast = torch.is_autocast_enabled("cpu")
         self.autocast_dtype = torch.get_autocast_dtype("cpu")
 
     def restore(self) -> None:
-        """Make this the state of the thread again."""
+        """Restore this state of the thread."""
         torch.default_generator.set_state(self.random)
         if torch.is_grad_enabled() != self.grad:
             torch.set_grad_enabled(self.grad)
@@ -112,14 +103,12 @@ class RankTask:
     operations: int = 0
     last_operation: int | None = None
     finished: bool = False
-    lost: str = ""
-    """Manner of its death; empty for a rank that was not killed."""
-
+    lost: str = ""  # why it was killed
     on_death: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
-        """True when nothing will run in it any more."""
+        """True if the rank has returned or was killed."""
         return self.finished or bool(self.lost)
 
 
@@ -145,7 +134,7 @@ class Scheduler:
         """Run until every rank has returned or was killed. The first exception of a rank ends the run.
 
         Raises:
-            Deadlock: all ranks that are left wait for each other.
+            Deadlock: all remaining ranks wait for each other.
         """
         try:
             self._left = len(self.tasks)
@@ -160,7 +149,7 @@ class Scheduler:
                     task.state.restore()
                     task.body.switch()
         finally:
-            # Unwind what still runs.
+            # Unwind the ranks that still run.
             self._over = True
             for task in self.tasks:
                 if not task.body.dead:
@@ -168,7 +157,7 @@ class Scheduler:
             self._outside.restore()
 
     def begin(self, task: RankTask, operation: str) -> None:
-        """Count an operation that `task` begins; kill it if that is its last one."""
+        """Count an operation that `task` begins; kill the task if a fault says so."""
         if self._over or task.done:
             raise Ended
         number = task.operations
@@ -178,7 +167,7 @@ class Scheduler:
             raise Ended
 
     def advance(self, task: RankTask, until: float) -> None:
-        """Move the running `task`'s clock; ranks that are behind it run first."""
+        """Move the clock of the running `task`; ranks with smaller clocks run first."""
         task.stamp += 1
         until = whole_ticks(until)
         event = (until, task.rank, task.stamp)
@@ -190,7 +179,7 @@ class Scheduler:
             task.clock = until
 
     def block(self, task: RankTask, wait: Wait) -> None:
-        """Let the running `task` wait until another rank calls `wake` for it; raises what that passes."""
+        """Suspend the running `task` until another rank wakes it; raise the error that `wake` passes."""
         task.wait = wait
         self._switch(task)
         if task.error is not None:
@@ -198,7 +187,7 @@ class Scheduler:
             raise error
 
     def wake(self, task: RankTask, at: float, error: Exception | None = None) -> None:
-        """Let a blocked `task` go on at time `at`, or earlier if it is due earlier already."""
+        """Let a blocked `task` continue at time `at`, unless it is due earlier."""
         at = whole_ticks(at)
         if task.due is None or at < task.due:
             task.stamp += 1
@@ -207,7 +196,7 @@ class Scheduler:
             heapq.heappush(self._heap, (at, task.rank, task.stamp))
 
     def kill(self, task: RankTask, why: str) -> None:
-        """Mark `task` as dead and tell all who wait for it."""
+        """Mark `task` as dead, and wake the ranks that wait for it."""
         task.lost = why
         self._left -= 1
         for notify in task.on_death:
@@ -223,7 +212,7 @@ class Scheduler:
             try:
                 self.results[rank] = function()
             except Exception as error:
-                # What a dead rank's clean-up raises does not count: a killed process would not have run it.
+                # Ignore errors in the clean-up of a dead rank: a killed process would not run it.
                 if task.lost or self._over:
                     return
                 error.add_note(f"(raised by virtual rank {rank} at {task.clock:g} s)")
@@ -235,11 +224,11 @@ class Scheduler:
         return greenlet(body, parent=self._hub)
 
     def _switch(self, task: RankTask) -> None:
-        """Go to the hub; returns when the hub resumes `task`."""
+        """Switch to the hub; return when the hub resumes `task`."""
         if torch.is_inference_mode_enabled():
             raise RuntimeError(
-                "a virtual rank cannot wait for others inside torch.inference_mode(), "
-                "which would hold for them too; use torch.no_grad()"
+                "a virtual rank cannot wait for others inside torch.inference_mode(), as that affects all "
+                "ranks; use torch.no_grad()"
             )
         task.state = TorchState()
         self._hub.switch()
@@ -247,7 +236,7 @@ class Scheduler:
             raise Ended
 
     def _stalled(self) -> None:
-        """End a stall: a rank that waits for one that has left loses it; else it is a deadlock."""
+        """Raise `PeerLost` in ranks that wait for one that has returned; without such ranks, `Deadlock`."""
         waiting = [task for task in self.tasks if not task.done]
         for task in waiting:
             wait = task.wait
@@ -260,6 +249,4 @@ class Scheduler:
         if not self._heap:
             lines = [f"  rank {task.rank}: {task.wait.what}" for task in waiting[:_SHOWN] if task.wait]
             more = [f"  and {len(waiting) - _SHOWN} more"] if len(waiting) > _SHOWN else []
-            raise Deadlock(
-                "\n".join([f"deadlock: all {len(waiting)} ranks that are left wait", *lines, *more])
-            )
+            raise Deadlock("\n".join([f"deadlock: all {len(waiting)} remaining ranks wait", *lines, *more]))

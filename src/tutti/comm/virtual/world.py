@@ -1,7 +1,7 @@
-"""Ranks inside one process, under a virtual clock: for tests, and to rehearse a cluster on a laptop.
+"""Ranks inside one process, with virtual clocks: for tests, and to simulate a cluster on a laptop.
 
-The vectors are real, time is not: computing costs what `compute` is told, messages and collectives cost what
-the `Network` says. A run is deterministic, thousands of ranks are cheap, and faults come where they are set.
+The vectors are real, time is not: computing takes the seconds given to `compute`, messages and collectives
+take those of the `Network`. A run is deterministic, thousands of ranks are cheap, and faults can be planned.
 
     def program(comm):
         vector = torch.full((4,), float(comm.rank))
@@ -28,33 +28,33 @@ __all__ = ["Deadlock", "Fault", "Network", "VirtualCommunicator", "VirtualWorld"
 R = TypeVar("R")
 
 ETHERNET: Final = Network()
-"""The network of a world that is given none."""
+"""The default network."""
 
 
 class VirtualWorld:
-    """Ranks that run as greenlets of this process, under a virtual clock.
+    """Ranks that run as greenlets of this process, with virtual clocks.
 
-    A rank's `compute(seconds)` moves its clock; sends, collectives, counters and locks move it by what
-    `network` says. Ranks act in the order of their clocks (the lower rank first among equals), so every run
-    is the same.
+    `compute(seconds)` moves the clock of a rank; sends, collectives, counters and locks move it by the times
+    of `network`. Ranks act in the order of their clocks, the lower rank first among equals, so every run is
+    the same.
 
     Args:
-        ranks: how many ranks there are.
-        ranks_per_host: how many of them each host has (the last host has the rest), or one number for each
-            host. None: all are on one host.
-        network: what links cost.
-        faults: who dies, and when. A rank that waits for a dead one gets `PeerLost`.
-        servers: how many further ranks are kept for parameter centres, numbered after the others and spread
-            over the hosts in turn.
-        levels: levels of centres, as in `Servers`.
+        ranks: the number of ranks.
+        ranks_per_host: the number of ranks on each host (the last host has the rest), or a list with a number
+            for each host. None: all ranks are on one host.
+        network: the times of messages.
+        faults: the deaths of ranks. A rank that waits for a dead one gets `PeerLost`.
+        servers: the number of further ranks for parameter centres, numbered after the others and spread over
+            the hosts in turn.
+        levels: of centres, as in `Servers`.
         server_period: as in `Servers`.
 
     Attributes:
-        clocks: each rank's virtual time in seconds at the end of the last run.
+        clocks: the virtual time of each rank in seconds at the end of the last run.
         lost: the ranks that were killed in the last run.
 
     Raises:
-        ValueError: `ranks_per_host` does not fit `ranks`, or a fault names no rank.
+        ValueError: `ranks_per_host` does not fit `ranks`, or a fault has an unknown rank.
     """
 
     def __init__(
@@ -81,26 +81,26 @@ class VirtualWorld:
 
     @property
     def seconds(self) -> float:
-        """The virtual time that the last run took: the largest clock."""
+        """The virtual time of the last run: the largest clock."""
         return max(self.clocks, default=0.0)
 
     def run(self, function: Callable[..., R], *arguments: object) -> list[R]:
-        """Call `function(comm, *arguments)` on every rank, servers included, in a fresh world at time 0.
+        """Call `function(comm, *arguments)` on every rank, servers included, in a new world at time 0.
 
-        torch's random numbers and gradient mode are each rank's own while it runs: every rank begins with the
-        caller's, and the caller has its own again afterwards.
+        Each rank has its own state of torch's random numbers and gradient mode, which begins as a copy of the
+        caller's; the caller's does not change.
 
         Args:
-            function: what each rank runs; its first argument is the rank's communicator: of the workers, or
-                of the servers on those, with `comm.servers` to tell.
+            function: its first argument is the communicator of the rank: that of the workers, or on a server
+                that of the servers; `comm.servers.serving` tells which.
             arguments: further arguments, the same objects for all ranks.
 
         Returns:
-            What the workers returned, in rank order; None for a rank that was killed.
+            The results of the workers, in rank order; None for a rank that was killed.
 
         Raises:
             Deadlock: all ranks wait for each other.
-            PeerLost: a rank waited for one that was killed, or has returned.
+            PeerLost: a rank waited for one that was killed or has returned.
             ValueError: ranks called different collectives, or passed different lengths or dtypes.
             Exception: any other error of a rank; it ends the run.
         """
@@ -120,7 +120,7 @@ class VirtualWorld:
         return cast("list[R]", scheduler.results[: self.ranks])
 
     def _communicators(self, cluster: Cluster) -> list[VirtualCommunicator]:
-        """One for each rank: of the workers for a worker, of the servers for a server."""
+        """Return the communicator of each rank, among the workers or among the servers."""
         workers, every = range(self.ranks), range(len(self._host_of))
         groups = [VirtualGroup(cluster, ranks) for ranks in (workers, every[self.ranks :]) if ranks]
         comms = [VirtualCommunicator(group, rank) for group in groups for rank in range(len(group.members))]

@@ -1,7 +1,7 @@
-"""The common parts of figures: tables, colours with a clickable legend, bars with the single values.
+"""The common parts of figures: tables, colours with a clickable legend, axes and bars.
 
 Every figure is drawn from tables: lists of dicts, one for each mark. A click on a name in the legend picks
-it, and a second click undoes that; several can be picked.
+it, and a second click undoes that; several names can be picked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BAR: Final = 24
 """Pixels from one bar to the next."""
 
 TICKS: Final = 8
-"""The numbers at an axis, about."""
+"""The approximate number of ticks on an axis."""
 
 COLOURS: Final = (
     *("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d"),
@@ -32,7 +32,7 @@ COLOURS: Final = (
 Data = list[dict[str, Any]]
 
 Picture = Any
-"""A chart of altair, alone or composed of several; None where there is nothing to draw."""
+"""An altair chart, possibly composed of several; None: there is nothing to draw."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def figure(
 
 
 def table(rows: Data | alt.Data) -> Any:
-    """Return the rows as the data of a chart, without numbers that are not finite."""
+    """Return the rows as the data of a chart; numbers that are not finite become blank."""
     if isinstance(rows, alt.Data):
         return rows
     blank = [{key: _finite(value) for key, value in row.items()} for row in rows]
@@ -61,7 +61,7 @@ def table(rows: Data | alt.Data) -> Any:
 
 
 def pick(field: str) -> Any:
-    """Return the selection by clicks on the legend of `field`. One chart of a figure has it for all."""
+    """Return the selection by clicks on the legend of `field`. One chart of a figure has it."""
     return alt.selection_point(name="picked", fields=[field], bind="legend", toggle="true")
 
 
@@ -70,7 +70,7 @@ def coloured(
 ) -> dict[str, Any]:
     """Colour by the column `field`; names that are not picked get the opacity `faint`.
 
-    The place of a name among all `names` decides its colour, the same in all figures. The legend has the
+    The index of a name in `names` decides its colour, so it is the same in all figures. The legend has the
     names in `rows`.
     """
     present = {row[field] for row in rows}
@@ -93,22 +93,23 @@ def names(results: Results) -> list[str]:
 
 
 def lanes() -> Any:
-    """Make a vertical axis with a lane for each way to train, in the order of the table."""
+    """Return a vertical axis with a lane for each way to train, in the order of the table."""
     return alt.Y("way:N", sort=None, title=None, axis=alt.Axis(labelLimit=320))
 
 
 def tips(*lines: Any) -> list[Any]:
-    """Make a tool tip of columns and numbers, ten times faster than altair's shorthand."""
+    """Return a tool tip of columns and numbers, ten times faster than altair's shorthand."""
     return [alt.Tooltip(line) if isinstance(line, str) else line for line in lines]
 
 
 def number(field: str, title: str, form: str = ",.4~g") -> Any:
-    """Make a number in a tool tip."""
+    """Return a number for a tool tip."""
     return alt.Tooltip(f"{field}:Q", title=title, format=form)
 
 
 def upwards(rows: Data, field: str, title: str) -> Any:
-    """Return a vertical axis that need not begin at 0; for equal values Vega would write 1."""
+    """Return a vertical axis that need not begin at 0."""
+    # For equal values Vega would write 1.
     found = {row[field] for row in rows}
     axis = alt.Axis(format="~%" if is_share(field) else ".4~g", tickCount=TICKS)
     axis.values = [*found] if len(found) == 1 else alt.Undefined

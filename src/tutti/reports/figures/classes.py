@@ -13,16 +13,16 @@ from tutti.reports.figures.base import Data, Picture, figure, number, side_by_si
 from tutti.reports.results import Results
 
 SIDE = 340
-"""Pixels of a confusion matrix."""
+"""The width of a confusion matrix in pixels."""
 
 COUNTED = 15
-"""The classes up to which each cell has its number of samples."""
+"""Up to this number of classes the cells show their numbers of samples."""
 
 
 @part("classes")
 @figure(140, "Accuracy of each class")
 def accuracies(results: Results) -> Picture:
-    """The accuracy of every class on the test part, of each way to train: the first repeat."""
+    """The accuracy of each class on the test part, for the first repeat of each way to train."""
     data: Data = [
         {"way": way, "class": _label(labels, number), "accuracy": accuracy}
         for way, labels, test in _tests(results)
@@ -51,7 +51,7 @@ def confusion(results: Results) -> Picture:
 
 
 def confusion_pair(data: Data, order: list[str], chosen: Sequence[str]) -> Picture:
-    """Draw two matrices beside each other, first of the chosen ways; None without any cell."""
+    """Draw two matrices side by side, at first for the chosen ways; None without cells."""
     ways = [*dict.fromkeys(row["way"] for row in data)]
     if not ways:
         return None
@@ -103,14 +103,14 @@ def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[float]]
 
 
 def _confused(results: Results) -> tuple[Data, list[str]]:
-    """The cells of all ways to train, and the names of the classes in order."""
+    """Return the cells of all ways to train, and the names of the classes in order."""
     found = [confusion_cells(way, labels, test.confusion or []) for way, labels, test in _tests(results)]
     order = dict.fromkeys(name for _, names in found for name in names)
     return [row for rows, _ in found for row in rows], [*order]
 
 
 def _tests(results: Results) -> Iterator[tuple[str, tuple[str, ...], Evaluation]]:
-    """The way to train, the names of the classes and the evaluation on the test part: the first repeats."""
+    """Yield the way, the names of the classes and the evaluation on the test part of each first repeat."""
     for row, repeat, run in results.each():
         if repeat == 0 and run.summary is not None and run.summary.test is not None:
             yield row.combination.name, run.labels, run.summary.test

@@ -24,7 +24,7 @@ from tutti.reports.figures.base import (
 from tutti.reports.results import Results
 
 MOST_METRICS: Final = 3
-"""The metrics that are drawn beside the loss."""
+"""The most metrics that are drawn beside the loss."""
 
 _OF_PLACE: Final = ("way", "repeat", "epoch", "seconds")
 
@@ -32,7 +32,7 @@ _OF_PLACE: Final = ("way", "repeat", "epoch", "seconds")
 @part("progress")
 @figure(10, "Learning, against time and against epochs")
 def progress(results: Results) -> Picture:
-    """Metrics and loss against time and epochs: on the validation part, where there is one."""
+    """Metrics and loss against time and epochs, on the validation part if there is one."""
     validated = any(run.validated for _, _, run in results.each())
     data: Data = []
     for row, repeat, run in results.each():

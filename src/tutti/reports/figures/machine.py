@@ -1,4 +1,4 @@
-"""The load of the machine's cores, and the ranks' memory."""
+"""The load of the cores, and the memory of the ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tutti.reports.results import Results
 from tutti.reports.runs import Run
 
 POINTS = 300
-"""The points of a line: neighbouring samples of a longer run are averaged."""
+"""The approximate number of points of a line; longer runs are averaged."""
 
 MIB = 2**20
 
@@ -34,7 +34,7 @@ MIB = 2**20
 @part("cores")
 @figure(110, "How busy the cores were")
 def cores(results: Results) -> Picture:
-    """The load of every core against time: the fastest way with one process, and the fastest parallel one."""
+    """The load of every core against time: one process, and the fastest parallel way."""
     found: dict[str, Data] = {}
     for row in results.pair(lambda row: row.samples_per_s):
         run = next((run for run in results.runs[row.combination.folder] if run.usage), None)
@@ -76,7 +76,7 @@ def _thinned(records: Sequence[UsageRecord]) -> Iterator[list[UsageRecord]]:
 @part("memory")
 @figure(120, "Memory")
 def memory(results: Results) -> Picture:
-    """The most memory that each rank had: the median of the repeats. Shared memory counts in equal parts."""
+    """The peak memory of each rank: the median of the repeats. Shared memory counts in equal parts."""
     data: Data = []
     for row in results.rows:
         most = [_most(run) for run in results.runs[row.combination.folder]]

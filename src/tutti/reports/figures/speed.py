@@ -26,7 +26,7 @@ _TITLES: Final = {APART: "these runs", STRONG: "strong scaling", WEAK: "weak sca
 
 
 def _panels(results: Results, kind: str) -> list[Any]:
-    """Draw one kind of scaling; bars are the baseline's median over the longest and the shortest repeat."""
+    """Draw one kind of scaling; bars are from the slowest to the fastest repeat."""
     data: Data = [
         {
             "way": row.combination.way,

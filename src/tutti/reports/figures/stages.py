@@ -29,16 +29,16 @@ def advised(results: Results) -> list[str]:
     for row in results.rows:
         runs = results.runs[row.combination.folder]
         history = [record for run in runs for record in run.history]
-        # Of a way that has failed there are no runs.
-        if runs and (said := where_the_time_went(history, runs[0].config)):
-            found.append(f"{row.combination.name}: {said}")
+        # A way that has failed has no runs.
+        if runs and (text := where_the_time_went(history, runs[0].config)):
+            found.append(f"{row.combination.name}: {text}")
     return found
 
 
 @part("stages")
 @figure(80, "Where the time went", advised)
 def stages(results: Results) -> Picture:
-    """The seconds of each stage, summed over the ranks and of each rank: medians of the repeats."""
+    """The seconds of each stage, over all ranks and for each rank: medians of the repeats."""
     summed: Data = []
     single: Data = []
     for row in results.rows:
@@ -70,7 +70,7 @@ def _shares(lane: str, found: list[dict[str, float]]) -> Data:
 @part("staleness")
 @figure(100, "Staleness")
 def staleness(results: Results) -> Picture:
-    """The shares of exchanges by their staleness: others' updates from a gradient's weights to its use."""
+    """The shares of exchanges by staleness, in updates by others."""
     data: Data = []
     for row in results.rows:
         runs = results.runs[row.combination.folder]

@@ -10,7 +10,7 @@ from typing import Final
 from tutti.batch_last import BATCH_LAST, REAL_TYPES
 from tutti.batch_last.compiler import kernels
 from tutti.errors import BadOption
-from tutti.run.config import OBJECT, TrainConfig
+from tutti.run.config import TrainConfig
 
 LAYOUTS: Final = ("contiguous", "channels_last", BATCH_LAST)
 """Layouts that give the same results up to rounding."""
@@ -19,7 +19,7 @@ NARROW: Final = 64
 """The largest number of maps with which batch_last is likely to be the fastest layout."""
 
 SAMPLES_OF_A_RANK: Final = 8
-"""A rank with fewer samples of a batch is unlikely to pay off."""
+"""With fewer samples of a batch a rank is unlikely to pay off."""
 
 PRECISIONS: Final = ("fp64", "fp32", "fp16", "bf16")
 """By their rounding, the least first."""
@@ -27,25 +27,17 @@ PRECISIONS: Final = ("fp64", "fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a training.
-
-    Attributes:
-        ranks: the world size.
-        threads: of each rank.
-        precision: of forward and backward.
-        layout: the memory format of 4-d tensors.
-        batch_size: samples behind one weight update, over all ranks.
-    """
+    """One way to run a training."""
 
     ranks: int
-    threads: int
-    precision: str
-    layout: str
-    batch_size: int
+    threads: int  # of each rank
+    precision: str  # of forward and backward
+    layout: str  # the memory format of 4-d tensors
+    batch_size: int  # samples of one update, over all ranks
 
     @property
     def shape(self) -> str:
-        """Ranks and threads for people, such as "2 ranks x 1 thread"."""
+        """Ranks and threads in words, such as "2 ranks x 1 thread"."""
         ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
         return f"{ranks} x {self.threads} thread{'s' if self.threads > 1 else ''}"
 
@@ -54,7 +46,7 @@ class Candidate:
 
     @property
     def complexity(self) -> tuple[int, int, int, int, int]:
-        """The key by which the simpler of two equally fast candidates comes first."""
+        """The sort key that puts the simpler of two equally fast candidates first."""
         layout, precision = LAYOUTS.index(self.layout), PRECISIONS.index(self.precision)
         return self.ranks, self.threads, layout, precision, self.batch_size
 
@@ -66,25 +58,18 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices: every shape with every precision, layout and batch size.
+    """The choices: every shape with every precision, layout and batch size."""
 
-    Attributes:
-        shapes: numbers of ranks, and of threads of each.
-        precisions: of `PRECISIONS`.
-        layouts: of `LAYOUTS`, the likely ones first.
-        batch_sizes: samples behind one weight update.
-    """
-
-    shapes: tuple[tuple[int, int], ...]
-    precisions: tuple[str, ...]
-    layouts: tuple[str, ...]
+    shapes: tuple[tuple[int, int], ...]  # numbers of ranks, and of threads of each rank
+    precisions: tuple[str, ...]  # of `PRECISIONS`
+    layouts: tuple[str, ...]  # of `LAYOUTS`, the most likely first
     batch_sizes: tuple[int, ...]
 
     def candidates(self) -> list[Candidate]:
-        """Return all combinations, likely ones first: ranks on all cores, each with enough samples."""
+        """Return all combinations, first the likely ones: on all cores, with enough samples for a rank."""
         shapes = sorted(self.shapes, key=self._unlikelihood)
         axes = (self.precisions, shapes, self.layouts, self.batch_sizes)
-        # Second in one respect comes before second in two.
+        # A candidate with one second choice comes before one with two.
         places = sorted(itertools.product(*(range(len(axis)) for axis in axes)), key=sum)
         crossed = [
             Candidate(*shapes[shape], self.precisions[kind], self.layouts[layout], self.batch_sizes[size])
@@ -105,7 +90,7 @@ class Choices:
         return max(self.batch_sizes) < SAMPLES_OF_A_RANK * ranks, -ranks * threads, -ranks
 
     def _fits_batch_last(self, one: Candidate) -> bool:
-        """Return whether batch_last can be the best layout: its kernels use one thread."""
+        """Return whether the layout can be the best one: the kernels of batch_last use one thread."""
         if one.layout != BATCH_LAST:
             return True
         return one.precision in REAL_TYPES and (one.threads == 1 or self.layouts == (BATCH_LAST,))
@@ -118,22 +103,17 @@ def choices_for(
     precisions: Sequence[str] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Choices:
-    """Return the choices for a training run.
+    """Return the choices for a run whose user has set the `fixed` fields of `config`.
 
-    Args:
-        config: what to train.
-        fixed: the fields of `config` that the user has set.
-        cores: the number of cores.
-        precisions: the precisions to choose from; by default the configured one alone.
-        batch_sizes: the batch sizes to choose from; by default the configured one alone.
+    Precisions and batch sizes to choose from are by default the configured ones alone.
 
     Raises:
         BadOption: the strategy is not supported, or nothing is left to choose from.
     """
-    if not _speed_decides(config.strategy):
+    if config.strategy not in ("auto", "solo", "sync"):
         raise BadOption(
             f"a plan is for strategies that make the same updates with any number of ranks: sync, and solo "
-            f"for one; for '{config.strategy}' use 'tutti compare', which trains to a target"
+            f"for one rank; for '{config.strategy}' use 'tutti compare', which trains to a goal"
         )
     sizes = tuple(dict.fromkeys(batch_sizes)) or (config.batch_size,)
     kinds = tuple(dict.fromkeys(precisions)) or (config.precision,)
@@ -150,13 +130,6 @@ def choices_for(
     return choices
 
 
-def _speed_decides(strategy: str) -> bool:
-    """Return whether a strategy makes the same updates with any number of ranks."""
-    if strategy == "auto" or strategy.startswith(OBJECT):
-        return strategy == "auto"
-    return strategy in ("solo", "sync")
-
-
 def _layouts(device: str, precisions: Sequence[str]) -> tuple[str, ...]:
     """Return the layouts available here: batch_last needs a C compiler."""
     kinds = [REAL_TYPES[precision] for precision in precisions if precision in REAL_TYPES]
@@ -169,7 +142,7 @@ def _layouts(device: str, precisions: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shapes(config: TrainConfig, fixed: Collection[str], cores: int) -> Iterator[tuple[int, int]]:
-    """Yield numbers of ranks with the threads that fill the cores, and one rank with one thread."""
+    """Yield numbers of ranks and threads that fill the cores, and one rank with one thread."""
     counts = _rank_counts(config, fixed, cores)
     if "threads" in fixed and config.threads is not None:
         fitting = [ranks for ranks in counts if ranks * config.threads <= cores]

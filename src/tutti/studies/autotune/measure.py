@@ -1,11 +1,11 @@
-"""Real training steps with every candidate, on ranks that are started once. Runs on every rank.
+"""Training steps with every candidate, on ranks that are started once. Runs on every rank.
 
     rank 0   order ▸ 2 ranks x 1 thread: steps │ order ▸ 1 rank x 2 threads: steps │ order ▸ ...
     rank 1         ▸ 2 ranks x 1 thread: steps │       ▸ sleeps                    │       ▸ ...
 
 The steps are those of the training loop, on the user's data, with loss and metrics. The learning rate is
-zero: the work is the same, and the model cannot diverge however many steps there are. The short trainings
-that decide on a precision use the real one (`short_training.py`); only rank 0 runs them.
+zero: the work is the same, and the model cannot diverge. The short trainings that decide on a precision
+(`short_training.py`) use the real learning rate; only rank 0 runs them.
 """
 
 from __future__ import annotations
@@ -56,18 +56,17 @@ WARM: Final = 10
 """A turn has 1 / WARM of its time to warm up: another candidate used the caches and threads."""
 
 FOR_CHOICE: Final = 0.4
-"""The share of the time for the race, if other precisions are to be tried afterwards ..."""
+"""The share of the time for the race, if another precision is tried afterwards ..."""
 
 FOR_SPEED: Final = 0.3
-"""... and of what is left after that, for their speed. The rest is for short trainings."""
-
+"""... and the share of the remaining time for its speed. The rest is for short trainings."""
 
 Order = tuple[Candidate, int]
-"""An order of rank 0 to the ranks: the way to train, and how many steps."""
+"""An order of rank 0 to the ranks: the way to train, and the number of steps."""
 
 
 class Rehearsal:
-    """Makes training steps with any candidate; one on each rank."""
+    """Makes training steps with any candidate; there is one on each rank."""
 
     def __init__(self, job: PlanJob, comm: Communicator, task: Task) -> None:
         self._job, self._comm, self._task = job, comm, task
@@ -77,7 +76,7 @@ class Rehearsal:
         self._orders = 0
 
     def measure(self, candidate: Candidate, steps: int) -> Timing:
-        """Make steps on all ranks; called on rank 0, while the others `follow`."""
+        """Make steps on all ranks (called on rank 0, while the others `follow`)."""
         self._comm.broadcast_object((candidate, steps))
         timing = self._obey((candidate, steps))
         assert timing is not None, "rank 0 belongs to every team"
@@ -94,17 +93,33 @@ class Rehearsal:
         while (order := self._comm.broadcast_object(None)) is not None:
             self._obey(cast("Order", order))
 
-    def train_twins(
-        self, pair: tuple[Candidate, Candidate], updates: int, is_late: Callable[[], bool]
-    ) -> Twins:
-        """Make short trainings both ways on rank 0, which has measured them before, until time is up."""
+    def compare_twins(self, one: Candidate, clock: Callable[[], float], deadline: float) -> Twins:
+        """Train briefly in fp32 and in the precision of `one` (called on rank 0).
+
+        One rank with all cores trains: if it fails, the others go on, and the updates are the same for any
+        number of ranks.
+        """
+        job, samples = self._job, len(self._task.dataset.train)
+        candidate = replace(one, ranks=1, threads=max(1, len(job.cores.physical)))
+        pair = replace(candidate, precision="fp32"), candidate
+        try:
+            update_s = sum(self.measure(each, WARM_UP_STEPS).seconds / WARM_UP_STEPS for each in pair)
+        except UserError as error:
+            return Twins(one.precision, problem=f"it cannot be trained on one rank: {error}")
+        run = run_length(job.config, samples)
+        updates = updates_within(deadline - clock(), update_s, run)
+        if run < LEAST_UPDATES:
+            return Twins(one.precision, problem=f"the run's {run} updates are too few to compare losses")
+        if updates < LEAST_UPDATES:
+            least = LEAST_UPDATES * ORDERS * update_s
+            return Twins(one.precision, problem=f"short trainings would take {least:.0f} s more: {REMEDY}")
         alone = self._team(1)
         assert alone is not None, "rank 0 belongs to every team"
         self._occupy(pair[0], 0)
-        return short_trainings(self._job, alone, self._task, pair, updates, is_late)
+        return short_trainings(job, alone, self._task, pair, updates, lambda: clock() > deadline)
 
     def _obey(self, order: Order) -> Timing | UserError | None:
-        """Return the timing of an order, or why its steps fail; None on ranks that take no part."""
+        """Return the timing of an order, or why its steps fail; None on ranks outside its team."""
         one, steps = order
         self._orders += 1
         team = self._team(one.ranks)
@@ -112,10 +127,10 @@ class Rehearsal:
             return None
         self._occupy(one, team.rank)
         try:
-            # An error here occurs on all ranks of the team. Later ones end the job.
+            # An error here occurs on all ranks of the team. Later errors end the job.
             parts = self._assembly(one, team)
             part, passes = parts.schedule.batches.part, parts.schedule.batches.passes
-            # The order's number: each order has another sequence of samples.
+            # The number of the order is the seed: each order has another sequence of samples.
             batches = Batches(part, one.batch_size, team.rank, team.size, passes, self._orders)
             model, arithmetic = parts.task.module.train(), parts.task.objective.arithmetic
             check_smallest_batch(model, batches, arithmetic=arithmetic)
@@ -131,9 +146,9 @@ class Rehearsal:
             return BadOption(f"the GPU's memory is too small: {str(error).partition('.')[0]}")
 
     def _try(self, one: Candidate, parts: Assembly, team: Communicator) -> None:
-        """Refuse a candidate in which a step fails (collective over its ranks).
+        """Try a step, and raise if it fails on any rank (collective over the team).
 
-        A single step is tried first: if a later step failed on one rank, the others would wait for it.
+        If a later step failed on one rank, the others would wait for it.
         """
         key = one.ranks, one.precision, one.layout
         if key not in self._faults:
@@ -156,15 +171,15 @@ class Rehearsal:
         return self._teams[ranks]
 
     def _occupy(self, one: Candidate, rank: int) -> None:
-        """Take the cores and threads that this rank would have in a real run."""
+        """Take the cores and threads that this rank would have in a run."""
         groups = share_host(self._job.cores, one.ranks, one.threads).cores
         bind(groups[rank] if groups and one.ranks > 1 else self._job.cores.logical)
         torch.set_num_threads(one.threads)
 
     def _assembly(self, one: Candidate, team: Communicator) -> Assembly:
-        """Return the model laid out for this candidate (collective over its ranks).
+        """Return the assembly for a candidate (collective over its team).
 
-        Candidates whose layout is the same share one.
+        Candidates with the same ranks and layout share it.
         """
         key = one.ranks, one.layout, one.precision == "fp64"
         arithmetic = Arithmetic(one.precision, one.layout, self._job.config.device)
@@ -191,7 +206,7 @@ def _train(parts: Assembly, schedule: Schedule) -> Timing:
 
 
 def work(comm: Communicator, payload: bytes) -> Recommendation | None:
-    """Measure; every rank calls this (entry point of the ranks). Rank 0 returns the recommendation."""
+    """Measure on every rank (entry point). Rank 0 returns the recommendation."""
     job = load_job(payload, PlanJob)
     with seeded(job.config.seed), _borrowed_cores():
         opened = open_config_data if job.data is None else SharedData(job.data, one_run=True).open
@@ -207,9 +222,8 @@ def work(comm: Communicator, payload: bytes) -> Recommendation | None:
             if not job.quiet:
                 print(task.described(), flush=True)
             recommendation = _measure_all(job, comm, task, rehearsal)
-            recommendation = replace(
-                recommendation, seconds=comm.clock() - began, samples=len(task.dataset.train)
-            )
+            samples, seconds = len(task.dataset.train), comm.clock() - began
+            recommendation = replace(recommendation, seconds=seconds, samples=samples)
             rehearsal.end()
         waited = share_waited(comm, before, thread_times())
         return recommendation and replace(recommendation, waited=waited)
@@ -220,14 +234,13 @@ def share_waited(comm: Communicator, before: ThreadTimes | None, after: ThreadTi
     times = (0.0, 0.0)
     if before is not None and after is not None:
         times = after.ran - before.ran, after.waited - before.waited
-    ran, waited = map(
-        sum, zip(*cast("list[tuple[float, float]]", comm.all_gather_objects(times)), strict=True)
-    )
+    gathered = cast("list[tuple[float, float]]", comm.all_gather_objects(times))
+    ran, waited = map(sum, zip(*gathered, strict=True))
     return waited / max(ran + waited, 1e-9)
 
 
 def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehearsal) -> Recommendation:
-    """Measure the free choices first, then other precisions beside the best of these."""
+    """Measure the choices that change no result, then another precision beside the best of them."""
     clock, samples = comm.clock, len(task.dataset.train)
     choices = job.choices.for_maps(most_maps(task.module))
     candidates = choices.candidates()
@@ -248,59 +261,27 @@ def _measure_all(job: PlanJob, comm: Communicator, task: Task, rehearsal: Rehear
     if not job.dared:
         return recommendation
     best = recommendation.pick.candidate
-    # Which shape is fastest hardly depends on the precision, while the layout does matter to some kernels.
+    # The fastest shape hardly depends on the precision; the fastest layout may.
     further = replace(choices, precisions=job.dared, shapes=((best.ranks, best.threads),)).candidates()
     if not dares or clock() >= deadline:
         return replace(recommendation, others=[Entry(one) for one in further])
     end = clock() + (deadline - clock()) * FOR_SPEED
-    recommendation = replace(
-        recommendation, others=race([best, *further], rehearsal.measure, clock, lambda _: end)
-    )
+    others = race([best, *further], rehearsal.measure, clock, lambda _: end)
+    recommendation = replace(recommendation, others=others)
     faster = recommendation.faster
     if faster is None:
         return recommendation
-    return replace(
-        recommendation, twins=compare_twins(job, task, rehearsal, faster.candidate, clock, deadline)
-    )
-
-
-def compare_twins(
-    job: PlanJob,
-    task: Task,
-    rehearsal: Rehearsal,
-    one: Candidate,
-    clock: Callable[[], float],
-    deadline: float,
-) -> Twins:
-    """Train briefly in fp32 and in a candidate's precision, with the same batches, in several orders.
-
-    One rank with all cores does it: it can fail there without the others, and the updates are the same for
-    any number of ranks.
-    """
-    alone = replace(one, ranks=1, threads=max(1, len(job.cores.physical)))
-    pair = replace(alone, precision="fp32"), alone
-    try:
-        update_s = sum(rehearsal.measure(each, WARM_UP_STEPS).seconds / WARM_UP_STEPS for each in pair)
-    except UserError as error:
-        return Twins(one.precision, problem=f"it cannot be trained on one rank: {error}")
-    run = run_length(job.config, len(task.dataset.train))
-    updates = updates_within(deadline - clock(), update_s, run)
-    if updates < LEAST_UPDATES:
-        if run < LEAST_UPDATES:
-            return Twins(one.precision, problem=f"the run's {run} updates are too few to see what it changes")
-        least = LEAST_UPDATES * ORDERS * update_s
-        return Twins(one.precision, problem=f"short trainings would take {least:.0f} s more: {REMEDY}")
-    return rehearsal.train_twins(pair, updates, lambda: clock() > deadline)
+    return replace(recommendation, twins=rehearsal.compare_twins(faster.candidate, clock, deadline))
 
 
 def most_maps(module: nn.Module) -> int:
-    """Return the maps of the widest convolution; 0 if there is none, and the layout does not matter."""
+    """Return the maps of the widest convolution; 0: there is none, and the layout does not matter."""
     return max((len(parameter) for parameter in module.parameters() if parameter.dim() == 4), default=0)
 
 
 @contextmanager
 def _borrowed_cores() -> Iterator[None]:
-    """Restore cores and threads at the end: with one rank, this process is the caller's."""
+    """Restore cores and threads at the end: a single rank is the caller's own process."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     try:
         yield

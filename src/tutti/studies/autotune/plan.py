@@ -15,7 +15,6 @@ from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import BadOption
 from tutti.launch.busy_cores import BUSY
 from tutti.launch.cores import Cores, allowed_cores, processor_flags
-from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement
 from tutti.records.run_folder import check_writable
 from tutti.run.config import DEFAULT_EPOCHS, TrainConfig
@@ -24,6 +23,7 @@ from tutti.run.start import announce, run
 from tutti.studies.autotune.candidates import Choices, choices_for
 from tutti.studies.autotune.recommendation import Recommendation
 from tutti.studies.autotune.remembered import RememberedPlan, find, keep, place_of
+from tutti.studies.crossing import refuse_launcher
 
 BUDGET_S: Final = 50.0
 """The default seconds for a plan."""
@@ -32,49 +32,41 @@ SHARE: Final = 0.05
 """The share of a run that its plan may cost."""
 
 RESTART_S: Final = 0.1
-"""Seconds of that share in which the ranks that train take over from those that have measured."""
+"""Seconds of that share for starting the ranks that train, when the measuring ranks have ended."""
 
 MUCH_LONGER: Final = 4.0
-"""A plan is measured again by a run that allows this many times as long for it."""
+"""A run that allows this many times as long for a plan measures again."""
 
 BF16_UNITS: Final = {"amx_bf16", "avx512_bf16", "bf16"}
-"""Features of processors that make bf16 fast, as the kernel calls them."""
+"""Features of processors that make bf16 fast, by their names in /proc/cpuinfo."""
 
 
 @dataclass(frozen=True)
 class PlanJob(Job):
-    """Measurements of the ways in which a training could be run.
-
-    Attributes:
-        choices: what to choose from.
-        dared: precisions with more rounding, picked if they are faster and their loss follows.
-        cores: the number of this host's cores, shared by the ranks.
-        budget_s: seconds for the measurements, once the data are read.
-        for_run: whether they may take at most `SHARE` of the run.
-        exhaustive: measure all ways until then, however slow they seem.
-        data: the arena for the data set, where the ranks that train will find it; None if none will.
-    """
+    """Measurements of the ways to run a training."""
 
     entry: ClassVar[str] = "tutti.studies.autotune.measure:work"
     announced: ClassVar[bool] = False
 
     choices: Choices
-    dared: tuple[str, ...]
-    cores: Cores
-    budget_s: float
-    for_run: bool = False
-    exhaustive: bool = False
-    data: FileAddress | None = None
+    dared: tuple[str, ...]  # precisions with more rounding, chosen if they are faster and their loss follows
+    cores: Cores  # of this host, shared by the ranks
+    budget_s: float  # seconds for the measurements, once the data are read
+    for_run: bool = False  # they may also take at most `SHARE` of the run
+    exhaustive: bool = False  # stop no slow way early
+    data: FileAddress | None = (
+        None  # the arena where the ranks that train find the data; None: nothing trains
+    )
 
     @override
     def placement(self) -> Placement:
-        # Ranks are not bound at the start: each takes part in ways with different cores.
+        # Ranks are not bound at the start: they need different cores for each way.
         return Placement(max(ranks for ranks, _ in self.choices.shapes), 1)
 
     def allowance_s(self, samples: int, update_s: float) -> float:
-        """Return the seconds that measuring may take.
+        """Return the seconds that measuring may take, if an update takes `update_s`.
 
-        `update_s` is the seconds of one update. A run that ends at a goal may need all its epochs.
+        A run that ends at a goal may need all its epochs.
         """
         if not self.for_run:
             return self.budget_s
@@ -96,25 +88,20 @@ def plan(
     exhaustive: bool = False,
     quiet: bool = False,
 ) -> Recommendation:
-    """Measure the ways in which a training can be run on this machine, and remember the fastest.
+    """Measure the ways to run a training on this machine, and remember the fastest.
 
     Args:
         config: what to train.
         fixed: the fields of `config` to keep: of workers, threads, precision, layout, batch_size.
         budget_s: seconds for measuring, give or take one step.
-        precisions: the precisions to choose from by speed alone; by default the configured one, or bf16 if it
-            is faster and its loss follows.
-        batch_sizes: the batch sizes to choose from; by default the configured one, as another one trains
-            differently.
-        exhaustive: measure all ways until the budget is used up, instead of stopping the slow ones early.
-        quiet: print only what is measured for how long, and warnings.
-
-    Returns:
-        The measurements and the recommended choice.
+        precisions: to choose from by speed alone; by default the configured one, or bf16 if it is faster and
+            its loss follows.
+        batch_sizes: to choose from; by default the configured one, as another one trains differently.
+        exhaustive: measure all ways until the budget is used up.
+        quiet: print only the budget and warnings.
 
     Raises:
-        BadOption: the options contradict each other or the launcher, or leave nothing to choose from.
-        UserError: the input is wrong.
+        UserError: the options contradict each other or the launcher, or leave nothing to choose from.
         TuttiError: a rank failed.
     """
     _refuse_elsewhere(config, budget_s)
@@ -131,20 +118,11 @@ def planned(
 ) -> Iterator[tuple[TrainConfig, FileAddress | None]]:
     """Yield the configuration with the fastest way to train, and the address of the data set if it was read.
 
-    The plan is remembered, or measured in at most `SHARE` of the run. Its choice and reason are printed.
-
-    Args:
-        config: what to train.
-        fixed: the fields to keep.
-        budget_s: the maximum seconds for measuring.
-        fresh: measure even if a plan is remembered.
-
-    Raises:
-        BadRunFolder: the training could not write its folder.
-        TuttiError: as `plan` does.
+    The plan is remembered, or measured in at most `SHARE` of the run and `budget_s`. Its choice and reason
+    are printed. `fixed` and errors are as for `plan`.
     """
     if config.out is not None:
-        check_writable(config.out)  # before time goes into the measurement
+        check_writable(config.out)  # Measuring would be wasted.
     _refuse_elsewhere(config, budget_s)
     cores = allowed_cores()
     choices = choices_for(config, fixed, cores.usable)
@@ -163,26 +141,24 @@ def planned(
 
 
 def _measured(job: PlanJob) -> Recommendation:
-    """Start the ranks that measure; remember their findings, unless other programs used the cores."""
+    """Start the ranks that measure; remember the pick, unless other programs used the cores."""
     recommendation = run(job)
     assert isinstance(recommendation, Recommendation)
     pick = recommendation.pick
     if recommendation.waited > BUSY:
         announce(
-            f"warning: ranks waited {recommendation.waited:.0%} of the time for a core, as other "
-            "programs compute; plan again without them: what is fastest now may not be so then"
+            f"warning: ranks waited {recommendation.waited:.0%} of the time for a core, as other programs "
+            "compute; plan again without them, as the pick may be wrong"
         )
     elif pick.rate and recommendation.allowed_s > 0:
         update_s = pick.candidate.batch_size / pick.rate
-        keep(
-            _place(job),
-            RememberedPlan(pick.candidate, update_s, recommendation.samples, recommendation.allowed_s),
-        )
+        found = RememberedPlan(pick.candidate, update_s, recommendation.samples, recommendation.allowed_s)
+        keep(_place(job), found)
     return recommendation
 
 
 def _remembered(job: PlanJob) -> RememberedPlan | None:
-    """Return the remembered plan, unless the run has time to find out much more."""
+    """Return the remembered plan, unless the run allows a much longer measurement."""
     known = find(_place(job))
     ways = replace(job.choices, precisions=(*job.choices.precisions, *job.dared))
     if known is None or known.pick not in ways.candidates():
@@ -196,23 +172,19 @@ def _place(job: PlanJob) -> Path | None:
 
 
 def _dared(config: TrainConfig, fixed: Collection[str]) -> tuple[str, ...]:
-    """Return the precisions to try if none was given: only those with units of the processor for them."""
+    """Return the precisions to try if none was given: bf16, if the processor has units for it."""
     flags = processor_flags()
     fast = config.device != "cpu" or not flags or BF16_UNITS & flags
     return ("bf16",) if fast and "precision" not in fixed and config.precision == "fp32" else ()
 
 
 def _refuse_elsewhere(config: TrainConfig, budget_s: float) -> None:
-    """Refuse a run on other hosts: a plan is for the ranks of one host, which it starts itself."""
-    around = started_by()
-    if around.launcher is not Launcher.ALONE:
-        raise BadOption(
-            f"a plan starts its ranks itself, in several numbers; run it without {around.launcher.value}"
-        )
+    """Refuse a run on other hosts: a plan is for the ranks of one host."""
+    refuse_launcher("a plan")
     if config.hosts is not None or config.servers:
         name = "--servers" if config.hosts is None else "--hosts"
         raise BadOption(f"a plan is for the ranks of this machine; leave {name} out")
     if config.parallel is not None:
-        raise BadOption("a plan is for ranks that hold the whole model each; leave --parallel out")
+        raise BadOption("a plan is for ranks that each hold the whole model; leave --parallel out")
     if not budget_s > 0:
         raise BadOption(f"--budget is {budget_s:g}; give seconds above 0, such as {BUDGET_S:g}")

@@ -4,9 +4,9 @@
     round 2    b ██ c ██ a ██              c is behind by more than the margin and stops
     round 3    a ██ b ██                   the margin shrinks with the rounds
 
-The most likely candidates come first, as time may be up within the first round. Candidates take turns, so
-other load on the machine slows all of them alike. They are compared round by round, by the median of the
-ratios of their speeds.
+The most likely candidates come first, as time may be up in the first round. Candidates take turns, so other
+load on the machine slows all of them alike. Two are compared by the median over the rounds of the ratio of
+their speeds.
 
 Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
 (fewer candidates, more measurements of each).
@@ -25,7 +25,7 @@ from tutti.errors import UserError
 C = TypeVar("C")
 
 WARM_UP_STEPS: Final = 3
-"""Steps after the first one, from which the duration of a step is taken."""
+"""Steps after the first one, by which the duration of a step is estimated."""
 
 TURN_S: Final = (0.05, 1.0)
 """Shortest and longest turn."""
@@ -42,13 +42,7 @@ TIE: Final = 0.02
 
 @dataclass(frozen=True)
 class Timing:
-    """Duration of some training steps.
-
-    Attributes:
-        steps: their number.
-        samples: in all of them.
-        seconds: for all of them.
-    """
+    """The duration of some training steps."""
 
     steps: int
     samples: int
@@ -61,34 +55,24 @@ class Timing:
 
 
 Measure = Callable[[C, int], Timing]
-"""Makes a number of training steps as the candidate says; raises `UserError` where that does not fit."""
+"""Makes a number of training steps with the candidate; raises `UserError` if it cannot."""
 
 
 @dataclass(eq=False)
 class Entry(Generic[C]):
-    """A candidate and its measurements.
-
-    Attributes:
-        candidate: what was measured.
-        first: its first step; None: not measured.
-        turns: samples per second in each round that it took part in.
-        steps: made in all.
-        step_s: seconds of a step, as last measured.
-        stopped: whether it left the race early.
-        problem: why it cannot be trained.
-    """
+    """A candidate and its measurements."""
 
     candidate: C
-    first: Timing | None = None
-    turns: dict[int, float] = field(default_factory=dict)
-    steps: int = 0
-    step_s: float = 0.0
-    stopped: bool = False
-    problem: UserError | None = None
+    first: Timing | None = None  # the first step; None: not measured
+    turns: dict[int, float] = field(default_factory=dict)  # samples per second by round
+    steps: int = 0  # in all
+    step_s: float = 0.0  # seconds of a step, in the last measurement
+    stopped: bool = False  # left the race early
+    problem: UserError | None = None  # why it cannot be trained
 
     @property
     def rate(self) -> float | None:
-        """Samples per second: the median of the turns, or of the first step alone; None: not measured."""
+        """Samples per second: the median of the turns, or else of the first step; None: not measured."""
         if self.turns:
             return median(self.turns.values())
         return None if self.first is None else self.first.rate
@@ -108,7 +92,7 @@ class Entry(Generic[C]):
 
 
 def ratio(one: Entry[C], other: Entry[C]) -> float:
-    """Return the speed of `one` over the speed of `other`: the median over shared rounds, or by rates."""
+    """Return the speed of `one` / `other`: the median over shared rounds, or else by rates."""
     rounds = one.turns.keys() & other.turns.keys()
     if rounds:
         return median(one.turns[number] / other.turns[number] for number in rounds)
@@ -146,21 +130,17 @@ def race(
     *,
     exhaustive: bool = False,
 ) -> list[Entry[C]]:
-    """Measure candidates until one is left, all rounds are over, or time is up.
+    """Measure candidates until one is left, all rounds are over, or time is up; return their entries.
 
     Args:
-        candidates: the most likely ones first. The first that fits makes a step even if time is up.
+        candidates: the most likely first. The first one that fits makes a step even if time is up.
         measure: makes some steps.
         clock: returns seconds.
-        deadline: returns when time is up, by that clock, from the seconds of a step; the earliest counts. No
-            turn begins that would end later.
+        deadline: returns the end of the race, by that clock, from the seconds of a step; the earliest counts.
         exhaustive: stop no candidate, and go on until time is up.
 
-    Returns:
-        One entry for each candidate, in the same order.
-
     Raises:
-        UserError: no candidate fits; this is the error of the first one.
+        UserError: no candidate fits; it is the error of the first one.
     """
     entries = [Entry(candidate) for candidate in candidates]
     end = _first_round(entries, measure, clock, deadline)
@@ -189,7 +169,7 @@ def _first_round(
     clock: Callable[[], float],
     deadline: Callable[[float], float],
 ) -> float:
-    """Measure each once while there is time for the longest turn so far; return the end."""
+    """Measure each once while there is time for the longest turn so far; return the deadline."""
     end, longest = math.inf, 0.0
     for entry in entries:
         began, rivals = clock(), racing(entries)

@@ -1,4 +1,4 @@
-"""The findings of a plan, and their report: a table, and the reasons. Needs no torch."""
+"""The result of a plan: a table, the pick and the reasons. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,42 +16,24 @@ Way = Entry[Candidate]
 """A way to train, and its measurements."""
 
 HEADS: Final = (
-    "ranks",
-    "threads",
-    "precision",
-    "layout",
-    "batch",
-    "samples/s",
-    "spread",
-    "of the pick",
-    "remark",
+    *("ranks", "threads", "precision", "layout", "batch", "samples/s", "spread", "of the pick", "remark"),
 )
 
 FASTER: Final = 1.05
-"""The least speed-up for which another precision is worth its rounding."""
+"""The least speed-up that makes another precision worth its rounding."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The measurements, and the pick.
+    """The measurements, and the pick."""
 
-    Attributes:
-        ways: the ways to choose from.
-        others: the best of them measured again, beside ways in another precision with more rounding.
-        twins: short trainings in that other precision; None if it was not faster or not tried.
-        seconds: the time that measuring took.
-        allowed_s: the seconds that it could have taken.
-        samples: the number of training samples.
-        waited: the share of the time in which ranks waited for a core, as other programs used it.
-    """
-
-    ways: Sequence[Way]
-    others: Sequence[Way] = field(default_factory=list)
-    twins: Twins | None = None
-    seconds: float = 0.0
-    allowed_s: float = 0.0
-    samples: int = 0
-    waited: float = 0.0
+    ways: Sequence[Way]  # the ways to choose from
+    others: Sequence[Way] = field(default_factory=list)  # the best of them again, and another precision
+    twins: Twins | None = None  # short trainings in that precision; None: it was not faster, or not tried
+    seconds: float = 0.0  # of measuring
+    allowed_s: float = 0.0  # the seconds that measuring could have taken
+    samples: int = 0  # the number of training samples
+    waited: float = 0.0  # the share of the time in which ranks waited for a core
 
     @property
     def pick(self) -> Way:
@@ -109,7 +91,7 @@ class Recommendation:
         return ", ".join([one.shape, *differing])
 
     def _precision(self) -> list[str]:
-        """Return the gain of another precision and whether it is chosen."""
+        """Return the gain of another precision, and whether it is chosen; empty if none was tried."""
         reference = self._reference()
         rivals = [way for way in self.others if way is not reference]
         if not rivals:
@@ -141,7 +123,7 @@ class Recommendation:
         return ratio(way, self.best if way in self.ways else self._reference() or self.best)
 
     def rows(self) -> list[Way]:
-        """Return all ways, the fastest first, and unmeasured ones last."""
+        """Return all ways, the fastest first, and those without a measurement last."""
         further = [way for way in self.others if way.candidate != self.best.candidate]
         return sorted([*self.ways, *further], key=lambda way: -(self.of_pick(way) or 0.0))
 

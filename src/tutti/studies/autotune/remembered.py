@@ -1,7 +1,4 @@
-"""The plans made on this machine, remembered in the cache folder. Needs no torch.
-
-A plan is remembered by everything its speed depends on: see `place_of`.
-"""
+"""The plans made on this machine, in the cache folder. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,33 +20,25 @@ _OF_CHOICES: Final = ("workers", "threads", "layout")
 _OF_SPLITS: Final = ("validation", "test", "split", "seed")
 _OF_RUNS: Final = ("epochs", "steps", "validate", "callbacks", "log", "out")
 _LEFT_OUT: Final = {*OF_LONG_RUNS, *_OF_CHOICES, *_OF_SPLITS, *_OF_RUNS} - {"weights"}
-"""The fields of a configuration that change no step, or are among the choices."""
+"""The fields of a configuration that change no step, or that a plan chooses."""
 
 
 @dataclass(frozen=True)
 class RememberedPlan(Record):
-    """The findings of a plan.
-
-    Attributes:
-        pick: the fastest way.
-        update_s: seconds of an update.
-        samples: the number of training samples.
-        allowed_s: the seconds that measuring could take.
-        date: the day of the plan.
-    """
+    """The pick of a plan."""
 
     pick: Candidate
-    update_s: float
-    samples: int
-    allowed_s: float
+    update_s: float  # seconds of an update
+    samples: int  # the number of training samples
+    allowed_s: float  # the seconds that measuring could take
     date: str = field(default_factory=lambda: now()[:10])
 
 
 def place_of(config: TrainConfig, choices: Choices, dared: tuple[str, ...], cores: int) -> Path | None:
-    """Return the file of a plan; None if it depends on code that may change unseen.
+    """Return the file of a plan; None if its speed depends on code that may change unseen.
 
-    Its name depends on model, data, batch, optimizer, loss and their options, the choices, the content of
-    files with the user's code, the state of data files, the processor, its usable cores, and the versions.
+    The name is a digest of model, data, batch, optimizer, loss and their options, the choices, the user's
+    code, the state of data files, the processor, its usable cores, and the versions.
     """
     fields = {name: value for name, value in config.as_json().items() if name not in _LEFT_OUT}
     words = [word for value in fields.values() if isinstance(value, str) for word in value.split(",")]
@@ -79,7 +68,7 @@ def keep(place: Path | None, remembered: RememberedPlan) -> None:
 
 
 def _state(word: str) -> object:
-    """Return what identifies the present content of the file that an option names; None if it names none."""
+    """Return what identifies the content of the file that an option names; None: it names no file."""
     if names_object(word):
         file = Path(word if word.endswith(".py") else word.rpartition(":")[0])
         if file.suffix != ".py":

@@ -1,4 +1,4 @@
-"""Short trainings from the initial weights, with the real learning rate: in one precision, and in another."""
+"""Short trainings from the initial weights, with the real learning rate, in two precisions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -38,40 +39,40 @@ def short_trainings(
     updates: int,
     is_late: Callable[[], bool] = lambda: False,
 ) -> Twins:
-    """Train twins: both ways from the same weights with the same batches, in several orders of these.
+    """Train twins: the pair from the same weights with the same batches, in several orders of the batches.
 
     A schedule of the learning rate runs in full within these updates, so its largest rate is seen. The task's
-    weights are left as they are.
-
-    Returns:
-        The losses, or the problem of the other precision.
+    weights do not change.
     """
     size = pair[0].batch_size
     probe = some_of(task.dataset.validation or task.dataset.train, max(PROBED_LEAST, PROBED_BATCHES * size))
     losses: tuple[list[float], list[float]] = ([], [])
     precision, before = pair[1].precision, math.nan
-    for order in range(ORDERS):
-        for way, measured in zip(pair, losses, strict=True):
-            if is_late():
-                return Twins(
-                    precision, updates, problem=f"no time was left for all short trainings: {REMEDY}"
-                )
-            try:
-                before, after = train_shortly(recipe, comm, task, way, updates, order, probe)
-            except NotFinite:
-                after = math.nan
-            except UserError as error:
-                return Twins(precision, updates, problem=f"a short training cannot be made: {error}")
-            if not math.isfinite(after):
-                return Twins(precision, updates, problem=f"its loss is not finite in {way.precision}")
-            measured.append(after)
+    problem = ""
+    for order, (way, measured) in product(range(ORDERS), zip(pair, losses, strict=True)):
+        if is_late():
+            problem = f"no time was left for all short trainings: {REMEDY}"
+            break
+        try:
+            before, after = train_shortly(recipe, comm, task, way, updates, order, probe)
+        except NotFinite:
+            after = math.nan
+        except UserError as error:
+            problem = f"a short training cannot be made: {error}"
+            break
+        if not math.isfinite(after):
+            problem = f"its loss is not finite in {way.precision}"
+            break
+        measured.append(after)
+    if problem:
+        return Twins(precision, updates, problem=problem)
     return Twins(precision, updates, before, tuple(losses[0]), tuple(losses[1]))
 
 
 def train_shortly(
     recipe: Recipe, comm: Communicator, task: Task, way: Candidate, updates: int, order: int, probe: Part
 ) -> tuple[float, float]:
-    """Train a copy of the task's model; return the loss on the probe samples before and afterwards."""
+    """Train a copy of the task's model; return its loss on the probe samples before and after."""
     config = replace(
         way.applied_to(recipe.config),
         seed=recipe.config.seed + order,
@@ -98,8 +99,8 @@ def train_shortly(
 def with_learned_offset(module: nn.Module, task: Task) -> None:
     """Add the mean of the targets to the model's outputs, for regression.
 
-    A model of 1000 +- 1 spends most of its training on the way to 1000, where all precisions are alike;
-    only there does it show that numbers with 8 bits cannot tell 1000 from 1001. A last layer whose bias has
+    A model of targets 1000 +- 1 spends most of its training on the way to 1000, where all precisions are
+    alike. Only near 1000 does bf16, with 8 bits, fail to tell 1000 from 1001. A last layer whose bias has
     learned the mean rounds its outputs in the same way.
     """
     if not task.objective.loss.amounts:

@@ -1,18 +1,18 @@
-"""The test whether the loss in another precision follows that of fp32, by short trainings. Needs no torch.
+"""A test whether the loss in another precision follows that of fp32, by short trainings. Needs no torch.
 
     order 0   fp32 ────╮ loss 0.613       bf16 ────╮ 0.611      difference -0.002
     order 1   fp32 ───╮  loss 0.640       bf16 ───╮  0.645      difference +0.005
     order 2   fp32 ────╮ loss 0.598       bf16 ────╮ 0.599      difference +0.001
               spread of fp32 0.021                              deviation 0.003: it follows
 
-All trainings begin with the same weights. Those of a row are twins: they see the same batches, draw the same
-dropout, and differ in the precision alone. Their loss is measured on the same samples afterwards.
+All trainings begin with the same weights. The trainings of a row are twins: they see the same batches, draw
+the same dropout, and differ in the precision alone. Their loss is measured on the same samples afterwards.
 
 With fp32's losses l_k and its twin's l_k + d_k over K orders of the batches, bf16 follows if
 
     sqrt(mean d_k^2) <= s = sqrt(sum (l_k - mean l)^2 / (K - 1))
 
-so rounding may change the loss by what another order of the batches changes it. With K = 3 and normal losses,
+so rounding may change the loss as much as another order of the batches does. With K = 3 and normal losses,
 s^2 / sigma^2 is exponential with mean 1: a loss that is worse by c sigma passes with probability exp(-c^2).
 The loss must have fallen by more than s, as a training that learns nothing shows nothing.
 """
@@ -28,34 +28,25 @@ REMEDY: Final = "give 'tutti plan' a larger --budget, and --plan auto remembers 
 """Advice if the time is too short."""
 
 ORDERS: Final = 3
-"""Number of orders of the batches."""
+"""The number of orders of the batches."""
 
 LEAST_UPDATES: Final = 20
-"""A shorter training shows nothing: the first updates of most optimizers are not like the later ones."""
+"""A shorter training shows nothing: the first updates of most optimizers differ from later ones."""
 
 MOST_UPDATES: Final = 100
-"""A longer one is not needed: rounding that spoils a training does so in each update."""
+"""A longer training shows no more: rounding that spoils a training does so in each update."""
 
 
 @dataclass(frozen=True)
 class Twins:
-    """The losses of short trainings in fp32, and of their twins in another precision.
+    """The losses of short trainings in fp32, and of their twins in another precision."""
 
-    Attributes:
-        precision: of the twins.
-        updates: of each training.
-        before: the loss before the first update.
-        reference: the losses in fp32 afterwards, one for each order of the batches.
-        twins: those in the other precision.
-        problem: why there is nothing to compare; empty: there is.
-    """
-
-    precision: str
-    updates: int = 0
-    before: float = math.nan
-    reference: tuple[float, ...] = ()
-    twins: tuple[float, ...] = ()
-    problem: str = ""
+    precision: str  # of the twins
+    updates: int = 0  # of each training
+    before: float = math.nan  # the loss before the first update
+    reference: tuple[float, ...] = ()  # the final losses in fp32, one for each order of the batches
+    twins: tuple[float, ...] = ()  # the final losses in the other precision
+    problem: str = ""  # why there is nothing to compare
 
     @property
     def deviation(self) -> float:
@@ -102,10 +93,6 @@ class Twins:
 
 
 def updates_within(seconds: float, update_s: float, run: int) -> int:
-    """Return how many updates each training may have.
-
-    `update_s` is the time of one update in each of the two precisions. The training is not longer than the
-    run of `run` updates.
-    """
+    """Return the updates of each training, at most `run`; an update in both precisions takes `update_s`."""
     # A tenth is for building the models and measuring the losses.
     return min(MOST_UPDATES, run, int(0.9 * seconds / (ORDERS * max(update_s, 1e-9))))

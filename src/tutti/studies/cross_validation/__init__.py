@@ -1,1 +1,1 @@
-"""Cross-validation: the samples that each fold trains on, its scores, and the comparison of candidates."""
+"""Cross-validation: the folds, their scores, and the comparison of candidates."""

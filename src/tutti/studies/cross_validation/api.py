@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import nn
 
-from tutti.errors import RunStopped, TuttiError
+from tutti.errors import TuttiError
 from tutti.farm.jobs import FarmJob
 from tutti.run.arguments import as_arguments
-from tutti.studies.arguments import Arguments, StudyOptions
+from tutti.studies.arguments import Arguments, StudyOptions, refuse_stopped
 from tutti.studies.cross_validation.candidates import alternatives, candidates_of
 from tutti.studies.cross_validation.display import train_shown
 from tutti.studies.cross_validation.result import CrossValidated
@@ -40,36 +40,37 @@ def cross_validate(
 ) -> CrossValidated:
     """Train models with schedules on the same folds, several runs at a time, and compare them.
 
-    Each run is an ordinary one, in its own folder. If a run fails, the others go on. A script needs no
-    guard such as `if __name__ == "__main__"`, and functions and classes of a notebook can be used.
+    Each run has its own run folder. If a run fails, the others go on. A script needs no guard such as
+    `if __name__ == "__main__"`, and functions and classes of a notebook can be used.
 
     Args:
-        models: one or several, each as `tutti.train` takes it; a dict gives them names. Each fold begins with
-            a module's present weights.
-        data: as `tutti.train` takes it, including floats. Data given as an object are read once, and kept in
-            the folder.
-        cv: how many folds; a splitter of `sklearn.model_selection` or one like it; or pairs of (train, test).
-        schedules: one or several, each as `tutti.train` takes it, or "none"; a dict gives them names. None is
-            the model's own, if it has one.
+        models: one or several, each as for `tutti.train`; a dict names them. Each fold starts from the
+            current weights of a module.
+        data: as for `tutti.train`, including floats. Data given as an object are read once, and kept in the
+            folder.
+        cv: the number of folds, a splitter of `sklearn.model_selection` or your own, or pairs of (train,
+            test).
+        schedules: one or several, each as for `tutti.train`, or "none"; a dict names them. None is the
+            default of the model, if it has one.
         groups: the group of each sample: samples of one group are never in both parts. For data in files also
-            the name of a column, which is then no input, or of an array.
-        score: the figure to compare candidates by, computed by each run on its held-out samples: loss, or
-            what `metrics` takes: a name or a function. "hits:lower" says which values of it are better, where
-            its name does not. "auto" is the first of `metrics`, or else the loss.
+            the name of an array, or of a column, which is then no input.
+        score: the figure to compare candidates by, on the held-out samples: loss, or a metric as for
+            `metrics`. "hits:lower" says which values are better, if the name does not. "auto" is the first of
+            `metrics`, or else the loss.
         sweep: further options with values to cross, such as {"lr": [0.1, 0.01]}.
         **options: strategy, optimizer, loss, metrics, sampling and augment, as for `tutti.train`; block, the
-            ranks of each run; blocks, the runs at a time (by default limited by the cores and the number of
-            runs); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
-            is in `out`; quiet, to print nothing; and the other fields of `TrainConfig`, for all candidates,
-            such as epochs=5. `out` is the folder of everything, by default farms/DATE-MODELS-DATA.
+            ranks of each run; blocks, the runs at a time (by default as many as the cores allow);
+            job_timeout, which ends a run, such as "10m"; out, the folder of all runs and results (by default
+            farms/DATE-MODELS-DATA); resume, to continue in `out`; quiet, to print nothing; and the other
+            fields of `TrainConfig`, for all candidates, such as epochs=5.
 
     Returns:
         The scores, the comparison, and the folder.
 
     Raises:
         UserError: an argument is wrong; the message says which and what to do.
-        TuttiError: no fold of any candidate has finished.
-        RunStopped: a stop was requested, or the time limit is over; `resume=True` goes on.
+        TuttiError: no fold has finished.
+        RunStopped: a stop was requested, or the time limit is over; `resume=True` continues.
 
     Example:
         >>> result = tutti.cross_validate(["lenet", "mlp"], "mnist", cv=5, epochs=3)
@@ -94,12 +95,10 @@ def cross_validate(
     folder = question.begin(samples, question.splits(samples), given.out, given.resume)
     with given.stream() as stream:
         outcome, result = train_shown(question, folder, blocks, stream)
-    if outcome.stopped is not None:
-        where = f"resume=True and out={str(folder.path)!r}"
-        raise RunStopped(f"the cross-validation was stopped: {outcome.stopped}; go on with it by {where}")
+    refuse_stopped("cross-validation", outcome, folder.path)
     if not result.scores:
         job, why = next(iter(result.failed.items()))
-        raise TuttiError(f"no fold has come to its end: {job} failed: {why}; see {folder.job(job)}")
+        raise TuttiError(f"no fold has finished: {job} failed: {why}; see {folder.job(job)}")
     return result
 
 

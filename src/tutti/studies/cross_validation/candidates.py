@@ -1,4 +1,4 @@
-"""The candidates of a cross-validation: models x schedules x swept options, with names for their folders."""
+"""The candidates of a cross-validation: models x schedules x swept options, by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tutti.run.pickled import Pickled
 from tutti.studies.crossing import crossed, refuse_shared, with_options
 
 NONE: Final = "none"
-"""The name of no schedule."""
+"""The name of the alternative without a schedule."""
 
 NAMED: Final = {"model": "name several models", "schedule": "name several schedules"}
 """Options that cannot be swept, and what to do instead."""
@@ -28,16 +28,15 @@ NAMED: Final = {"model": "name several models", "schedule": "name several schedu
 class Alternative:
     """A model or a schedule."""
 
-    name: str  # in the names of candidates; a part of a path
-    values: Mapping[str, Any]  # of a configuration's fields
+    name: str  # a part of a path
+    values: Mapping[str, Any]  # fields of a configuration
     objects: Mapping[str, Pickled]  # Python objects, as in a `Job`
 
 
 def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[Alternative]:
-    """Return models or schedules; without a schedule a model's default applies, or none.
+    """Return models or schedules from pairs of a name and a value; None stands for the model's schedule.
 
-    One without a given name is called by the last part of a path or package, a class or function by its own
-    name.
+    Without a name, the last part of a path or package is the name, or that of the class or function.
     """
     if not given:
         raise BadOption(f"no {kind} is named; name at least one")
@@ -49,7 +48,7 @@ def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[
         if one is None:
             values, short = {kind: None, "schedule_options": {}}, NONE
         elif isinstance(one, str):
-            # Two files may each have a Net.
+            # Two files may both have a Net.
             values, short = {kind: one}, _called(one, shorts[_called(one)] > 1)
         else:
             from tutti.run.pickled_arguments import by_name  # Imports torch.
@@ -59,9 +58,7 @@ def alternatives(kind: str, given: Sequence[tuple[str | None, object]]) -> list[
         found.append(Alternative(plain(short if name is None else str(name)), values, objects))
     for name, count in Counter(one.name for one in found).items():
         if count > 1:
-            raise BadOption(
-                f"{count} {kind}s are called '{name}' in the results; name each once, or rename one"
-            )
+            raise BadOption(f"{count} {kind}s have the name '{name}'; name each once, or rename one")
     return found
 
 
@@ -84,19 +81,19 @@ def candidates_of(
         by_default = schedule.values.get("schedule", NONE) is None and common["schedule"]
         name = "/".join([model.name, by_default or schedule.name, *_swept(swept)])
         if name in candidates:
-            raise BadOption(f"two candidates would be called '{name}'; give --sweep each value once")
+            raise BadOption(f"two candidates would have the name '{name}'; give --sweep each value once")
         objects = {**base.objects, **model.objects, **schedule.objects}
         candidates[name] = FarmJob(name, with_options(common, swept), objects)
     return candidates
 
 
 def servers_of(candidates: Mapping[str, FarmJob]) -> int:
-    """Return how many ranks of a block train none of the candidates."""
+    """Return the number of ranks of a block that are servers in all candidates."""
     return min(one.config.servers for one in candidates.values())
 
 
 def plain(text: str) -> str:
-    """Return a text in a form that can be part of a path."""
+    """Return a text as a part of a path."""
     return re.sub(r"[^A-Za-z0-9_=+,@.-]+", "-", text).lstrip(".") or "-"
 
 

@@ -1,4 +1,4 @@
-"""The words of a cross-validation: its jobs, their progress, its scores and findings."""
+"""The output of a cross-validation: jobs, progress, scores and the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tutti.watching.farm import known_jobs
 
 
 def print_jobs(question: CrossValidation, splits: Sequence[Split], stream: IO[str]) -> None:
-    """Print the jobs, and the number of samples in each fold."""
+    """Print the number of jobs and of samples in each fold, and the candidates."""
     print(_counted(len(question.candidates), len(splits)), file=stream)
     for number, split in enumerate(splits):
         trained, held_out = len(split.train), len(split.test)
@@ -29,8 +29,8 @@ def print_jobs(question: CrossValidation, splits: Sequence[Split], stream: IO[st
 
 
 def _counted(candidates: int, folds: int) -> str:
-    candidate = "candidate" if candidates == 1 else "candidates"
-    return f"{candidates * folds} jobs: {candidates} {candidate} x {folds} folds"
+    plural = "" if candidates == 1 else "s"
+    return f"{candidates * folds} jobs: {candidates} candidate{plural} x {folds} folds"
 
 
 def train_shown(
@@ -62,24 +62,18 @@ def print_findings(result: CrossValidated, folder: FarmFolder, stream: IO[str]) 
 
 
 def write_cv_page(folder: FarmFolder, result: CrossValidated, page: Path | None = None) -> Path:
-    """Write the page of a cross-validation and return it, with its figures beside it."""
+    """Write the page of a cross-validation, with the figures in a folder beside it; return its path."""
     require_drawing()
     from tutti.studies.cross_validation.figures import figures_of
 
-    heads, rows = result.rows()
-    ties = result.ties if rows else []
-    kinds = ["best" if row[0] in ties else "" for row in rows]
+    heads, cells = result.rows()
+    ties = result.ties if cells else []
+    rows = [{"kind": "best" if row[0] in ties else "", "cells": row} for row in cells]
     words = {
         "title": f"Cross-validation on {folder.plan.question['data']}",
         "verdict": result.verdict,
-        "tables": [
-            {
-                "title": "Scores on what each fold holds out",
-                "heads": heads,
-                "rows": [{"kind": kind, "cells": row} for kind, row in zip(kinds, rows, strict=True)],
-            }
-        ],
-        "note": f"{result.left} jobs are yet to be done: 'tutti cv --resume' goes on." if result.left else "",
+        "tables": [{"title": "Scores on the held-out samples", "heads": heads, "rows": rows}],
+        "note": f"{result.left} jobs are left; 'tutti cv --resume' continues." if result.left else "",
         "lists": {"Differences between candidates": [one.sentence for one in result.comparison]},
         "failures": list(result.failed.items()),
     }

@@ -30,7 +30,7 @@ from tutti.studies.cross_validation.result import CrossValidated
 from tutti.studies.cross_validation.scores import best_first
 
 SAMPLES: Final = 600
-"""Limit on the points of a line; further samples are thinned out."""
+"""The most points of a line; neighbouring samples are averaged to keep this limit."""
 
 
 def figures_of(folder: FarmFolder, result: CrossValidated) -> list[Drawn]:
@@ -50,7 +50,7 @@ def figures_of(folder: FarmFolder, result: CrossValidated) -> list[Drawn]:
 
 
 def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
-    """Yield when each block worked on which job, in seconds since the first began."""
+    """Yield each job that ended, with its block and its time in seconds since the first one began."""
     began: dict[int, tuple[str, float]] = {}
     first: float | None = None
     for event in folder.events().records:
@@ -71,7 +71,7 @@ def _work(folder: FarmFolder) -> Iterator[dict[str, Any]]:
 
 
 def _folds(result: CrossValidated, names: list[str]) -> Any:
-    """Return a dot for each fold, and a line for the mean."""
+    """Draw a dot for each fold, and a line for the mean."""
     score = result.scores[names[0]].score
     form = ".2%" if score.is_share else ".4g"
     dots: Data = [
@@ -121,7 +121,7 @@ def _cores(rows: Data) -> Any:
 
 
 def _busy(folder: FarmFolder, work: Data) -> Data:
-    """Return the load of each core; for a long farm, several neighbouring samples become one."""
+    """Return the load of each core over time."""
     first = min((one["began"] - one["from"] for one in work), default=0.0)
     read = [read_lines(file, UsageRecord).records for file in folder.usage] if work else []
     many = len({record.host for records in read for record in records}) > 1
@@ -138,7 +138,7 @@ def _busy(folder: FarmFolder, work: Data) -> Data:
 
 
 def _confusion(result: CrossValidated, names: list[str]) -> Any:
-    """Return two matrices: of the best candidate, and of the last."""
+    """Draw the matrices of the best and the last candidate."""
     cells = [confusion_cells(name, result.labels, result.scores[name].confusion or []) for name in names]
     order = dict.fromkeys(label for _, labels in cells for label in labels)
     rows = [row for found_rows, _ in cells for row in found_rows]

@@ -1,7 +1,4 @@
-"""The result of a cross-validation, as read from its folder.
-
-FARM/scores.csv, compare.csv             the tables
-"""
+"""The result of a cross-validation, read from its folder."""
 
 from __future__ import annotations
 
@@ -27,13 +24,13 @@ from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 KIND: Final = "cv"
-"""The kind of a farm."""
+"""The kind of the farm."""
 
 SCORES: Final = "scores.csv"
 COMPARISON: Final = "compare.csv"
 
 MANY: Final = 6
-"""The number of comparisons above which only those with the best candidate are shown."""
+"""Of more comparisons, only those with the best candidate are shown."""
 
 
 def job_name(candidate: str, fold: int) -> str:
@@ -43,15 +40,15 @@ def job_name(candidate: str, fold: int) -> str:
 
 @dataclass(frozen=True)
 class CrossValidated:
-    """The result of `tutti.cross_validate`; printed, it is the table of scores with the comparison in words.
+    """The result of `tutti.cross_validate`; `print` shows the scores and the comparison.
 
     Attributes:
-        scores: of each candidate that has any, by name, such as "lenet/cosine": those of its folds, their
-            mean and deviation, and the confusion of classes.
-        comparison: of each two candidates, in words: `sentence`.
+        scores: of each candidate, by name, such as "lenet/cosine": those of its folds, their mean and
+            deviation, and the confusion matrix.
+        comparison: of each pair of candidates; `sentence` is in words.
         failed: the failed jobs, each with the reason in one line.
         folder: of the farm, with all runs and the tables.
-        labels: the classes' names; empty when unknown.
+        labels: the names of the classes; empty: unknown.
         left: the number of unfinished jobs.
     """
 
@@ -64,7 +61,7 @@ class CrossValidated:
 
     @classmethod
     def read(cls, folder: FarmFolder) -> CrossValidated:
-        """Read the result from the folder of a farm, including an unfinished one.
+        """Read the result from the folder of a farm, finished or not.
 
         Raises:
             BadRunFolder: the folder is not of a cross-validation, or a file in it is damaged.
@@ -91,7 +88,7 @@ class CrossValidated:
 
     @property
     def best(self) -> str:
-        """The candidate with the best mean, of those with a score of each fold if there are any.
+        """The candidate with the best mean; candidates with a score of each fold come first.
 
         The comparison says whether the difference is significant.
         """
@@ -99,31 +96,28 @@ class CrossValidated:
 
     @property
     def ties(self) -> list[str]:
-        """The candidate with the best mean, and those without a significant difference from it."""
+        """The best candidate, and the others without a significant difference from it."""
         best, *others = best_first(self.scores)
         alike = [{one.first, one.second} for one in self.comparison if not one.why and one.better is None]
         return [best, *(name for name in others if {best, name} in alike)]
 
     @property
     def verdict(self) -> str:
-        """The best candidate in words, and its ties; "" without any score."""
+        """The best candidate in words, and its ties; "": there is no score."""
         if not self.scores:
             return ""
         best, *ties = self.ties
         one = self.scores[best]
-        said = f"best mean: {best}, {one.score.text(one.mean)}"
-        return said + (f". A tie, as no difference is significant, with: {'; '.join(ties)}" if ties else "")
+        text = f"best mean: {best}, {one.score.text(one.mean)}"
+        return text + (f". A tie, as no difference is significant, with: {'; '.join(ties)}" if ties else "")
 
     def predictions(self, name: str) -> Predictions:
-        """Return the predictions of a candidate for all held-out samples, in their order.
+        """Return the predictions of a candidate for all held-out samples, in the order of the data.
 
         With repeats there is one for each time that a sample was held out.
 
-        Args:
-            name: of the candidate.
-
         Raises:
-            UnknownName: it has none.
+            UnknownName: the candidate has no scores.
         """
         if name not in self.scores:
             raise UnknownName("candidate", name, self.scores)
@@ -151,8 +145,7 @@ class CrossValidated:
             console_on(stream).print(table)
         shown = self.comparison
         if len(shown) > MANY:
-            best = best_first(self.scores)[0]
-            shown = [one for one in shown if best in (one.first, one.second)]
+            shown = [one for one in shown if self.best in (one.first, one.second)]
         for one in shown:
             print(printable(one.sentence), file=stream)
         if len(shown) < len(self.comparison):
@@ -179,8 +172,5 @@ class CrossValidated:
 def question_of(folder: FarmFolder) -> Json:
     """Return the question of a cross-validation, as recorded by `CrossValidation.begin`."""
     if folder.plan.kind != KIND:
-        raise BadRunFolder(
-            f"{folder.path} is the farm of a '{folder.plan.kind}', and no cross-validation; give one that "
-            "'tutti cv' wrote"
-        )
+        raise BadRunFolder(f"{folder.path} is no cross-validation; give a folder that 'tutti cv' wrote")
     return folder.plan.question

@@ -1,10 +1,10 @@
-"""The scores of a cross-validation: what each fold's model reaches on the samples held out from it.
+"""The scores of a cross-validation: each fold has a model, scored on its held-out samples.
 
     fold 0    held out: 3 7 8    score 0.91   ┐
     fold 1    held out: 0 2 5    score 0.88   │ mean and standard deviation over the folds
     fold 2    held out: 1 4 6    score 0.93   ┘
 
-Each run has computed its own, with each held-out sample once. Needs no torch.
+Each run computes its score, on each held-out sample once. Needs no torch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class FoldScores:
     Attributes:
         score: the figure.
         folds: its value for each fold; NaN if missing.
-        samples: the number held out in each.
-        seconds: the training time of each; NaN if missing.
+        samples: the number of held-out samples of each fold.
+        seconds: the training time of each fold; NaN if missing.
         confusion: samples of each class (row) by the predicted class (column), over all folds; None without
             classes. A further column counts predictions of no known class.
     """
@@ -55,12 +55,12 @@ class FoldScores:
 
     @property
     def known(self) -> list[float]:
-        """The scores of the folds that have one."""
+        """The scores that are not missing."""
         return [value for value in self.folds if math.isfinite(value)]
 
     @property
     def missing(self) -> list[int]:
-        """The folds that have no score."""
+        """The folds without a score."""
         return [number for number, value in enumerate(self.folds) if not math.isfinite(value)]
 
     @property
@@ -80,16 +80,16 @@ class FoldScores:
         return float(np.mean(known)) if known else math.nan
 
     def class_accuracy(self) -> list[float | None]:
-        """Return the share of each class that was recognised, in [0, 1]; None for one without samples."""
+        """Return the accuracy of each class, in [0, 1]; None for a class without samples."""
         return Evaluation(sum(self.samples), 0.0, confusion=self.confusion).class_accuracy()
 
 
 def best_first(scores: Mapping[str, FoldScores]) -> list[str]:
-    """Return the candidates, the best mean first; those with a score for every fold come first."""
+    """Return the candidates by their means, the best first; those with missing scores come last."""
 
     def place(name: str) -> tuple[bool, bool, float]:
         one = scores[name]
-        # A candidate that diverges on hard folds looks good on the others. NaN has no order.
+        # A candidate that diverges on hard folds may look good on the others. NaN has no order.
         return bool(one.missing), math.isnan(one.mean), -one.mean if one.score.higher else one.mean
 
     return sorted(scores, key=place)

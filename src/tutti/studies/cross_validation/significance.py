@@ -7,8 +7,8 @@ there are none. Nadeau and Bengio (Inference for the generalization error, Machi
     (1/J + n_test/n_train) s^2
 
 Over all pairs of candidates, p is adjusted by Holm's step-down method (Scandinavian Journal of Statistics 6,
-1979), and each interval is widened as its p is: it leaves out 0 exactly where the difference is significant.
-Needs no torch.
+1979). Each interval is widened accordingly: it excludes 0 exactly where the difference is significant. Needs
+no torch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tutti.studies.farms import write_table
 from tutti.studies.score import Score
 
 ALPHA: Final = 0.05
-"""A difference is significant when p, adjusted, is below this."""
+"""A difference is significant if the adjusted p is below this."""
 
 FEW: Final = 3
-"""With fewer folds the interval is wider than scores can differ, and the sentence leaves it out."""
+"""With fewer folds the interval is wider than scores can differ, and is not shown."""
 
 ROUNDING: Final = 16 * float(np.finfo(np.float64).eps)
 """Differences that vary by less than this, relative to the scores, are equal up to rounding."""
@@ -45,13 +45,13 @@ class Difference:
         first: the name of one candidate.
         second: the name of the other.
         score: the figure.
-        folds: the number of folds that both have.
-        mean: of the first's scores - the second's; NaN without a fold.
-        error: the corrected standard error of the mean; NaN if there is no test.
-        p: two-sided; NaN if there is no test.
+        folds: the number of folds with both scores.
+        mean: of the scores of `first` - those of `second`; NaN without a fold.
+        error: the corrected standard error of the mean; NaN without a test.
+        p: two-sided; NaN without a test.
         adjusted: p, adjusted for the number of tested pairs.
         pairs: that number.
-        why: the reason that there is no test; empty if there is one.
+        why: the reason why there is no test; empty if there is one.
     """
 
     first: str
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the mean, adjusted as p is; NaN if there is no test."""
+        """The 95 % interval of the mean, adjusted like p; NaN without a test."""
         from scipy import stats
 
         level = ALPHA * self.p / self.adjusted if self.p < self.adjusted else ALPHA
@@ -76,7 +76,7 @@ class Difference:
 
     @property
     def better(self) -> str | None:
-        """The name of the better one; None: the difference is not significant."""
+        """The name of the better candidate; None: the difference is not significant."""
         if not self.adjusted < ALPHA:
             return None
         return self.first if (self.mean > 0) == self.score.higher else self.second
@@ -118,7 +118,7 @@ def compare(candidates: Mapping[str, FoldScores], ratios: Sequence[float]) -> li
 def _difference(
     first: str, second: str, candidates: Mapping[str, FoldScores], ratios: Sequence[float]
 ) -> Difference:
-    """Compare two candidates, with p not adjusted yet."""
+    """Compare two candidates; p is not adjusted yet."""
     scores = np.array([candidates[name].folds for name in (first, second)], dtype=np.float64)
     both = np.isfinite(scores).all(0)
     differences, folds = (scores[0] - scores[1])[both], int(both.sum())
@@ -126,9 +126,7 @@ def _difference(
         first, second, candidates[first].score, folds, float(differences.mean()) if folds else math.nan
     )
     if folds < 2:
-        return replace(
-            difference, why=f"they share the scores of {folds} folds; a comparison needs at least two"
-        )
+        return replace(difference, why=f"they share the scores of {folds} folds, and a test needs two")
     if float(np.ptp(differences)) <= ROUNDING * float(np.abs(scores[:, both]).max()):
         same = _amount(abs(difference.mean), difference.score)
         return replace(difference, why=f"they differ by the same {same} in each fold")
@@ -137,7 +135,7 @@ def _difference(
 
 
 def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, float]:
-    """Return the standard error of the mean of differences over folds, and p (two-sided) of its being 0."""
+    """Return the corrected standard error of the mean difference, and the two-sided p of its being 0."""
     from scipy import stats  # Takes half a second.
 
     count = len(differences)
@@ -146,7 +144,7 @@ def corrected_test(differences: Sequence[float], ratio: float) -> tuple[float, f
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Adjust p values for their number; NaN means no test, stays NaN, and does not count."""
+    """Adjust p values for their number. NaN, which means no test, stays NaN and does not count."""
     adjusted = np.array(values, dtype=np.float64)
     tested = np.flatnonzero(~np.isnan(adjusted))
     order = tested[np.argsort(adjusted[tested], kind="stable")]

@@ -1,11 +1,11 @@
-"""The splits of a cross-validation, made by scikit-learn's splitters, once, before anything is trained.
+"""The splits of a cross-validation, made by scikit-learn's splitters before any training.
 
     folds, repeats                 RepeatedKFold
     + stratified                   RepeatedStratifiedKFold
     folds, groups                  GroupKFold
     + stratified                   StratifiedGroupKFold
-    any object with split()        as it is: ShuffleSplit, LeaveOneGroupOut, TimeSeriesSplit, the user's own
-    pairs of (train, test)         as they are
+    an object with split()         used as it is: ShuffleSplit, LeaveOneGroupOut, the user's own
+    pairs of (train, test)         used as they are
 
 Needs no torch.
 """
@@ -30,11 +30,11 @@ def splitter_of(
 ) -> Any:
     """Return the splitter of a k-fold cross-validation; every sample is held out once in each repeat."""
     if folds < 2:
-        raise BadOption(f"the number of folds is {folds}; give at least 2: one to train on, one held out")
+        raise BadOption(f"the number of folds is {folds}; give at least 2")
     if repeats < 1 or seed < 0:
         raise BadOption(f"--repeats is {repeats} and --seed {seed}; the smallest possible are 1 and 0")
     if grouped and repeats > 1:
-        raise BadOption("--repeats is for samples without groups; leave one of them out")
+        raise BadOption("--repeats does not go with groups; leave one of them out")
     if grouped:
         kind = StratifiedGroupKFold if stratified else GroupKFold
         return kind(folds, shuffle=True, random_state=seed)
@@ -45,7 +45,7 @@ def splitter_of(
 def make_splits(
     cv: object, targets: Array, groups: ArrayLike | None = None, rest: Array | None = None
 ) -> list[Split]:
-    """Make the splits, only of the samples in `rest` if given."""
+    """Make the splits of all samples, or of the samples in `rest`."""
     if rest is not None:
         splits = make_splits(cv, targets[rest], None if groups is None else np.asarray(groups)[rest])
         return [Split(rest[split.train], rest[split.test]) for split in splits]
@@ -88,6 +88,6 @@ def _of_splitter(cv: Any, targets: Array, groups: Array | None) -> list[Any]:
 
 
 def _numbers(part: ArrayLike, samples: int) -> ArrayLike:
-    """Return the sample numbers of a mask; numbers are returned as they are."""
+    """Return the sample numbers of a mask; return numbers unchanged."""
     numbers = np.asarray(part)
     return np.flatnonzero(numbers) if numbers.dtype == bool and numbers.shape == (samples,) else part

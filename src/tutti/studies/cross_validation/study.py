@@ -1,8 +1,8 @@
-"""A cross-validation on a farm: question, splits and jobs, and the findings in its folder.
+"""A cross-validation on a farm: its question, splits and jobs.
 
 FARM/splits.npz                          the rows of each fold, the same for all candidates
 FARM/jobs/MODEL/SCHEDULE/fold-K/         an ordinary run, which 'tutti train --split' repeats
-FARM/scores.csv, compare.csv             the findings
+FARM/scores.csv, compare.csv             the results
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob, JobOutcome
+from tutti.farm.work import work_on
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder, JobState
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord
@@ -38,36 +39,34 @@ if TYPE_CHECKING:
 class CrossValidation:
     """The question of a cross-validation."""
 
-    candidates: Mapping[str, FarmJob]  # by name, to train on each fold, with the seed of fold 0
-    cv: object  # the divider of the samples, as `make_splits` takes it
-    described: Json  # its description as JSON values
-    # of the samples: an array, or the name of a column or array of the data; None: there are none
-    groups: str | NDArray[Any] | None = None
-    score: str = AUTO  # a `Score` as text, which all candidates compute; "auto": the first of their metrics
-    # the data, where they are given as such, by the keys of an NPZ file: the farm keeps them
-    arrays: Mapping[str, NDArray[Any]] | None = None
+    candidates: Mapping[str, FarmJob]  # by name, with the seed of fold 0
+    cv: object  # as `make_splits` takes it
+    described: Json  # `cv` as JSON values
+    groups: str | NDArray[Any] | None = None  # of the samples, or the name of their column or array
+    score: str = AUTO  # a `Score` as text
+    arrays: Mapping[str, NDArray[Any]] | None = None  # data for the farm to keep, by the keys of an NPZ file
 
     @property
     def config(self) -> TrainConfig:
-        """The configuration of one candidate: all share data and seed."""
+        """The configuration of a candidate: all have the same data and seed."""
         return next(iter(self.candidates.values())).config
 
     def splits(self, samples: Samples) -> list[Split]:
-        """Split samples that were looked at."""
+        """Split the samples."""
         from tutti.studies.cross_validation.splits import make_splits  # Imports scikit-learn, for a second.
 
         groups = samples.groups if isinstance(self.groups, str) else self.groups
         return make_splits(self.cv, samples.targets, groups, samples.rest)
 
     def jobs(self, folds: int, folder: Path) -> dict[str, list[FarmJob]]:
-        """Return the jobs of each candidate for a number of folds, in a folder of a farm."""
+        """Return the jobs of each candidate in the folder of a farm, one for each fold."""
         return {
             name: [self._job(one, fold, folder) for fold in range(folds)]
             for name, one in self.candidates.items()
         }
 
     def _job(self, one: FarmJob, fold: int, folder: Path) -> FarmJob:
-        # The same seed for all candidates, so that folds can be compared one by one.
+        # A fold has the same seed for all candidates, so that their scores are paired.
         seed = one.config.seed + fold
         place = f"{folder / SPLITS}:{fold}"
         config = replace(one.config, split=place, test=0.0, seed=seed, predictions=True)
@@ -78,7 +77,7 @@ class CrossValidation:
     def begin(
         self, samples: Samples, splits: list[Split], out: str | None, resume: bool = False
     ) -> FarmFolder:
-        """Make the folder of the farm with its splits, or go on in an earlier one."""
+        """Make the folder of the farm with its splits, or continue in an earlier one."""
         record = {
             "candidates": list(self.candidates),
             "data": samples.name,
@@ -93,26 +92,24 @@ class CrossValidation:
         # The plan has relative paths: the folder may be moved.
         planned = self.jobs(len(splits), Path()).values()
         jobs = {job.name: job.config.as_json() for jobs in planned for job in jobs}
-        folder = FarmFolder.begin(out or self.usual_folder(samples), KIND, record, jobs, resume=resume)
+        models = dict.fromkeys(name.partition("/")[0] for name in self.candidates)
+        path = out or FOLDER / folder_name("-".join(models), samples.name)
+        folder = FarmFolder.begin(path, KIND, record, jobs, resume=resume)
         keep_data(folder, self.arrays)
         if not folder.splits.is_file():
             write_splits(folder.splits, splits, samples.fingerprint, self.config.seed)
         return folder
 
-    def usual_folder(self, samples: Samples) -> Path:
-        """Return the default folder for the farm."""
-        models = dict.fromkeys(name.partition("/")[0] for name in self.candidates)
-        return FOLDER / folder_name("-".join(models), samples.name)
-
     def train(self, folder: FarmFolder, blocks: Blocks, listener: Listener | None = None) -> FarmOutcome:
-        """Work on all unfinished jobs in a farm's folder."""
+        """Work on all unfinished jobs of the farm."""
         jobs = self.jobs(len(folder.plan.question["ratios"]), folder.path.absolute())
-        count = sum(map(len, jobs.values()))
-        return blocks.work(folder, FoldJobs(jobs), count, servers_of(self.candidates), listener)
+        count, servers = sum(map(len, jobs.values())), servers_of(self.candidates)
+        limits = {**vars(blocks), "jobs": count, "servers": servers}
+        return work_on(folder, FoldJobs(jobs), **limits, listener=listener)
 
 
 class FoldJobs:
-    """The jobs of all folds of all candidates: first one of each, then the longest, judging by those."""
+    """The jobs of all candidates: first one fold of each, then the longest jobs, judging by those."""
 
     def __init__(self, candidates: Mapping[str, Sequence[FarmJob]]) -> None:
         self._waiting = {name: deque(jobs) for name, jobs in candidates.items()}
@@ -134,18 +131,18 @@ class FoldJobs:
         return False
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Note how long the job took."""
+        """Note the duration of a job."""
         if outcome.state is JobState.FINISHED and outcome.summary is not None:
             self._seconds[self._candidate[job.name]].append(outcome.summary.seconds)
 
     def _expected(self, name: str) -> float:
-        """Return the seconds of a candidate's job; infinity while its first fold still runs."""
+        """Estimate the seconds of a candidate's job: infinity while its first fold runs."""
         known = self._seconds[name]
         return mean(known) if known else float("inf")
 
 
 def without_groups(config: TrainConfig, groups: object) -> TrainConfig:
-    """Return a configuration whose inputs leave out the column that groups the samples."""
+    """Return a configuration whose inputs leave out the column `groups`, if that is a name."""
     if not isinstance(groups, str):
         return config
     return replace(config, data_options={**config.data_options, "group": groups})

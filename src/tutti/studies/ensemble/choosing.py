@@ -1,13 +1,13 @@
-"""The choice of an ensemble from a farm, and its score on samples that it was not chosen by.
+"""The choice of an ensemble from a farm, and its score on held-out samples.
 
-    fold held out     chosen and fitted on     scored on
-    0                 folds 1 2 3 4            fold 0       the ensemble of that choice
-    1                 folds 0 2 3 4            fold 1       and the best single candidate of that choice
+    fold held out     chosen on         scored on
+    0                 folds 1 2 3 4     fold 0       an ensemble, and the best single candidate
+    1                 folds 0 2 3 4     fold 1       the same
     ...
-    none              all folds                             the ensemble that is kept
+    none              all folds                      the ensemble that is saved
 
-Samples of the held-out fold are left out in every repeat. The gain is the difference of the two scores of
-each fold, with the interval of the corrected t-test over folds, as between candidates. Needs no torch.
+The samples of the held-out fold are left out of every repeat. The gain is the difference of the two scores
+over the folds, with the corrected t-test, as between candidates. Needs no torch.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ ENSEMBLE: Final = "the ensemble"
 BEST: Final = "the best single model"
 
 ROUNDS: Final = 50
-"""The candidates that greedy selection adds, at most."""
+"""The most candidates that greedy selection adds."""
 
 Weights = dict[str, float]
-"""The weight of each candidate that has one: above 0, and 1 in all."""
+"""The weights of candidates: each above 0, and 1 in all."""
 
 
 @dataclass(frozen=True)
 class Selection:
     """An ensemble, and its gain."""
 
-    kind: Kind  # of the values of its candidates
-    weights: Weights  # of its candidates
-    # of all candidates, and of `ENSEMBLE` and `BEST`, which were chosen again for each fold
-    scores: dict[str, FoldScores]
-    gain: Difference  # the difference between these two
+    kind: Kind  # of the candidates' values
+    weights: Weights
+    scores: dict[str, FoldScores]  # of all candidates, and of `ENSEMBLE` and `BEST` as chosen for each fold
+    gain: Difference  # between `ENSEMBLE` and `BEST`
 
 
 def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
-    """Read the predictions of candidates with all folds finished; return also the names of the others."""
+    """Return the predictions of the candidates that have finished all folds, and the names of the others."""
     question = question_of(folder)
     found, kinds, left_out = dict[str, list[Predictions]](), dict[str, Kind](), list[str]()
     for name in question["candidates"]:
@@ -64,23 +63,21 @@ def read_library(folder: FarmFolder) -> tuple[Library, list[str]]:
         kinds[name] = kind_of(str(run.config().get("loss")), run.read(TrainedOn).classes)
     if not found:
         raise BadData(
-            f"no candidate of {folder.path} has finished all folds, so there is nothing to combine; go on "
-            f"with 'tutti cv ... --resume --out {folder.path}'"
+            f"no candidate of {folder.path} has finished all folds; continue with 'tutti cv ... --resume "
+            f"--out {folder.path}'"
         )
     return library_of(found, kinds), left_out
 
 
 def choose(library: Library, ratios: list[float], method: str, top: int | None = None) -> Selection:
-    """Choose an ensemble of the `top` best, and score it on folds that did not choose it."""
+    """Choose an ensemble of the `top` best candidates, and score such choices on held-out folds."""
     if method not in METHODS:
         raise UnknownName("value", method, METHODS, of="--method")
     if top is not None and not 1 <= top <= len(library.names):
         there = f"{len(library.names)}: {', '.join(library.names)}"
         raise BadOption(f"--top is {top}, and the candidates that have finished are {there}")
     if len(ratios) < 2:
-        raise BadData(
-            "an ensemble is scored on a fold that it was not chosen by; cross-validate with two folds"
-        )
+        raise BadData("an ensemble is scored on a held-out fold; cross-validate with two folds")
     scores: dict[str, list[float]] = {name: [] for name in (*library.names, ENSEMBLE, BEST)}
     for fold in range(len(ratios)):
         held_out, rest = library.fold(fold)
@@ -94,14 +91,14 @@ def choose(library: Library, ratios: list[float], method: str, top: int | None =
 
 
 def fit(library: Library, method: str, top: int | None = None) -> Weights:
-    """Fit the weights of the `top` best candidates of a library; those of weight 0 are left out."""
+    """Return the weights of the `top` best candidates, without zeros."""
     chosen = library.of(_ranked(library)[:top])
     weights = METHODS[method](chosen)
     return {name: float(weight) for name, weight in zip(chosen.names, weights, strict=True) if weight > 0}
 
 
 def combine(weights: Weights, library: Library) -> NDArray[np.float64]:
-    """Return the values of an ensemble for the samples of a library, of shape (samples, numbers)."""
+    """Return the values of an ensemble for the samples of a library: (samples, numbers)."""
     mixed: NDArray[np.float64] = np.tensordot([*weights.values()], library.of([*weights]).values, 1)
     return mixed
 
@@ -118,10 +115,10 @@ def _mean(library: Library) -> NDArray[np.float64]:
 
 
 def _greedy(library: Library) -> NDArray[np.float64]:
-    """Select candidates one at a time, with replacement, each time the one that helps the mean most.
+    """Add candidates one at a time, with replacement, each time the one that improves the mean most.
 
-    Caruana, Niculescu-Mizil, Crew and Ksikes, Ensemble selection from libraries of models, ICML 2004. It
-    begins with the best N candidates, with the N whose mean is best, and keeps the best mean on the way.
+    It begins with the mean of the best N candidates, for the best N, and keeps the best mean on the way.
+    Source: Caruana, Niculescu-Mizil, Crew and Ksikes, Ensemble selection from libraries of models, ICML 2004.
     """
     values = library.values
     order = np.argsort([library.loss(one) for one in values], kind="stable")
@@ -143,4 +140,4 @@ def _greedy(library: Library) -> NDArray[np.float64]:
 
 
 METHODS: Final[dict[str, Callable[[Library], NDArray[np.float64]]]] = {"mean": _mean, "greedy": _greedy}
-"""The ways to weigh candidates, by name; each is fitted to samples that the candidates never saw."""
+"""The ways to weigh candidates, by name."""

@@ -18,7 +18,7 @@ from tutti.training.preflight import check_fit
 
 
 def work(comm: Communicator, payload: bytes) -> None:
-    """Evaluate an ensemble (entry point of the ranks); each computes the outputs of all its members."""
+    """Evaluate an ensemble (entry point); each rank computes the outputs of all members."""
     job = load_job(payload, EnsembleJob)
     config = job.config
     ensemble = load_ensemble(job.folder, job.trust, config.device)
@@ -40,6 +40,6 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def predict_work(comm: Communicator, payload: bytes) -> None:
-    """Predict with an ensemble (entry point of the ranks)."""
+    """Predict with an ensemble (entry point)."""
     job = load_job(payload, EnsemblePredictJob)
     write_predictions(job, comm, load_ensemble(job.place, job.trust, job.config.device))

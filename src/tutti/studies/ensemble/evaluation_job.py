@@ -16,14 +16,14 @@ from tutti.run.trust import check as check_trust
 
 @dataclass(frozen=True)
 class EnsembleJob(Job):
-    """The evaluation of an ensemble on the data that `config` names."""
+    """The evaluation of an ensemble on the data in `config`."""
 
     entry: ClassVar[str] = "tutti.studies.ensemble.evaluation:work"
 
     folder: str  # of the ensemble
     part: str | None  # to evaluate; None: the test part, or all samples of other data without one
-    other_data: bool = False  # the data are not those of its members
-    trust: bool = False  # whether it may name code
+    other_data: bool = False  # the data are not those of the members
+    trust: bool = False  # the record of the ensemble may name code
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class EnsemblePredictJob(PredictJob):
 
 
 def config_of_members(folder: Path, trust: bool, weights: str | None) -> TrainConfig:
-    """Return the configuration of an ensemble's first network, with its weights."""
+    """Return the configuration of the first member of an ensemble; refuse other `weights`."""
     if weights is not None:
-        raise BadOption("--weights is for a single network; an ensemble has those of its members")
+        raise BadOption("--weights is for a single network; an ensemble has the weights of its members")
     return TrainConfig.from_json(read_trusted(folder, trust).members[0].config)
 
 
 def read_trusted(folder: Path, trust: bool) -> EnsembleRecord:
-    """Read the record of an ensemble."""
+    """Read the record of an ensemble; unless trusted, it names no code."""
     record = read_ensemble(folder)
     if not trust:
         for member in record.members:

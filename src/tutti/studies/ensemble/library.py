@@ -1,11 +1,11 @@
-"""The library of models that an ensemble is chosen from: what each predicts for samples held out from it.
+"""The library that an ensemble is chosen from: the predictions of models for held-out samples.
 
     candidate    fold 0: samples 3 7 8    fold 1: samples 0 2 5    ...
     mlp          p p p                    p p p
     lenet        p p p                    p p p
 
-Outputs of networks become values that can be averaged: probabilities of classes and of labels; amounts stay
-as they are. Needs no torch.
+The outputs become values that can be averaged: probabilities of classes and labels; amounts stay as they
+are. Needs no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tutti.studies.score import Score
 Array = NDArray[Any]
 
 NO_LABEL: Final = -100
-"""The class number of a sample that has no label, as in `tutti.data.targets`."""
+"""The class of a sample without a label, as in `tutti.data.targets`."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Library:
 
     names: tuple[str, ...]  # of the candidates
     kind: Kind  # of the values
-    values: NDArray[np.float64]  # of shape (candidates, samples, numbers)
-    targets: Array  # of shape (samples, ...); with a class for each position, one sample per position
+    values: NDArray[np.float64]  # (candidates, samples, numbers)
+    targets: Array  # (samples, ...); with a class for each position, a position is a sample
     rows: NDArray[np.int64]  # the number of each sample in the data set, possibly repeated
     folds: NDArray[np.int64]  # the fold of each prediction
 
     @property
     def score(self) -> Score:
-        """The figure by which values are compared: the accuracy, or the mean squared error of amounts."""
+        """The figure that compares values: the accuracy, or the mean squared error of amounts."""
         return Score("mse", False) if self.kind is Kind.REGRESSION else Score("accuracy", True)
 
     def scored(self, values: Array) -> float:
@@ -77,7 +77,7 @@ class Library:
         return replace(self, names=tuple(names), values=self.values[at])
 
     def fold(self, number: int) -> tuple[Library, Library]:
-        """Return the predictions of a fold, and those for all samples outside the fold."""
+        """Return the predictions of a fold, and the predictions for samples outside the fold."""
         own = self.folds == number
         return self._at(own), self._at(~np.isin(self.rows, self.rows[own]))
 
@@ -99,15 +99,13 @@ def library_of(candidates: Mapping[str, Sequence[Predictions]], kinds: Mapping[s
             for one, other in pairs
         ):
             raise BadData(
-                f"{name} and {first} cannot be combined: they predict other numbers, or other samples; "
-                "cross-validate models that give the same, on the same folds"
+                f"{name} and {first} cannot be combined: their outputs or samples differ; cross-validate "
+                "models with the same outputs, on the same folds"
             )
         if not all(np.isfinite(one.outputs).all() for one in found):
             raise BadData(f"{name} predicts numbers that are not finite; leave it out, or train it again")
     if kind is Kind.CLASSES and folds[0].targets.dtype.kind not in "iu":
-        raise BadData(
-            "the targets are shares of classes; models are combined where each sample has one class"
-        )
+        raise BadData("the targets are shares of classes; an ensemble needs one class for each sample")
     flat = {name: [_flat(one, kind) for one in found] for name, found in candidates.items()}
     values = np.stack([np.concatenate([one.outputs for one in found]) for found in flat.values()])
     targets, rows = (
@@ -118,7 +116,7 @@ def library_of(candidates: Mapping[str, Sequence[Predictions]], kinds: Mapping[s
 
 
 def _flat(predictions: Predictions, kind: Kind) -> Predictions:
-    """Return values of shape (samples, numbers), each with a label if there are classes."""
+    """Return values of shape (samples, numbers), without the samples that have no label."""
     values, targets, rows = kind.values(predictions.outputs), predictions.targets, predictions.rows
     if kind is Kind.CLASSES:
         rows = np.repeat(rows, int(np.prod(targets.shape[1:])))

@@ -1,4 +1,4 @@
-"""The networks of an ensemble, from the runs of a farm, saved together."""
+"""Saving the networks of an ensemble from the runs of a farm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tutti.training.weights import set_weights, weights_to_bytes
 def ensemble_of(
     folder: FarmFolder, chosen: Selection, method: str, trust: bool
 ) -> tuple[EnsembleRecord, list[Path]]:
-    """Return an ensemble of the networks of all folds of each candidate, and the places of their weights."""
+    """Return an ensemble of the networks of all folds, and the places of their weights."""
     members, places = list[EnsembleMember](), list[Path]()
     for name in chosen.weights:
         for number in range(len(folder.plan.question["ratios"])):
@@ -44,11 +44,11 @@ def save_ensemble(out: Path, record: EnsembleRecord, places: Sequence[Path]) -> 
 
 
 def _kept(config: TrainConfig, name: str) -> dict[str, Any]:
-    """Return the configuration to keep in an ensemble: no split, which is a path, and no Python objects."""
+    """Return the configuration to keep in an ensemble, without the path of its split and Python objects."""
     if config.model.startswith(OBJECT):
         raise BadOption(
-            f"the model of {name} was a Python object ('{config.model.removeprefix(OBJECT)}'), by which a "
-            "saved ensemble cannot be built; train 'file.py:name' or a class of a module instead"
+            f"the model of {name} was a Python object ('{config.model.removeprefix(OBJECT)}'), which a saved "
+            "ensemble cannot build; train 'file.py:name' or a class of a module instead"
         )
     loss, metrics = ("auto" if value.startswith(OBJECT) else value for value in (config.loss, config.metrics))
     options = {} if config.loss.startswith(OBJECT) else config.loss_options

@@ -1,4 +1,4 @@
-"""An ensemble as a module of torch, which maps stored inputs to the outputs of one network."""
+"""An ensemble as a torch module, which maps stored inputs to outputs like a single network."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Ensemble(Predictor):
         return self.of_outputs([cast("Tensor", member(*stored, **named)) for member in self.members])
 
     def of_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the outputs of the ensemble for those of its members."""
+        """Return the outputs of the ensemble from the outputs of its members."""
         values = [
             torch.stack([_values(self.kind, outputs[at]) for at in own]).mean(0) for own in self._candidates
         ]
@@ -87,7 +87,7 @@ class _PlainEnsemble(PlainModel):
 
 
 def combined(weights: Sequence[float], kind: Kind, values: Sequence[Tensor]) -> Tensor:
-    """Return the outputs that stand for the weighted sum of the candidates' values."""
+    """Return the outputs whose values are the weighted sum of the candidates' values."""
     mixed = sum(value * weight for value, weight in zip(values, weights, strict=True))
     assert isinstance(mixed, Tensor)
     if kind is Kind.REGRESSION:
@@ -108,11 +108,11 @@ def load_ensemble(folder: str | Path, trust: bool = False, device: str = "cpu") 
 
     Args:
         folder: of the ensemble.
-        trust: whether it may name code, which runs then.
+        trust: run the code that the ensemble names.
         device: the device to compute on.
 
     Raises:
-        BadRunFolder: there is none, or it is damaged.
+        BadRunFolder: there is no ensemble, or it is damaged.
         Untrusted: it names code, and no run of this user has written it.
     """
     folder = Path(folder)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from tutti.errors import RunStopped, TuttiError
+from tutti.errors import TuttiError
 from tutti.load_object import require_packages
 from tutti.run.arguments import as_arguments
-from tutti.studies.arguments import Arguments, StudyOptions
+from tutti.studies.arguments import Arguments, StudyOptions, refuse_stopped
 from tutti.studies.samples import look_at
 from tutti.studies.score import scores_of
 
@@ -39,25 +39,26 @@ def tune(
     With one block the same seed makes the same trials. Needs Optuna: pip install 'tutti[tune]'.
 
     Args:
-        model: as `tutti.train` takes it.
-        data: as `tutti.train` takes it; floats become float32. Data given as an object are read once, and
-            kept in the folder.
+        model: as for `tutti.train`.
+        data: as for `tutti.train`; floats become float32. Data given as an object are read once, and kept in
+            the folder.
         space: the options to search: for each a range as a text, "log:1e-4..1e-1", "0.1..0.9", "16..256",
-            or a list of values; an option of a part is called "model.hidden". Or the path of a TOML file.
-        trials: how many.
+            or a list of values; an option of a part has a name such as "model.hidden". Or the path of a TOML
+            file.
+        trials: the number of trials.
         sampler: tpe, gp, cma-es, random, grid or genetic.
-        pruner: what ends unpromising trials: none, median, asha or hyperband.
+        pruner: ends unpromising trials: none, median, asha or hyperband.
         objective: loss or a metric on the held-out samples, seconds, or parameters; "mine:higher" says which
-            values of a metric of your own are better; a function is taken as a metric. A list of several
-            looks for all trials that no other is better than. "auto" is the first of the runs' metrics.
-        folds: of each trial, whose value is the mean over them; 1: the validation part.
+            values of your own metric are better; a function is a metric. With several objectives the result
+            has all trials that no other trial beats in all of them. "auto" is the first metric.
+        folds: of each trial; the objective is the mean over them. 1: the validation part.
         stratified: each fold has the same share of each class.
         schedule: as for `tutti.train`.
         **options: strategy, optimizer, loss, metrics, sampling and augment, as for `tutti.train`; block, the
-            ranks of each run; blocks, the runs at a time (by default limited by the cores and the number of
-            runs); job_timeout, after which a run is given up, such as "10m"; resume, to go on with what
-            is in `out`; quiet, to print nothing; and the other fields of `TrainConfig`, for all trials,
-            such as epochs=5. `out` is the folder of everything, by default farms/DATE-MODEL-DATA.
+            ranks of each run; blocks, the runs at a time (by default as many as the cores allow);
+            job_timeout, which ends a run, such as "10m"; out, the folder of all runs and results (by default
+            farms/DATE-MODEL-DATA); resume, to continue in `out`; quiet, to print nothing; and the other
+            fields of `TrainConfig`, for all trials, such as epochs=5.
 
     Returns:
         The best options, and all trials.
@@ -65,7 +66,7 @@ def tune(
     Raises:
         UserError: an argument is wrong; the message says which and what to do.
         TuttiError: no trial has finished.
-        RunStopped: a stop was requested, or the time limit is over; `resume=True` goes on.
+        RunStopped: a stop was requested, or the time limit is over; `resume=True` continues.
 
     Example:
         >>> found = tutti.tune("mlp", "mnist", {"lr": "log:1e-4..1e-1"}, trials=30, pruner="asha", epochs=9)
@@ -97,10 +98,8 @@ def tune(
     folder = search.begin(samples, given.out, given.resume)
     with given.stream() as stream:
         tuned = tune_shown(search, folder, trials, given.blocks, stream)
-    if tuned.outcome is not None and tuned.outcome.stopped is not None:
-        where = f"resume=True and out={str(folder.path)!r}"
-        raise RunStopped(f"the search was stopped: {tuned.outcome.stopped}; go on with it by {where}")
+    refuse_stopped("search", tuned.outcome, folder.path)
     if not tuned.front:
         number, why = next(iter(tuned.failed.items()))
-        raise TuttiError(f"no trial has come to its end: trial {number} failed: {why}; see {folder.path}")
+        raise TuttiError(f"no trial has finished: trial {number} failed: {why}; see {folder.path}")
     return tuned

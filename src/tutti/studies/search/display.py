@@ -1,4 +1,4 @@
-"""The words of a search: its progress, the best trials, and the options that mattered."""
+"""The output of a search: progress, the best trials, and the importance of options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 SHOWN: Final = 5
-"""Limit on the failures shown."""
+"""The most failures that are shown."""
 
 
 def print_question(search: Search, trials: int, stream: IO[str]) -> None:
@@ -43,7 +43,7 @@ def tune_shown(
     stream: IO[str],
     command: Callable[[TrainConfig], str] | None = None,
 ) -> Tuned:
-    """Search, showing progress, and print the findings as `print_findings` does."""
+    """Search, showing progress, and print the results as `print_findings` does."""
     print_question(search, trials, stream)
     jobs = [job for number in range(search.count(trials)) for job in search.job_names(number)]
     with farm_shown(folder, dict.fromkeys(jobs, search.span), stream) as hear:
@@ -55,7 +55,7 @@ def tune_shown(
 def print_findings(
     tuned: Tuned, stream: IO[str], command: Callable[[TrainConfig], str] | None = None
 ) -> None:
-    """Print the best trials, how to train the best one alone, what mattered, and what was saved.
+    """Print the best trials, the importance of options, and the epochs that pruning saved.
 
     `command` spells the command that trains a configuration.
     """
@@ -89,7 +89,7 @@ def values_text(tuned: Tuned, trial: optuna.trial.FrozenTrial) -> str:
 
 
 def _front(tuned: Tuned) -> TextTable:
-    """Return the table of the trials that no other one beats in all objectives."""
+    """Return the table of the trials that no other trial beats in all objectives."""
     names, scores = list(tuned.search.space.distributions), tuned.search.scores
     heads = ("trial", *(score.name for score in scores), *names)
     table = TextTable(heads, drop=names[::-1], title="best trials")
@@ -101,7 +101,7 @@ def _front(tuned: Tuned) -> TextTable:
 
 
 def write_tune_page(tuned: Tuned, page: Path | None = None) -> Path:
-    """Write the page of a search and return it, with its figures beside it."""
+    """Write the page of a search, with the figures in a folder beside it; return its path."""
     require_drawing()
     from tutti.studies.search.figures import figures_of
 
@@ -122,13 +122,9 @@ def write_tune_page(tuned: Tuned, page: Path | None = None) -> Path:
 def _rows(tuned: Tuned) -> list[dict[str, Any]]:
     """Return the rows of the table of all trials, the best first."""
     best, scores = {trial.number for trial in tuned.front}, tuned.search.scores
-    first = str(scores[0])
-    rows = sorted(
-        tuned.trials,
-        key=lambda row: (row[first] is None, (row[first] or 0) * (-1 if scores[0].higher else 1)),
-    )
+    first, sign = str(scores[0]), -1 if scores[0].higher else 1
     shown = []
-    for row in rows:
+    for row in sorted(tuned.trials, key=lambda row: (row[first] is None, sign * (row[first] or 0))):
         values = [(score, row[str(score)]) for score in scores]
         cells = ["" if value is None else score.text(value) for score, value in values]
         options = [_short(row[name]) for name in tuned.search.space.distributions]

@@ -12,7 +12,7 @@ from tutti.reports.page import Drawn
 from tutti.studies.search.study import Tuned
 
 STATES: Final = {"complete": "#4c78a8", "pruned": "#bab0ac"}
-"""The colours of the trials that have a value."""
+"""The states of the trials with a value, and their colours."""
 
 
 def figures_of(tuned: Tuned) -> list[Drawn]:
@@ -21,7 +21,7 @@ def figures_of(tuned: Tuned) -> list[Drawn]:
     if not rows:
         return []
     scores, names = tuned.search.scores, list(tuned.search.space.distributions)
-    # In a field's name a point means an object, and a bracket an array.
+    # In the name of a field a point means an object, and a bracket an array.
     plain = {name: name.replace(".", " ") for name in names}
     data: Data = [
         {
@@ -44,7 +44,7 @@ def figures_of(tuned: Tuned) -> list[Drawn]:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value in a form that a chart takes."""
+    """Return a value as a number or text for a chart."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
@@ -67,7 +67,7 @@ def _value(tuned: Tuned, at: int = 0) -> Any:
 
 
 def _history(tuned: Tuned, data: Data) -> Any:
-    """Return the value of each trial by its number, with a line for the best so far."""
+    """Draw the value of each trial by its number, with a line for the best so far."""
     score = tuned.search.scores[0]
     best, line = math.nan, []
     for row in data:
@@ -113,7 +113,7 @@ def _axis(tuned: Tuned, name: str, field: str) -> Any:
 
 
 def _slices(tuned: Tuned, data: Data, plain: dict[str, str]) -> Any:
-    """Return a panel for each option, with the value of each trial."""
+    """Draw a panel for each option, with the value of each trial."""
     rows, seen = table(data), _tips(tuned, data)
     panels = [
         alt.Chart(rows)
@@ -126,7 +126,7 @@ def _slices(tuned: Tuned, data: Data, plain: dict[str, str]) -> Any:
 
 
 def _front(tuned: Tuned, data: Data) -> Any:
-    """Return the first two objectives; a line joins the trials of the Pareto front."""
+    """Draw the first two objectives; a line joins the trials of the Pareto front."""
     second = tuned.search.scores[1]
     best = {trial.number for trial in tuned.front}
     x = alt.X(f"{second.name}:Q", title=second.name, scale=alt.Scale(zero=False))

@@ -1,4 +1,4 @@
-"""The jobs of a search: a trial is one run, or one for each fold."""
+"""The jobs of a search: a trial has one run, or one for each fold."""
 
 from __future__ import annotations
 
@@ -20,43 +20,34 @@ Jobs = Callable[[int, Mapping[str, Any]], Sequence[FarmJob]]
 
 @dataclass
 class _Trial:
-    """A trial that is under way."""
+    """A trial that has not ended."""
 
-    number: int  # of the trial
+    number: int
     jobs: Sequence[FarmJob]  # one for each fold
-    started: int = 0  # how many of them were handed out
-    running: int = 0  # how many of these still run
-    epochs: dict[int, dict[int, float]] = field(default_factory=dict)  # the values of each fold's epochs
-    ended: dict[int, list[float]] = field(default_factory=dict)  # the values of each fold that has ended
-    pruned: bool = False  # whether it is unpromising
-    failed: bool = False  # whether one of its jobs failed
+    started: int = 0  # the number of jobs that were handed out
+    running: int = 0  # the number of these that still run
+    epochs: dict[int, dict[int, float]] = field(default_factory=dict)  # values by fold and epoch
+    ended: dict[int, list[float]] = field(default_factory=dict)  # the final values by fold
+    pruned: bool = False  # it is unpromising
+    failed: bool = False  # one of its jobs failed
 
 
 class SearchJobs:
     """The jobs of a search.
 
     With a pruner the folds of a trial are trained one after the other, and trials are compared after each
-    epoch by the mean over the folds so far. Without one all folds may be trained at once.
-
-    Args:
-        trials: the trials.
-        count: the number of trials to make.
-        jobs: makes the jobs of a trial.
-        scores: the objectives.
-        prunes: whether trials may end early.
-        span: the epochs of each job, the most that a trial can have.
-        history: returns the epochs that a job has had so far, from its folder.
+    epoch by the mean over the folds so far. Without a pruner all folds may be trained at once.
     """
 
     def __init__(
         self,
         trials: Trials,
-        count: int,
+        count: int,  # the number of trials
         jobs: Jobs,
-        scores: Sequence[Score],
-        prunes: bool,
-        span: int,
-        history: Callable[[str], Iterable[EpochRecord]],
+        scores: Sequence[Score],  # the objectives
+        prunes: bool,  # trials may end early
+        span: int,  # the most epochs of a job
+        history: Callable[[str], Iterable[EpochRecord]],  # reads the epochs of a job from its folder
     ) -> None:
         self._trials, self._count, self._jobs, self._scores = trials, count, jobs, scores
         self._prunes, self._span, self._history = prunes, span, history
@@ -65,10 +56,10 @@ class SearchJobs:
         self._begin(trials.take_over())
 
     def next(self) -> FarmJob | None:
-        """Return the next job of the running trials, or else the first of a new one."""
+        """Return the next job of the running trials, or else the first job of a new one."""
         if not self._waiting:
             number = self._trials.ask(self._count)
-            # At the end only the trials of killed launches are left.
+            # If there is no new trial, take over those of killed launches.
             self._begin(self._trials.take_over() if number is None else [number])
         if not self._waiting:
             return None
@@ -83,7 +74,7 @@ class SearchJobs:
         return job
 
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:
-        """Note an epoch; return whether to end the job, as its trial is unpromising."""
+        """Note an epoch; return whether the job should end, as its trial is unpromising."""
         trial, fold = self._of[job.name]
         if not self._scores[0].by_epoch:
             return False
@@ -96,7 +87,7 @@ class SearchJobs:
         return trial.pruned
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Note the end of a job: its trial goes on with the next fold, or has a result."""
+        """Note the end of a job: its trial continues with the next fold, or has a result."""
         trial, fold = self._of.pop(job.name)
         trial.running -= 1
         if outcome.state is JobState.STOPPED:
@@ -118,7 +109,7 @@ class SearchJobs:
             self._waiting.append(_Trial(number, self._jobs(number, self._trials.options(number))))
 
     def _hear(self, trial: _Trial, fold: int, record: EpochRecord) -> None:
-        """Note the value of an epoch, each once; report it if trials are compared by epochs."""
+        """Note the value of an epoch once; report it if trials are compared by epochs."""
         known = trial.epochs.setdefault(fold, {})
         if trial.pruned or record.epoch in known:
             return
@@ -129,11 +120,11 @@ class SearchJobs:
         last = fold == len(trial.jobs) - 1 and record.epoch >= self._span
         trial.pruned = self._prunes and not last and self._trials.prunes(trial.number)
         if trial.pruned:
-            # At once: a pruner says so only once, and this launch may be killed.
+            # End it at once: a pruner decides only once, and this launch may be killed.
             self._trials.end(trial.number, PRUNED)
 
     def _finished(self, trial: _Trial, fold: int, job: FarmJob, summary: Summary) -> None:
-        # Another launch may have trained it and ended its trial.
+        # Another launch may have ended the trial.
         trial.pruned |= self._trials.has_ended(trial.number)
         if self._scores[0].by_epoch and summary.epochs > len(trial.epochs.get(fold, {})):
             for record in self._history(job.name):
@@ -151,5 +142,5 @@ class SearchJobs:
 
 
 def _mean_at(trial: _Trial, epoch: int) -> float:
-    """Return the mean over folds at an epoch; folds that ended earlier count with their last value."""
+    """Return the mean over the folds at an epoch; a fold that ended earlier counts with its last value."""
     return fmean(values.get(epoch, values[max(values)]) for values in trial.epochs.values())

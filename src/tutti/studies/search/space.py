@@ -1,11 +1,11 @@
-"""The space of a search: the options to try and the values of each, as Optuna's distributions.
+"""The space of a search: options and their values, as Optuna's distributions.
 
 log:1e-4..1e-1        a number, each order of magnitude equally likely
 0.1..0.9              a number
-16..256               a whole number; log:16..256 too
+16..256               a whole number; also log:16..256
 64,128,256            one of these; in a file, or as JSON, a list of any values: [[64], [128, 64]]
 
-The choices of a list are JSON texts in Optuna's study, which has no lists and takes 1 for true.
+The values of a list are JSON texts in Optuna's study, which has no lists and confuses 1 and true.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tutti.errors import BadOption
 from tutti.records.json_lines import Json, to_json
@@ -37,14 +32,14 @@ _RANGE: Final = re.compile(r"\s*(log:)?\s*([^:]*?)\s*\.\.\s*([^:]*?)\s*")
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 _FRACTIONS: Final = tuple(f.name for f in fields(TrainConfig) if type_name(f) == "float")
-"""Options with fractional values, even if the ends of a range are whole numbers."""
+"""Options with fractional values, even between whole numbers."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """The options that are searched, by name: "lr", or "model.hidden" for an option of a part."""
+    """The options to search, by name, such as "lr", or "model.hidden" for an option of a part."""
 
-    written: Json  # each as given, as JSON values
+    written: Json  # as given, as JSON values
     distributions: Mapping[str, BaseDistribution]  # the same for Optuna
 
     def options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +53,7 @@ class Space:
         return isinstance(self.distributions[name], CategoricalDistribution)
 
     def ends(self, name: str) -> list[Any]:
-        """Return values that must be usable for all to be: the ends of a range, or all choices."""
+        """Return the values to check: the ends of a range, or all choices."""
         one = self.distributions[name]
         if isinstance(one, CategoricalDistribution):
             return [json.loads(str(text)) for text in one.choices]
@@ -75,7 +70,7 @@ class Space:
         return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
     def check(self, base: TrainConfig) -> None:
-        """Refuse a space with an unusable value, where all trials share the options of `base`."""
+        """Refuse a space with an unusable value, for trials with the options of `base`."""
         for name in self.distributions:
             refuse_shared(name, "--space")
             for value in self.ends(name):
@@ -83,20 +78,15 @@ class Space:
 
 
 def space_of(given: Mapping[str, Any]) -> Space:
-    """Return the space written in this way."""
+    """Parse a space."""
     if not given:
-        raise BadOption(
-            "nothing is to be searched; give --space.lr log:1e-4..1e-1 or the like, or --space FILE"
-        )
+        raise BadOption("the space is empty; give --space.lr log:1e-4..1e-1 or the like, or --space FILE")
     written = {name.replace("-", "_"): one for name, one in given.items()}
     return Space(written, {name: _distribution(name, one) for name, one in written.items()})
 
 
 def read_space(path: str | Path) -> dict[str, Any]:
-    """Read a space from a TOML file, as `space_of` takes it.
-
-    lr = "log:1e-4..1e-1" is there, and an option of a part as model.hidden = [64, 128].
-    """
+    """Read a TOML file with lines such as lr = "log:1e-4..1e-1" and model.hidden = [64, 128]."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -123,7 +113,7 @@ def _distribution(name: str, given: object) -> BaseDistribution:
             return CategoricalDistribution(texts)
         match = _RANGE.fullmatch(given) if isinstance(given, str) else None
         if match is None:
-            raise ValueError("that is nothing to search")
+            raise ValueError("that is neither a range nor a list")
         log, low, high = match[1] is not None, match[2], match[3]
         if name not in _FRACTIONS and _WHOLE.fullmatch(low) and _WHOLE.fullmatch(high):
             return IntDistribution(int(low), int(high), log=log)

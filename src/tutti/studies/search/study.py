@@ -1,8 +1,8 @@
-"""A search on a farm: from the question to trials and jobs, and back to the best options.
+"""A search on a farm: its question, its jobs, and its result.
 
 FARM/study.journal            Optuna's study: `tutti.studies.search.trials`
-FARM/splits.npz               the rows of each fold, with folds
-FARM/jobs/trial-0007/         the run of a trial; with folds, fold-0/ and so on in it
+FARM/splits.npz               the rows of each fold, if there are folds
+FARM/jobs/trial-0007/         the run of a trial, or its runs in fold-0/ and so on
 FARM/trials.csv               all trials
 """
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tutti.errors import BadOption, BadRunFolder
 from tutti.farm.coordinator import FarmOutcome, Listener
 from tutti.farm.jobs import FarmJob
+from tutti.farm.work import work_on
 from tutti.records.farm_folder import DATA, SPLITS, FarmFolder
 from tutti.records.json_lines import Json
 from tutti.records.run import EpochRecord
@@ -33,13 +34,13 @@ from tutti.studies.score import AUTO, LOSS, Score, first_score
 from tutti.studies.search.jobs import SearchJobs
 from tutti.studies.search.methods import GRID, check_methods
 from tutti.studies.search.space import Space, space_of
-from tutti.studies.search.trials import COMPLETE, JOURNAL, PRUNED, Method, Trials, open_study
+from tutti.studies.search.trials import COMPLETE, FAILED, JOURNAL, PRUNED, Method, Trials, open_study
 
 if TYPE_CHECKING:
     from tutti.studies.samples import Samples  # Imports torch.
 
 KIND: Final = "tune"
-"""The kind of a farm."""
+"""The kind of the farm."""
 
 TRIALS: Final = "trials.csv"
 
@@ -47,7 +48,7 @@ IN_SPACE: Final = "space."
 """Prefix of the names of searched options in the plan of a farm."""
 
 FEW: Final = 4
-"""The least number of different results from which importance can be estimated."""
+"""The least number of different results to estimate importance from."""
 
 EPOCHS: Final = 20
 """The epochs of a run with neither epochs nor steps given."""
@@ -58,35 +59,31 @@ class Search:
     """The question of a search."""
 
     config: TrainConfig  # shared by all trials; its seed decides all random choices
-    space: Space  # the options to try
+    space: Space
     scores: Sequence[Score]  # the objectives
     sampler: str = "tpe"  # a name in `SAMPLERS`
     pruner: str = "none"  # a name in `PRUNERS`
-    folds: int = 1  # of each trial; 1: the validation part instead
+    folds: int = 1  # of each trial; 1: the validation part
     stratified: bool = False  # each fold has the same share of each class
-    # Python objects for all trials, as in a `Job`
-    objects: Mapping[str, Pickled] = field(default_factory=dict)
-    # data given as arrays, by the keys of an NPZ file: the farm keeps them
-    arrays: Mapping[str, NDArray[Any]] | None = None
+    objects: Mapping[str, Pickled] = field(default_factory=dict)  # as in a `Job`
+    arrays: Mapping[str, NDArray[Any]] | None = None  # data for the farm to keep, by the keys of an NPZ file
 
     @property
     def span(self) -> int:
-        """The epochs of a run, the most that a trial can have."""
+        """The most epochs of a run."""
         searched = "epochs" in self.space.distributions
         return int(max(self.space.ends("epochs"))) if searched else self.config.epochs or EPOCHS
 
     @property
     def servers(self) -> int:
-        """The ranks of a block that train in no trial."""
+        """The ranks of a block that are servers in all trials."""
         searched = "servers" in self.space.distributions
         return int(min(self.space.ends("servers"))) if searched else self.config.servers
 
     def check(self) -> None:
-        """Refuse what cannot be searched, as far as that shows without the data."""
+        """Refuse options that do not fit, before the data are read."""
         if self.folds < 1 or (self.stratified and self.folds == 1):
-            raise BadOption(
-                f"the number of folds is {self.folds}; give at least 1, which is none, or 2 stratified"
-            )
+            raise BadOption(f"the number of folds is {self.folds}; give at least 1, or 2 if stratified")
         names = [one.name for one in self.scores]
         if not names or len({*names}) < len(names):
             raise BadOption(f"the objectives are '{','.join(names)}'; give one or several, each once")
@@ -95,13 +92,13 @@ class Search:
         if self.folds == 1 and by_validation and self.config.validation == 0:
             raise BadOption("--validation is 0, so trials cannot be compared; give a share, or --folds 3")
         if self.folds > 1 and self.config.validation != TrainConfig.validation:
-            raise BadOption("--folds says what is held out, and so does --validation; give one of them")
+            raise BadOption("--folds and --validation both hold samples out; give one of them")
         self.space.check(self.config)
         by_epochs = self.config.steps is None and "steps" not in self.space.distributions
         check_methods(self.sampler, self.pruner, self.space, self.scores, by_epochs)
 
     def decided(self, metrics: Sequence[str]) -> Search:
-        """Return the search with its objectives chosen from the metrics that runs compute."""
+        """Return the search with "auto" resolved, if the runs compute these metrics."""
         scores = [first_score(metrics) if one.name == AUTO else one for one in self.scores]
         for one in scores:
             if one.by_epoch and one.name not in (LOSS, *metrics):
@@ -112,7 +109,7 @@ class Search:
         return replace(self, scores=scores)
 
     def record(self) -> Json:
-        """Return the question as JSON values: a resumed search must ask the same."""
+        """Return the question as JSON values; a resumed search must have an equal one."""
         left_out = ("out", "workers", "threads", "time_limit")
         config = {name: value for name, value in self.config.as_json().items() if name not in left_out}
         return {
@@ -137,14 +134,10 @@ class Search:
         return cls(config, space_of(space), [*map(Score.read, values["objective"])], **own)
 
     def count(self, trials: int) -> int:
-        """Return how many trials there are, at most `trials`: a grid is finite."""
+        """Return the number of trials, at most `trials`: a grid is finite."""
         if trials < 1:
             raise BadOption(f"the number of trials is {trials}; the smallest possible is 1")
         return min(trials, len(self.space.points())) if self.sampler == GRID else trials
-
-    def at_a_time(self, trials: int) -> int:
-        """Return how many jobs of all trials can run at a time."""
-        return self.count(trials) * (self.folds if self.pruner == "none" else 1)
 
     def config_of(self, options: Mapping[str, Any]) -> TrainConfig:
         """Return the configuration of a trial with these options."""
@@ -155,7 +148,7 @@ class Search:
         config, objects, prunable = self.config_of(options), dict(self.objects), self.pruner != "none"
         configs = [config]
         if self.folds > 1:
-            # The splits hold samples out.
+            # The splits leave the test part out.
             config = replace(config, validation=TrainConfig.validation, test=0.0)
             configs = [
                 replace(config, split=f"{splits}:{fold}", seed=config.seed + fold)
@@ -173,15 +166,14 @@ class Search:
 
     def at_ends(self) -> list[FarmJob]:
         """Return runs with the values at the ends of the space, for checks."""
-        found = [
-            self.config_of({name: value})
+        return [
+            FarmJob("", self.config_of({name: value}), dict(self.objects))
             for name in self.space.distributions
             for value in self.space.ends(name)
         ]
-        return [FarmJob("", config, dict(self.objects)) for config in found]
 
     def begin(self, samples: Samples, out: str | Path | None, resume: bool = False) -> FarmFolder:
-        """Make the folder of the farm with the splits of its folds, or go on in an earlier one."""
+        """Make the folder of the farm with its splits, or continue in an earlier one."""
         question = {**self.record(), "fingerprint": samples.fingerprint}
         path = out or FOLDER / folder_name(self.config.model, samples.name)
         folder = FarmFolder.begin(path, KIND, question, resume=resume)
@@ -198,7 +190,7 @@ class Search:
 
 
 def _in_folder(search: Search, folder: FarmFolder) -> Search:
-    """Return the search with the data that its farm keeps, if it does."""
+    """Return the search with the data that its farm keeps, if there are any."""
     data = folder.path.absolute() / DATA
     return replace(search, config=replace(search.config, data=str(data))) if data.is_file() else search
 
@@ -211,7 +203,7 @@ class Tuned:
         search: the question.
         folder: of the farm, with all runs.
         study: Optuna's.
-        outcome: how the work on it ended; None if it was read from its folder.
+        outcome: the end of the work; None: the result was read from its folder.
     """
 
     search: Search = field(repr=False)
@@ -221,10 +213,7 @@ class Tuned:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The options of the best trial, such as {"lr": 0.01, "model.hidden": [64]}.
-
-        With several objectives the best trial is the one that is best by the first of them.
-        """
+        """The options of the trial that is best by the first objective, such as {"model.hidden": [64]}."""
         return self.search.space.options(self.front[0].params)
 
     @property
@@ -239,7 +228,7 @@ class Tuned:
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        """All trials, each with "trial" (its number), "state", its objectives and its options."""
+        """All trials, each with "trial" (the number), "state", the objectives and the options."""
         scores = [str(one) for one in self.search.scores]
         options = [(trial, self.search.space.options(trial.params)) for trial in self._trials]
         return [
@@ -254,16 +243,13 @@ class Tuned:
 
     @property
     def importance(self) -> dict[str, float]:
-        """The share of each option in how good a trial is; 1 in all; empty with too few trials."""
+        """The importance of each option for the objective, 1 in all; empty with too few trials."""
         values = {tuple(one.values) for one in self._trials if one.state is COMPLETE}
         return dict(optuna.importance.get_param_importances(self.study)) if len(values) >= FEW else {}
 
     @property
     def front(self) -> list[optuna.trial.FrozenTrial]:
-        """The best trial, if any has finished; with several objectives the trials on the Pareto front.
-
-        They are in the order of the first objective.
-        """
+        """The best trial; with several objectives the Pareto front, in the order of the first one."""
         if not any(trial.state is COMPLETE for trial in self._trials):
             return []
         if len(self.search.scores) == 1:
@@ -275,19 +261,15 @@ class Tuned:
     def failed(self) -> dict[int, str]:
         """The reasons why trials failed, by number."""
         reasons = {}
-        for trial in self._trials:
-            if trial.state is optuna.trial.TrialState.FAIL:
-                names = self.search.job_names(trial.number)
-                errors = [RunFolder(FarmFolder(self.folder).job(job)).error() for job in names]
-                error_text = next(
-                    (error for error in errors if error), "its objective is not a finite number"
-                )
-                reasons[trial.number] = error_text.strip().splitlines()[-1]
+        for number in (one.number for one in self._trials if one.state is FAILED):
+            runs = [RunFolder(FarmFolder(self.folder).job(job)) for job in self.search.job_names(number)]
+            errors = (error for run in runs if (error := run.error()))
+            reasons[number] = next(errors, "its objective is not finite").strip().splitlines()[-1]
         return reasons
 
     @property
     def epochs(self) -> tuple[int, int]:
-        """The number of epochs trained, and the number if no trial had been ended early."""
+        """The number of trained epochs, and their number without pruning."""
         trials = [one for one in self._trials if one.state in (COMPLETE, PRUNED)]
         whole = self.search.span * self.search.folds
         trained = [one.last_step or 0 if one.state is PRUNED else whole for one in trials]
@@ -298,7 +280,7 @@ class Tuned:
         return self.study.get_trials(deepcopy=False)
 
     def write_table(self) -> Path:
-        """Write all trials as CSV, and return the path."""
+        """Write all trials as CSV; return the path."""
         rows, path = self.trials, self.folder / TRIALS
         write_table(path, [[*(rows[0] if rows else ["trial"])], *([*row.values()] for row in rows)])
         return path
@@ -307,27 +289,29 @@ class Tuned:
 def tune(
     search: Search, folder: FarmFolder, trials: int, blocks: Blocks, listener: Listener | None = None
 ) -> Tuned:
-    """Work on the unfinished trials in a farm's folder; there are to be `trials` in all."""
-    search = _in_folder(search, folder)
+    """Work on the farm until it has `trials` trials."""
+    search, prunes, count = _in_folder(search, folder), search.pruner != "none", search.count(trials)
     study = open_study(folder.path, search.scores)
     method = Method(search.sampler, search.pruner, search.config.seed, search.span * search.folds)
     source = SearchJobs(
         Trials(folder.path, study, search.space, method),
-        search.count(trials),
+        count,
         partial(search.jobs, folder.path.absolute() / SPLITS),
         search.scores,
-        search.pruner != "none",
+        prunes,
         search.span,
         lambda job: RunFolder(folder.job(job)).lines(EpochRecord).records,
     )
-    outcome = blocks.work(folder, source, search.at_a_time(trials), search.servers, listener)
+    # With a pruner the folds of a trial take turns.
+    limits = {**vars(blocks), "jobs": count * (1 if prunes else search.folds), "servers": search.servers}
+    outcome = work_on(folder, source, **limits, listener=listener)
     return Tuned(search, folder.path, study, outcome)
 
 
 def read_search(folder: FarmFolder) -> Tuned:
     """Read a search from its folder."""
     if folder.plan.kind != KIND:
-        raise BadRunFolder(f"{folder.path} is the farm of a '{folder.plan.kind}', and no search")
+        raise BadRunFolder(f"{folder.path} is no search; give a folder that 'tutti tune' wrote")
     if not (folder.path / JOURNAL).is_file():
         raise BadRunFolder(f"{folder.path} has no {JOURNAL} yet")
     search = _in_folder(Search.from_json(folder.plan.question), folder)

@@ -1,10 +1,10 @@
-"""The trials of a search, in an ordinary study of Optuna.
+"""The trials of a search, in a study of Optuna.
 
 FARM/study.journal    Optuna's journal
 FARM/study.lock       locked while a launch chooses a trial
 
-The sampler is seeded by the search's seed and the number of the trial, so one block makes the same trials
-each time.
+The seed of the search and the number of the trial seed the sampler, so one block makes the same trials each
+time.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Method:
 
     sampler: str = "tpe"  # a name in `SAMPLERS`
     pruner: str = "none"  # a name in `PRUNERS`
-    seed: int = 0  # decides all random choices
-    epochs: int = 1  # of a trial, those of all folds added up
+    seed: int = 0
+    epochs: int = 1  # of a trial, over all folds
 
 
 class Trials:
@@ -74,7 +74,7 @@ class Trials:
                         study.enqueue_trial(point)
 
     def ask(self, count: int) -> int | None:
-        """Begin a new trial and return its number; None if there are `count` trials already."""
+        """Begin a new trial and return its number; None: there are `count` trials already."""
         with self._turn():
             number = len([one for one in self._all() if one.state is not TrialState.WAITING])
             if number >= count:
@@ -86,7 +86,7 @@ class Trials:
         return trial.number
 
     def take_over(self) -> list[int]:
-        """Return the running trials that are new to this launch, which takes them over."""
+        """Take over the running trials of other launches, and return their numbers."""
         running = [one for one in self._all() if one.state is TrialState.RUNNING]
         new = [one for one in running if one.number not in self._running]
         self._running |= {one.number: Trial(self._study, one._trial_id) for one in new}
@@ -97,21 +97,21 @@ class Trials:
         return self._space.options(self._all()[number].params)
 
     def has_ended(self, number: int) -> bool:
-        """Return whether a trial has a result, from this launch or another one."""
+        """Return whether a trial has a result, from any launch."""
         return self._all()[number].state.is_finished()
 
     def report(self, number: int, step: int, value: float) -> None:
-        """Report a value of a trial, once for each step."""
+        """Report the value of a trial at a step, once."""
         trial = self._all()[number]
         if not trial.state.is_finished() and step not in trial.intermediate_values:
             self._running[number].report(value, step)
 
     def prunes(self, number: int) -> bool:
-        """Return whether a trial should end, by the values reported so far."""
+        """Return whether the pruner ends a trial, by the values reported so far."""
         return not self.has_ended(number) and self._running[number].should_prune()
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """End a trial, with its values if it is complete. A result from another launch stays."""
+        """End a trial, with its values if it is complete. A result of another launch stays."""
         if state is COMPLETE and not all(map(math.isfinite, values or [math.nan])):
             state, values = FAILED, None
         # A pruned trial's value is the last one reported.

@@ -1,1 +1,1 @@
-"""What a training would take, and learn, on hosts that are not there: a simulation on virtual workers."""
+"""Simulations of trainings on other hosts: their speed, cost and accuracy."""

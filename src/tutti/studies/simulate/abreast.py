@@ -1,4 +1,4 @@
-"""The replay of workers that meet in collectives, in vectors over the ranks."""
+"""The replay of workers that meet in collectives; vectors have a number for each rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tutti.studies.simulate.step_times import Floats
 
 
 def replay_abreast(steps: StepSequence, cluster: HostLayout, work: Floats) -> Floats:
-    """Return the time at which each worker has made its steps, in seconds.
+    """Return the time at which each worker ends, in seconds.
 
     Args:
         steps: the communication.
         cluster: the ranks.
-        work: the seconds that each computes in each step, of shape (steps, ranks).
+        work: the seconds that each worker computes in each step, of shape (steps, ranks).
     """
     clocks = numpy.zeros(cluster.ranks)
     meetings: dict[CommOperation, Callable[[Floats], None]] = {}
@@ -32,7 +32,7 @@ def replay_abreast(steps: StepSequence, cluster: HostLayout, work: Floats) -> Fl
 
 
 def _meeting(operation: CommOperation, cluster: HostLayout) -> Callable[[Floats], None]:
-    """Return a function that lets the clocks of each group meet: the latest, and the seconds it takes."""
+    """Return a function that moves the clocks of each group to the latest one + the collective's seconds."""
     if operation.group == "host":
         of_hosts = numpy.array([cluster.seconds(operation, (size,)) for size in cluster.sizes])
 

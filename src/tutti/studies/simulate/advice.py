@@ -1,6 +1,6 @@
-"""Which strategy, how many local steps and which batch size for some hosts: the least loss in the same time.
+"""The choice of strategy, local steps and batch size for some hosts: the least loss in the same time.
 
-All candidates are trained for the same simulated time. One that sends less makes more steps in it.
+All candidates train for the same simulated time. A candidate that sends less makes more steps.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ EVERY: Final = (8, 32, 128)
 """Local steps between two exchanges, to choose from."""
 
 EXCHANGES: Final = 4
-"""Fewest exchanges of a short training: fewer say nothing about more local steps."""
+"""The fewest exchanges of a short training: fewer say nothing about local steps."""
 
 MARGIN: Final = 1.5
 """What a proposed budget has more than is needed, as the next timing may be slower."""
 
 LEAST: Final = 40
-"""Fewest steps of a short training without waiting."""
+"""The fewest steps of a short training, for a worker that never waits."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The candidates, the one to take, and its configuration."""
+    """The recommended candidate."""
 
-    simulation: Simulation
+    simulation: Simulation  # of all candidates
     pick: SimulatedRow
-    config: TrainConfig
+    config: TrainConfig  # of the pick
 
     def why(self) -> str:
         """Return the reason for the pick, in a sentence."""
@@ -54,15 +54,11 @@ class Advice:
 def work(comm: Communicator, payload: bytes) -> Advice:
     """Train all candidates for the same simulated time, and pick one (entry point).
 
-    Args:
-        comm: ranks of this host.
-        payload: a pickled `AdviseJob`.
-
     Raises:
-        BadOption: the budget is too short to see what is learned.
+        BadOption: the budget is too short.
     """
     job = load_job(payload, AdviseJob)
-    # The length that is given is that of the training to come.
+    # The given length is that of the training afterwards.
     job = replace(job, config=replace(job.config, epochs=None, steps=None))
     (workers,) = job.question.workers
     with seeded(job.config.seed):
@@ -97,10 +93,8 @@ def work(comm: Communicator, payload: bytes) -> Advice:
         found = simulated(learning, comm, task, plans, job.budget_s)
     losses = {row.way: row.loss for row in found.rows if row.loss is not None}
     pick = min((row for row in found.rows if row.way in losses), key=lambda row: losses[row.way])
-    config = next(
-        one.recipe.config for one in plans if isinstance(one, PlannedRow) and one.row.way == pick.way
-    )
-    return Advice(found, pick, config)
+    configs = {one.row.way: one.recipe.config for one in plans if isinstance(one, PlannedRow)}
+    return Advice(found, pick, configs[pick.way])
 
 
 def _candidates(job: AdviseJob, steps: int) -> Iterator[Way]:

@@ -42,16 +42,16 @@ def simulate(
     quiet: bool = False,
     **options: Unpack[TrainOptions],
 ) -> Simulation:
-    """Simulate a training on hosts that are not there: its speed, its cost, and what it learns.
+    """Simulate a training on other hosts: its speed, cost and accuracy.
 
     Args:
-        model: as `tutti.train` takes it.
-        data: likewise.
+        model: as for `tutti.train`.
+        data: as for `tutti.train`.
         strategies: names, such as "sync" or "diloco:every=100", or strategies of tutti.
         workers: numbers of workers, each with each strategy.
-        network: between hosts, such as "10gbit,50us"; by default the machine's.
-        machine: a name, the path of a TOML file, or a `Machine`; by default the model is timed here.
-        price: of a host for an hour; by default the machine's.
+        network: between hosts, such as "10gbit,50us"; by default the network of the machine.
+        machine: a name, the path of a TOML file, or a `Machine`; by default hosts like this one.
+        price: of a host for an hour; by default the price of the machine.
         scaling: "weak": `batch_size` is that of each worker; "strong": of all workers together.
         timing: simulate the time alone, without gradients: thousands of workers are cheap.
         optimizer: as `tutti.train` takes it, like the five below.
@@ -61,11 +61,11 @@ def simulate(
         sampling: likewise.
         augment: likewise.
         quiet: print nothing.
-        **options: as for `tutti.train`. `epochs` are as many samples for any number of workers, `steps` are
+        **options: as for `tutti.train`. `epochs` are the same samples for any number of workers, `steps` are
             those of each worker.
 
     Returns:
-        The rows, and where each strategy stops paying.
+        The rows of the table; `stops()` says where each strategy stops paying.
 
     Raises:
         UserError: an argument is wrong; the message says which and what to do.

@@ -1,4 +1,4 @@
-"""The time of a training step: measured here on all ranks at once, or reckoned for another machine."""
+"""The time of a training step: measured here on all ranks at once, or estimated for another machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tutti.training.run_parts import Hooks, Schedule
 from tutti.training.trainer import Trainer
 
 MEASURED_S: Final = 1.5
-"""Seconds for which steps are timed."""
+"""The seconds of timing."""
 
 FIRST, LEAST, MOST = 5, 20, 2000
-"""Steps that are not counted, as they allocate memory, and limits on those that are."""
+"""First steps that do not count, as they allocate memory, and the least and most steps that count."""
 
 PASSES: Final = 3
-"""A backward pass has twice the products of a forward pass."""
+"""A step has three times the operations of a forward pass: a backward pass has twice as many."""
 
 
 def measured_steps(recipe: Recipe, comm: Communicator, task: Task, batch_size: int) -> StepTimes:
@@ -69,30 +69,30 @@ def flops_of_sample(task: Task) -> float:
     """Return the floating-point operations of a forward and backward pass of one sample.
 
     Raises:
-        BadOption: the model has no operation that torch's counter knows.
+        BadOption: torch's counter knows no operation of the model.
     """
     inputs, targets = task.workload(1).batch(1)
-    module = copy.deepcopy(task.module).eval()  # A single sample has no statistics of its own.
+    module = copy.deepcopy(task.module).eval()  # BatchNorm needs several samples in training.
     with FlopCounterMode(display=False) as counter:
         task.objective.compute(module, inputs, targets)
     flops = PASSES * counter.get_total_flops()
     if not flops:
         raise BadOption(
-            "torch counts no products in this model, so its time on another machine is not known; leave "
+            "torch counts no operations of this model, so its time on another machine is unknown; leave "
             "flops_per_s out of the machine's file to time it here"
         )
     return float(flops)
 
 
-def reckoned_steps(machine: Machine, task: Task, batch_size: int) -> StepTimes:
-    """Return the seconds of a step of `batch_size` samples, by what a rank of the machine computes."""
+def estimated_steps(machine: Machine, task: Task, batch_size: int) -> StepTimes:
+    """Return the seconds of a step of `batch_size` samples, by the machine's operations per second."""
     assert machine.flops_per_s is not None
     usual = flops_of_sample(task) * batch_size / machine.flops_per_s
     return StepTimes(tuple(usual * one for one in machine.spread))
 
 
 def calibrated(machine: Machine, task: Task, batch_size: int, times: StepTimes) -> Machine:
-    """Return the machine with what steps have shown on it."""
+    """Return the machine with the speed and spread of measured steps."""
     rate = flops_of_sample(task) * batch_size / times.median
     spread = tuple(float(f"{one / times.median:.4g}") for one in times.quantiles_s)
     source = f"{task.name}, timed on {date.today()}"

@@ -13,28 +13,23 @@ from tutti.studies.simulate.recorder import CommOperation
 
 
 class HostLayout:
-    """Ranks on hosts. Servers are numbered after the workers, on the hosts in turn.
-
-    Attributes:
-        starts: the first rank of each host.
-        host_of: the host of each worker.
-    """
+    """Ranks on hosts. Servers are numbered after the workers, on the hosts in turn."""
 
     def __init__(self, network: Network, hosts: Sequence[int]) -> None:
         self.network, self.sizes, self.ranks = network, tuple(hosts), sum(hosts)
-        self.starts = numpy.array([0, *accumulate(hosts)][:-1])
-        self.host_of = numpy.repeat(numpy.arange(len(hosts)), hosts)
+        self.starts = numpy.array([0, *accumulate(hosts)][:-1])  # the first rank of each host
+        self.host_of = numpy.repeat(numpy.arange(len(hosts)), hosts)  # the host of each worker
         self._ports: dict[Hashable, Port] = {}
 
     def seconds(self, operation: CommOperation, sizes: Sequence[int]) -> float:
-        """Return the seconds of a collective over hosts of these numbers of ranks."""
+        """Return the seconds of a collective over hosts with these numbers of ranks."""
         lanes = min(self.sizes) if operation.group == "lane" else 1
         cost = getattr(self.network.shared_by(lanes), f"{operation.kind}_s")
         seconds: float = cost(sizes) if operation.kind == "barrier" else cost(sizes, operation.nbytes)
         return seconds
 
     def way(self, sender: int, receiver: int) -> tuple[PortUse, ...]:
-        """Return the way of a message between two ranks."""
+        """Return the route of a message between two ranks."""
         here, there = (self._host(rank) for rank in (sender, receiver))
         if here == there:
             link = self.network.local
@@ -48,7 +43,7 @@ class HostLayout:
         )
 
     def overhead_s(self, sender: int, receiver: int) -> float:
-        """Return the seconds of each end's processor for a message."""
+        """Return the processor's seconds at each end of a message."""
         return self.network.overhead_s if self._host(sender) != self._host(receiver) else 0.0
 
     def _host(self, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""The share of a training's speed that failures leave."""
+"""The share of the steps of a training that failures of hosts leave."""
 
 from __future__ import annotations
 
@@ -12,22 +12,16 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Failures:
-    """Failures of hosts, which come at random and independently, and their cost.
-
-    Args:
-        hours_between: mean hours between two failures of one host.
-        repair_s: seconds until a failed host, or another in its place, is there.
-        checkpoint_every_s: seconds between two checkpoints, which are written beside the training.
-        restart_s: seconds from the failure until ranks train again, where hosts are there.
+    """Random, independent failures of hosts, and their cost.
 
     Raises:
         ValueError: `hours_between` or `checkpoint_every_s` is not above 0, or a time is below 0.
     """
 
-    hours_between: float
-    repair_s: float
-    checkpoint_every_s: float
-    restart_s: float
+    hours_between: float  # the mean between two failures of a host
+    repair_s: float  # until a failed host is repaired or replaced
+    checkpoint_every_s: float  # checkpoints are written while ranks train
+    restart_s: float  # from a failure until ranks train again, if no host is missing
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -40,25 +34,19 @@ class Failures:
 
 
 def goodput(failures: Failures, pace: Pace, hosts: int, servers: int) -> float:
-    """Return the useful steps per second over those without failures, 0 to 1, in the mean of a long run.
+    """Return the share of useful steps, 0 to 1, in the mean of a long run.
 
-    A failure of any host stops synchronous workers. The steps since the last checkpoint are made again, after
-    the restart. With M seconds between two failures and T between two checkpoints that is
+    A failure of any host stops synchronous workers. After the restart they repeat the steps since the last
+    checkpoint. With M seconds between two failures and T between two checkpoints the share is
 
         T / (M e^(restart / M) (e^(T / M) - 1))
 
     Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
     Generation Computer Systems 22, equation 13; a checkpoint itself takes no time here.
 
-    Under the pace FREE all workers stop like that when a host with a server fails. Otherwise only the workers
-    of the failed host stop, until it is repaired and they have started again: M / (M + repair + restart) of
-    their time is left, with M of one host.
-
-    Args:
-        failures: of the hosts.
-        pace: of the strategy.
-        hosts: how many hosts there are.
-        servers: how many ranks are servers, on hosts in turn.
+    Under the pace FREE all workers stop like that if a host with a server fails. Otherwise only the workers
+    of the failed host stop, until it is repaired and they have restarted: M / (M + repair + restart) of their
+    time is left, with M of one host. Servers are on the hosts in turn.
     """
     between_s = failures.hours_between * HOUR_S
     if pace is not Pace.FREE:
@@ -70,6 +58,6 @@ def goodput(failures: Failures, pace: Pace, hosts: int, servers: int) -> float:
 
 def _of_all(failures: Failures, between_s: float) -> float:
     checkpoint, restart = failures.checkpoint_every_s / between_s, failures.restart_s / between_s
-    if checkpoint + restart > math.log(1e300):  # no step is ever kept
+    if checkpoint + restart > math.log(1e300):  # no checkpoint is ever reached
         return 0.0
     return checkpoint / (math.exp(restart) * math.expm1(checkpoint))

@@ -1,4 +1,4 @@
-"""The replay of workers that never wait for each other, and of their servers: event by event."""
+"""The replay of workers that never wait for each other, and of their servers, event by event."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tutti.studies.simulate.recorder import CommOperation
 from tutti.studies.simulate.step_times import Floats
 
 POST: Final = 0
-"""The stage of an event in which a worker sends a message to a server; in the third the server serves it."""
+"""The first stage of an event: a worker sends a message to a server. In the third stage it is served."""
 HEADER: Final = 1
-"""The stage in which the header of a message comes to the server."""
+"""The second stage: the header of the message arrives at the server."""
 
 
 @dataclass
 class ServerRequest:
-    """A worker's request to all servers, in bytes for each of them.
+    """A worker's request to all servers, in bytes for each server.
 
     Attributes:
         header: the first part of each message.
         sent: each message.
         answers: each answer; 0: the worker does not wait for one.
-        parts: how many messages a worker sends to each server.
-        answer_parts: how many it gets back.
+        parts: the number of messages to each server.
+        answer_parts: the number of messages back.
     """
 
     header: float
@@ -42,12 +42,12 @@ class ServerRequest:
 
     @property
     def pushes(self) -> bool:
-        """True if it brings something that moves the centre."""
+        """True if the request moves the centre."""
         return self.parts > 1
 
 
 def requests_of(operations: Iterable[CommOperation], servers: int) -> list[ServerRequest]:
-    """Return the requests in a worker's messages to its servers and from them."""
+    """Return the requests in a worker's messages to and from its servers."""
     found: list[ServerRequest] = []
     answered = True
     for one in operations:
@@ -65,19 +65,19 @@ def requests_of(operations: Iterable[CommOperation], servers: int) -> list[Serve
 
 
 def replay_free(steps: StepSequence, cluster: HostLayout, work: Floats, servers: int) -> tuple[Floats, float]:
-    """Return the time at which each worker has made its steps, and the mean staleness of what they push.
+    """Return the time at which each worker ends, and the mean staleness of its requests.
 
-    A server serves requests in the order in which they come, one after the other:
+    A server serves requests one after the other, in the order of their arrival:
 
         worker   │ computes │ header, message ──▶ │       waits        │ computes
         server              │     others      ──▶ │ answer ──▶
-                            post        header comes      server is free, message is there
+                            post        header arrives    server is free, message is there
 
     Args:
         steps: the communication.
         cluster: the ranks.
-        work: the seconds that each computes in each step, of shape (steps, ranks).
-        servers: how many there are.
+        work: the seconds that each worker computes in each step, of shape (steps, ranks).
+        servers: the number of servers.
     """
     requests: list[ServerRequest] = []
     waits: list[Floats] = []  # seconds of computing before each request, and after the last one
@@ -112,10 +112,10 @@ class _Replay:
         slowest, overhead_s = self._slowest, self._overhead_s
         pushes = [request.pushes for request in requests]
         missing, resumed, ends = [0] * self._ranks, [0.0] * self._ranks, list(waits[0])
-        # Of the first server: its version, and the one that each worker has seen.
+        # The version of the first server, and the version that each worker has seen.
         version, seen, behind, readings = 0, [0] * self._ranks, 0, 0
         busy, queues = [0.0] * servers, [deque[tuple[int, float]]() for _ in range(servers)]
-        # A time, the number of worker, request, server and stage, and when the whole message is there.
+        # The time, the number of worker, request, server and stage, and the arrival of the whole message.
         events = [(at, rank * count * stages, 0.0) for rank, at in enumerate(ends) if count]
         heapify(events)
         while events:

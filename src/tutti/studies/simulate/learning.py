@@ -1,4 +1,4 @@
-"""Training on virtual workers: real gradients and messages, under a clock that steps and links move."""
+"""Training on virtual workers: real gradients and messages, under a virtual clock."""
 
 from __future__ import annotations
 
@@ -26,21 +26,11 @@ def learn(
     task: Task,
     strategy: Strategy,
     machine: Machine,
-    workers: int,
-    batch: int,
-    times: StepTimes,
+    workers: int,  # their number; they fill the hosts in turn
+    batch: int,  # samples of a worker's step
+    times: StepTimes,  # of a worker's step
 ) -> list[EpochRecord]:
-    """Return the record of each epoch of a training on virtual workers, by the virtual clock.
-
-    Args:
-        recipe: the run, as `tutti train` takes it.
-        task: data and model; the model stays as it is.
-        strategy: of the workers.
-        machine: the hosts, which are filled in turn.
-        workers: how many there are.
-        batch: samples of a worker's step.
-        times: its seconds.
-    """
+    """Train a copy of the task's model on virtual workers; return the epochs by the virtual clock."""
     config = recipe.config
 
     def program(comm: Communicator) -> list[EpochRecord] | None:

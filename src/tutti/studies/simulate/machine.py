@@ -1,4 +1,4 @@
-"""A kind of host and the network between such hosts, from a TOML file. Needs no torch."""
+"""A kind of host, and the network between such hosts. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ INCLUDED: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 """The names of the machines that come with the package."""
 
 SECTIONS: Final = ("network", "compute", "failures", "input")
-"""The sections of a machine's file; which one a key is in makes no difference."""
+"""The sections of a machine's file; a key may be in any of them."""
 
 BETWEEN: Final = "10gbit,50us"
 INSIDE: Final = "64gbit,1us"
-"""Links of a machine that is not described."""
+"""The default links."""
 
 
 @dataclass(frozen=True)
@@ -31,30 +31,30 @@ class Machine:
     """A kind of host; the fields are the keys of its file.
 
     Raises:
-        BadOption: the words name no network that can be.
+        BadOption: `between` or `inside` cannot be parsed.
     """
 
     name: str
     source: str  # of the figures, with the year
     ranks_per_host: int
-    between: str  # the network between hosts, as `Network.parse` reads it
-    inside: str  # the link between two ranks of a host, likewise
+    between: str  # the network between hosts, as for `Network.parse`
+    inside: str  # the link between two ranks of a host, in the same form
     price_per_hour: float | None = None  # of a host; None: unknown
     speeds: tuple[float, ...] = (1.0,)  # relative, of the hosts in turn
     flops_per_s: float | None = None  # of a rank; None: the model is timed on this machine
     spread: tuple[float, ...] = (1.0, 1.0)  # equally spaced quantiles of a step's time, over the median
-    hours_between: float = inf  # from one failure of a host to the next
-    repair_s: float = 600.0  # until a failed host is back
+    hours_between: float = inf  # the mean between two failures of a host
+    repair_s: float = 600.0  # until a failed host is repaired or replaced
     checkpoint_every_s: float = 600.0
-    restart_s: float = 60.0  # from a failure until ranks train again, where hosts are there
-    samples_per_s: float = inf  # that the input of a rank can read
+    restart_s: float = 60.0  # from a failure until ranks train again, if no host is missing
+    samples_per_s: float = inf  # the most that the input of a rank can read
 
     def __post_init__(self) -> None:
         _ = self.network
 
     @property
     def network(self) -> Network:
-        """The links of a cluster of such hosts."""
+        """The network of a cluster of such hosts."""
         try:
             inside, between = Network.parse(self.inside), Network.parse(self.between)
         except ValueError as error:
@@ -66,7 +66,7 @@ class Machine:
         )
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the workers of each host; hosts are filled in turn."""
+        """Return the number of workers on each host; hosts are filled in turn."""
         full, rest = divmod(workers, self.ranks_per_host)
         return [self.ranks_per_host] * full + [rest] * (rest > 0)
 
@@ -81,22 +81,18 @@ class Machine:
 def machine_of(
     given: str | Machine | None, network: str | None = None, price_per_hour: float | None = None
 ) -> Machine:
-    """Return a machine, of a name, a TOML file, or by default this one; with another network or price.
-
-    Raises:
-        UserError: the machine cannot be read, or has a value that cannot be.
-    """
+    """Return the machine of a name or a TOML file, or this one, with another network or price if given."""
     if given is None:
         given = Machine("this machine", "timed now", allowed_cores().usable, BETWEEN, INSIDE)
     machine = read_machine(given) if isinstance(given, str) else given
     machine = machine if network is None else replace(machine, between=network)
     if price_per_hour is not None and not price_per_hour > 0:
-        raise BadOption(f"--price is {price_per_hour}; give what a host costs for an hour, such as 3.06")
+        raise BadOption(f"--price is {price_per_hour}; give the price of a host for an hour, such as 3.06")
     return machine if price_per_hour is None else replace(machine, price_per_hour=price_per_hour)
 
 
 def read_machine(given: str) -> Machine:
-    """Return one of the machines that are included, or that of a TOML file."""
+    """Return an included machine, or the machine of a TOML file."""
     path = FOLDER / f"{given}.toml" if given in INCLUDED else Path(given)
     if path.suffix != ".toml":
         raise UnknownName("machine", given, INCLUDED, "Or give a file: --machine mine.toml.")
@@ -122,7 +118,7 @@ def read_machine(given: str) -> Machine:
 
 
 def _checked(path: Path, of: Field[Any], value: Any) -> Any:
-    """Return the value of a key, or refuse one that cannot be."""
+    """Return the value of a key, or refuse it."""
     kind = str(of.type)
     listed = kind.startswith("tuple")
     if kind == "str":
@@ -133,10 +129,8 @@ def _checked(path: Path, of: Field[Any], value: Any) -> Any:
         right = all(isinstance(one, kinds) and 0 < one < inf for one in numbers)
         expected = "a list of numbers above 0" if listed else "a number above 0"
     if of.name == "spread":
-        right, expected = (
-            right and len(numbers) > 1 and numbers == sorted(numbers),
-            "2 or more rising numbers",
-        )
+        right = right and len(numbers) > 1 and numbers == sorted(numbers)
+        expected = "2 or more rising numbers"
     if not right:
         raise BadOption(f"'{of.name}' in the machine's file {path} is {value!r}; give {expected}")
     return tuple(numbers) if listed else value

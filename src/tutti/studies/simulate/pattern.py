@@ -1,4 +1,8 @@
-"""The communication of a worker, recorded from its strategy's own code."""
+"""The communication of a worker, recorded from the code of its strategy.
+
+The code runs on one rank with stand-ins for the model, whose gradients are constant. Bytes are linear in the
+size of the model: two stand-ins give the bytes of any model.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +27,26 @@ LAYERS: Final = 64
 """Matrices of the stand-in for a model."""
 
 UNIT: Final = 102_400
-"""Numbers of the smaller stand-in for each rank of a host: whole chunks and whole percentages of them."""
+"""Parameters of the smaller stand-in for each rank of a host. Chunks and percentages of it are whole."""
 
 FEW: Final = 4
-"""Hosts of a recording where messages of all workers are added up; more of them are on a line with 2 FEW."""
+"""If a worker receives messages of all others, recordings on FEW and 2 FEW hosts stand for more hosts."""
 
 WITH_PEERS: Final = (Gossip, NoLoCo)
-"""Strategies whose workers exchange with a few others; their partners are known at any size."""
+"""Strategies whose workers exchange with a few others; the partners are known for any size."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A worker's communication in one step.
+    """A worker's communication in one step."""
 
-    Attributes:
-        operations: in their order; consecutive exchanges of a round are one.
-        bytes_sent: as the strategy counts them.
-    """
-
-    operations: tuple[CommOperation, ...]
-    bytes_sent: float
+    operations: tuple[CommOperation, ...]  # consecutive equal exchanges are one
+    bytes_sent: float  # as the strategy counts them
 
 
 @dataclass(frozen=True)
 class StepSequence:
-    """The communication of all steps: some first ones, then some that repeat."""
+    """The communication of all steps: the first ones, then others that repeat."""
 
     first: tuple[Step, ...]
     repeated: tuple[Step, ...]
@@ -59,19 +58,12 @@ class StepSequence:
 
 @dataclass(frozen=True)
 class CommPattern:
-    """The communication of a strategy's workers. Made by `record`.
-
-    Attributes:
-        strategy: the strategy.
-        optimizer: its name; some cut the weights elsewhere, or send their learning rate.
-        parameters: the numbers of the model, in float32.
-        servers: the ranks that keep the centre, where the strategy has one; spread over the hosts in turn.
-    """
+    """The communication of a strategy's workers."""
 
     strategy: Strategy
-    optimizer: str
-    parameters: int
-    servers: int
+    optimizer: str  # a name; some cut the weights elsewhere, or send their learning rate
+    parameters: int  # of the model, in float32
+    servers: int  # the number of ranks that keep the centre, if the strategy has one
 
     @cached_property
     def period(self) -> int:
@@ -80,41 +72,17 @@ class CommPattern:
         return math.lcm(self.strategy.period, *every)
 
     def steps(self, hosts: Sequence[int], count: int) -> StepSequence:
-        """Return the communication of `count` steps on hosts of these numbers of ranks.
+        """Return the communication of `count` steps on hosts with these numbers of ranks.
 
         Raises:
-            BadOption: it depends on data, or on the time that others take.
+            BadOption: it depends on data, on shapes, or on the time of other workers.
         """
         first, *others = sorted(hosts)
         if isinstance(self.strategy, WITH_PEERS) and sum(hosts) % 2 and sum(hosts) > 1:
-            # One more rank, so that rank 0 has a partner in every round.
+            # With one more rank, rank 0 has a partner in every round.
             *others, last = first, *others
             return _steps(self, (*others, last + 1), count)
         return _steps(self, (first, *others), count)
-
-
-def record(
-    strategy: Strategy, optimizer: str, parameters: int, ranks_per_host: int, *, servers: int = 1
-) -> CommPattern:
-    """Record the communication of a worker.
-
-    The strategy's own code runs on one rank with stand-ins for the model, whose gradients are constant. Bytes
-    are linear in the numbers of the model: two stand-ins say how, for any model.
-
-    Args:
-        strategy: the strategy.
-        optimizer: the name of the optimizer.
-        parameters: the numbers of the model.
-        ranks_per_host: the ranks on each host.
-        servers: the ranks that keep a centre, for a strategy with one.
-
-    Raises:
-        BadOption: the communication depends on data, on shapes, or on the time that others take, so that only
-            real gradients show it.
-    """
-    pattern = CommPattern(strategy, optimizer, parameters, servers if Centre in strategy.needs else 0)
-    pattern.steps((ranks_per_host, ranks_per_host), 1)
-    return pattern
 
 
 @lru_cache(maxsize=64)
@@ -123,7 +91,7 @@ def _steps(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> StepSequ
     settled = options.get("after", 0) + period
     try:
         if options.get("compress") == "power_sgd":
-            raise Unpredictable("power_sgd sends as much as the shapes of the model say")
+            raise Unpredictable("the bytes of power_sgd depend on the shapes of the model")
         if Centre in pattern.strategy.needs and pattern.strategy.pace is not Pace.FREE:
             raise Unpredictable("the answer of a server depends on other workers")
         taken = min(count, settled + 2 * period)
@@ -140,7 +108,7 @@ def _steps(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> StepSequ
 
 
 def _recorded(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> list[Step]:
-    """Record steps on these hosts, or on a few of them where each rank adds up messages of all."""
+    """Record steps on these hosts, or on FEW and 2 FEW if each rank receives messages of all others."""
     few = _of_model(pattern, hosts[:FEW], count)
     if len(hosts) <= FEW:
         return few
@@ -151,14 +119,14 @@ def _recorded(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> list[
 
 
 def _of_model(pattern: CommPattern, hosts: tuple[int, ...], count: int) -> list[Step]:
-    """Record steps with two stand-ins, and return those of the model itself."""
+    """Record steps with two stand-ins, and return the steps of the model."""
     sizes = [UNIT * hosts[0], 2 * UNIT * hosts[0]]
     small, large = (_run(pattern, hosts, numbers, count) for numbers in sizes)
     return _between(small, large, (pattern.parameters - sizes[0]) / (sizes[1] - sizes[0]))
 
 
 def _between(some: list[Step], others: list[Step], share: float) -> list[Step]:
-    """Return steps with all bytes on the line through those of two recordings."""
+    """Interpolate or extrapolate the bytes of two recordings."""
     found = []
     for one, other in zip(some, others, strict=True):
         if [a._replace(nbytes=0) for a in one.operations] != [b._replace(nbytes=0) for b in other.operations]:

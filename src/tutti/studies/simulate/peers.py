@@ -1,4 +1,4 @@
-"""The replay of workers that exchange with some others in each round, event by event."""
+"""The replay of workers that exchange with a few others in each round, event by event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def partners(strategy: Strategy, size: int, turn: int) -> tuple[list[int], ...]:
     Args:
         strategy: of `WITH_PEERS`.
         size: the number of workers.
-        turn: the number of rounds before this one.
+        turn: the number of earlier rounds.
     """
     if isinstance(strategy, NoLoCo):
         order = order_of_pairs(size, turn + 1, strategy.seed)
@@ -42,18 +42,18 @@ def _linked(graph: str, size: int, turn: int) -> tuple[list[int], ...]:
 
 
 def replay_peers(strategy: Strategy, steps: StepSequence, cluster: HostLayout, work: Floats) -> Floats:
-    """Return the time at which each worker has made its steps, in seconds.
+    """Return the time at which each worker ends, in seconds.
 
-    A worker goes on when it has sent its vector and has the one that is for it:
+    A worker continues when it has sent its vector and received its partner's:
 
         worker 0   │ computes │ sends ──▶ 1        │ computes
-        worker 1   │ computes    │ sends ──▶ 0, has 0's │ computes
+        worker 1   │ computes    │ sends ──▶ 0, receives │ computes
 
     Args:
         strategy: chooses the partners.
         steps: the communication.
         cluster: the ranks.
-        work: the seconds that each computes in each step, of shape (steps, ranks).
+        work: the seconds that each worker computes in each step, of shape (steps, ranks).
     """
     exchanges: list[tuple[list[int], float]] = []
     waits: list[list[float]] = []  # seconds of computing before each exchange, and after the last one
@@ -75,7 +75,7 @@ def _run(
 ) -> list[float]:
     ranks, count, ends = cluster.ranks, len(exchanges), list(waits[0])
     ways: dict[int, tuple[tuple[PortUse, ...], float]] = {}  # by the numbers of sender and receiver
-    # By the number of a worker and an exchange: when it has sent its own vector, when another's has come.
+    # By the number of worker and exchange: the time when its vector is sent, and when the partner's arrives.
     sent: dict[int, float] = {}
     came: dict[int, float] = {}
     events = [(at, rank * count) for rank, at in enumerate(ends) if count]

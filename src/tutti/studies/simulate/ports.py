@@ -1,4 +1,4 @@
-"""The ports of a cluster, each of which carries one message at a time."""
+"""The ports of a cluster. Each port carries one message at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Port:
     """A port: its last busy period, and the earlier ones that are not over yet.
 
-    Messages are sent in the order of time, and one with a long way comes late: a message that comes before
-    one that was sent earlier takes the time in between.
+    Messages are sent in the order of time, but one with a long route arrives late: a message that arrives
+    before one that was sent earlier uses the gap.
     """
 
     __slots__ = ("begin", "earlier", "free")
@@ -19,7 +19,7 @@ class Port:
         self.earlier: list[tuple[float, float]] = []
 
     def squeeze_in(self, at: float, seconds: float, now: float) -> float:
-        """Carry a message in the first gap from `at` on that is long enough; returns its begin."""
+        """Carry a message in the first gap after `at` that is long enough; return when it begins."""
         periods = [period for period in self.earlier if period[1] > now]
         periods.append((self.begin, self.free))
         for first, last in periods:
@@ -34,7 +34,7 @@ class Port:
 
 
 class PortUse(NamedTuple):
-    """A stretch of a message's way."""
+    """A part of a message's route."""
 
     port: Port
     s_per_byte: float
@@ -42,9 +42,9 @@ class PortUse(NamedTuple):
 
 
 def send(way: tuple[PortUse, ...], nbytes: float, at: float, now: float) -> tuple[float, float]:
-    """Send bytes at `at`; returns when the sender is done, and when the last byte arrives.
+    """Send bytes at `at`; return when the sender is done, and when the last byte arrives.
 
-    Nothing is sent before `now` after this.
+    Later calls send nothing before `now`.
     """
     done, tail, slowest = -1.0, 0.0, 0.0
     for port, s_per_byte, latency_s in way:
@@ -63,7 +63,7 @@ def send(way: tuple[PortUse, ...], nbytes: float, at: float, now: float) -> tupl
             end = port.free = at + seconds
         if done < 0:
             done = end
-        # The last byte leaves a fast port no sooner than it comes there from a slow one.
+        # The last byte leaves a fast port no sooner than it arrives from a slow one.
         if seconds >= slowest:
             tail, slowest = end + latency_s, seconds
         else:

@@ -1,4 +1,4 @@
-"""What is simulated: ways to train, numbers of workers, and a kind of host. Needs no torch."""
+"""The question of a simulation: ways to train, numbers of workers, and a kind of host. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tutti.studies.crossing import with_options
 from tutti.studies.simulate.machine import Machine
 
 REPLAYED: Final = 200
-"""Steps of each worker whose timing alone is simulated, when no length is given."""
+"""The default steps of each worker, if the time alone is simulated."""
 
 DECIDED: Final = (
     *("strategy", "strategy_options", "workers", "hosts", "servers", "levels", "server_period", "parallel"),
     *("parallel_options", "threads", "device", "cuda_graph", "validate", "callbacks", "log", "out"),
     *(name for name in OF_LONG_RUNS if name not in ("weights", "skip_nonfinite")),
 )
-"""The options of a run that a simulation decides, or has no use for."""
+"""The options of a run that a simulation decides, or does not use."""
 
 _FREE: Final = [one.name for one in fields(TrainConfig) if one.name not in DECIDED]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: a strategy, with fields of a `TrainConfig`, or "strategy.every" for its own options."""
+    """A strategy with options: fields of `TrainConfig`, or options of the strategy ("strategy.every")."""
 
     name: str  # in the table
     strategy: str
@@ -43,11 +43,7 @@ class Way:
 
     @classmethod
     def parse(cls, text: str) -> Way:
-        """Return the way that a text such as "diloco:every=20:lr=0.1" means.
-
-        Raises:
-            UnknownName: there is no such strategy, or it has no such option.
-        """
+        """Parse a text such as "diloco:every=20:lr=0.1"."""
         words = text.split(":")
         name = ":".join(word for word in words if "=" not in word)
         if not names_object(name):
@@ -71,17 +67,13 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class SimulateQuestion:
-    """Ways to train, each with each number of workers, on hosts of a kind.
-
-    With "weak" scaling the batch size is that of each worker, with "strong" of all workers together. With
-    `timing` there are no gradients.
-    """
+    """Ways to train, each with each number of workers, on one kind of host."""
 
     ways: Sequence[Way]
     workers: Sequence[int]
     machine: Machine
-    scaling: str = WEAK
-    timing: bool = False
+    scaling: str = WEAK  # the batch size is that of each worker; STRONG: of all workers together
+    timing: bool = False  # the time alone, without gradients
 
     def __post_init__(self) -> None:
         if min(self.workers, default=0) < 1:
@@ -92,28 +84,24 @@ class SimulateQuestion:
 
 @dataclass(frozen=True)
 class SimulateJob(Job):
-    """A simulation; its configuration is what all ways have in common."""
+    """A simulation; its configuration is shared by all ways."""
 
     entry: ClassVar[str] = "tutti.studies.simulate.work:work"
     announced: ClassVar[bool] = False
 
     question: SimulateQuestion
-    calibrate: str | None = None  # the file of this machine, to be written
+    calibrate: str | None = None  # the file to write this machine to
 
     @override
     def placement(self) -> Placement:
-        # Ranks divide the rows among them. Where the model is timed, all cores are to be busy.
+        # Ranks divide the rows among them. All cores are busy while the model is timed.
         question, cores = self.question, allowed_cores().usable
         rows = len(question.ways) * len(question.workers)
         timed = question.machine.flops_per_s is None
         return place_ranks(cores if timed or not rows else min(cores, rows))
 
     def config_of(self, way: Way, workers: int, servers: int, together: bool) -> TrainConfig:
-        """Return the configuration of a simulated run; workers may make each update `together`.
-
-        Raises:
-            BadOption: the batch of all workers has no sample for each.
-        """
+        """Return the configuration of a simulated run, whose workers may make each update `together`."""
         config = with_options(self.config.as_json(), {**way.options, "strategy": way.strategy})
         batch, steps = config.batch_size, config.steps
         if self.question.scaling == WEAK and together:
@@ -132,7 +120,7 @@ class SimulateJob(Job):
 
 @dataclass(frozen=True)
 class AdviseJob(SimulateJob):
-    """A choice of strategy, local steps and batch size for some hosts, by short simulated trainings."""
+    """The choice of strategy, local steps and batch size for some hosts, by short simulated trainings."""
 
     entry: ClassVar[str] = "tutti.studies.simulate.advice:work"
 

@@ -1,4 +1,4 @@
-"""One rank's communicator without others: it notes operations, and every vector stays as it is."""
+"""The communicator of a single rank that records operations and leaves every vector as it is."""
 
 from __future__ import annotations
 
@@ -20,35 +20,25 @@ SERVED: Final = (Request.BEGIN, Request.PUSH, Request.EXCHANGE, Request.PULL)
 
 
 class Unpredictable(Exception):
-    """The communication depends on data, or on the time that others take; the message says why."""
+    """The communication depends on data, or on the time of other workers; the message says why."""
 
 
 class CommOperation(NamedTuple):
-    """An operation of one rank.
+    """An operation of one rank."""
 
-    Attributes:
-        kind: the name of a collective, such as "all_reduce", or "exchange", "send" or "recv".
-        group: the ranks that take part: "all", "host" (those of one host), "lane" (one of each host) or
-            "servers".
-        nbytes: bytes of the vector.
-        peer: the number of the server, of "send" and "recv".
-    """
-
-    kind: str
-    group: str
-    nbytes: float
-    peer: int = 0
+    kind: str  # a collective, such as "all_reduce", or "exchange", "send" or "recv"
+    group: str  # "all", "host" (the ranks of one host), "lane" (one rank of each host) or "servers"
+    nbytes: float  # of the vector
+    peer: int = 0  # the number of the server, for "send" and "recv"
 
 
 class Recorder(Communicator):
-    """The communicator of rank 0, whose counterparts exist only in number.
-
-    What a rank would receive is what it has sent, or what was in the vector before.
+    """The communicator of rank 0, without other ranks. It receives what it has sent, or nothing.
 
     Args:
-        operations: where operations are noted.
-        sizes: the ranks on each host; the first host must not have more than another.
-        group: as in `CommOperation`; "self" for this rank alone.
+        operations: records are added here.
+        sizes: the ranks on each host; no host has fewer than the first.
+        group: as in `CommOperation`; "self": this rank alone.
     """
 
     in_backward = False
@@ -57,7 +47,7 @@ class Recorder(Communicator):
     def __init__(self, operations: list[CommOperation], sizes: Sequence[int], group: str = "all") -> None:
         self._operations, self._sizes, self._group = operations, tuple(sizes), group
         self.size, self.hosts = sum(sizes), len(sizes)
-        self._asked = deque[int]()  # the servers whose answers are to come
+        self._requested = deque[int]()  # the servers that have not answered yet
 
     def _note(self, kind: str, nbytes: float = 0.0, peer: int = 0) -> None:
         # Another host may have several ranks.
@@ -102,7 +92,7 @@ class Recorder(Communicator):
             if int(vector[0]) not in SERVED:
                 self._refuse("the answer of a server depends on other workers")
             if int(vector[0]) != Request.PUSH:
-                self._asked.append(to)
+                self._requested.append(to)
         self._note("send", vector.nbytes, to)
 
     @override
@@ -110,7 +100,7 @@ class Recorder(Communicator):
         if self._group != "servers":
             self._refuse("workers wait for messages of each other")
         if source == ANY:
-            source = self._asked.popleft()
+            source = self._requested.popleft()
         self._note("recv", vector.nbytes, source)
         return source
 

@@ -1,4 +1,4 @@
-"""What a simulation has found: a table, the size at which each way stops paying, a figure. Needs no torch."""
+"""The result of a simulation: a table, a figure, and where each way stops paying. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tutti.tables import TextTable
 from tutti.terminal import console_on
 
 WORTH: Final = 1.25
-"""Twice the workers have to be this many times as fast."""
+"""Twice the workers pay if they are this many times as fast."""
 
 DEAR: Final = 2.0
-"""Samples may not cost this many times those of the cheapest smaller number of workers."""
+"""Workers do not pay if a sample costs this many times as much as with the cheapest smaller number."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,26 @@ class SimulatedRow:
     seconds: float = 0.0  # without failures and validation
     computes: float = 0.0  # the share of the workers' time in which they compute
     bytes_per_step: float = 0.0  # that a worker sends
-    staleness: float = 0.0  # updates by others between a gradient's weights and its use, in the mean
+    staleness: float = 0.0  # the mean number of updates by others between a gradient's weights and its use
     goodput: float = 1.0  # the share of the steps that failures of hosts leave
-    cost: float | None = None  # of the hosts, in the unit of the price; None: there is no price
-    loss: float | None = None  # on the validation part at the end; None: timing alone
-    metrics: dict[str, float] = field(default_factory=dict)  # likewise
-    error: str = ""  # why it cannot be run
+    cost: float | None = None  # of the hosts, in the unit of the price; None: the price is unknown
+    loss: float | None = None  # final, on the validation part; None: timing alone
+    metrics: dict[str, float] = field(default_factory=dict)  # final, on the validation part
+    error: str = ""  # why it was not simulated
     steps: int = 0  # of each worker
 
     @property
     def rate(self) -> float:
-        """Samples per second, of steps that failures leave."""
+        """Samples per second, in steps that failures leave."""
         return self.samples * self.goodput / self.seconds if self.seconds else 0.0
 
-    def told(self) -> str:
-        """Return the row's speed and what was learned, in a few words."""
-        told = (f"{name} {metric_text(name, value)}" for name, value in self.metrics.items())
-        return self.error or ", ".join([f"{self.rate:,.0f} samples/s", *told])
+    def brief(self) -> str:
+        """Return the speed and the metrics, or the error."""
+        metrics = (f"{name} {metric_text(name, value)}" for name, value in self.metrics.items())
+        return self.error or ", ".join([f"{self.rate:,.0f} samples/s", *metrics])
 
     def cells(self, first: float) -> dict[str, str]:
-        """Return the cells of the table by their heads; `first` is the rate of the first row of all."""
+        """Return the cells of the table by their heads; `first` is the rate of the table's first row."""
         found = {"strategy": self.way, "workers": f"{self.workers:,}", "hosts": f"{self.hosts:,}"}
         found |= {
             "samples/s": f"{self.rate:,.0f}",
@@ -69,26 +69,26 @@ class SimulatedRow:
 
 @dataclass(frozen=True)
 class Simulation:
-    """All rows, way by way, by the number of workers."""
+    """All rows, by way and number of workers."""
 
     rows: Sequence[SimulatedRow]
     assumed: str = ""
 
     def by_way(self) -> dict[str, list[SimulatedRow]]:
-        """Return the rows of each way that can be run."""
+        """Return the rows of each way that were simulated."""
         ways = groupby(self.rows, lambda row: row.way)
         return {way: [row for row in rows if not row.error] for way, rows in ways}
 
     def stops(self) -> dict[str, int | None]:
-        """Return the number of workers at which each way stops paying; None: at none of these.
+        """Return the number of workers at which each way stops paying; None: all numbers pay.
 
-        It is the first one to which each doubling adds less than 25 % of speed, or whose samples cost twice
-        as much, in hosts and seconds, as those of a smaller number.
+        It is the first number for which each doubling adds less than 25 % of speed, or samples cost twice as
+        much, in hosts times seconds, as for a smaller number.
         """
         return {way: next(_unpaid(rows), None) for way, rows in self.by_way().items()}
 
     def show(self, stream: IO[str]) -> None:
-        """Print the table, the rows that cannot be run, and where each way stops paying."""
+        """Print the table, the rows with errors, and where each way stops paying."""
         ways = self.by_way()
         ran = [row for row in self.rows if not row.error]
         cells = [row.cells(ran[0].rate) for row in ran]
@@ -108,7 +108,7 @@ class Simulation:
         for way, stop in self.stops().items():
             if len(ways[way]) < 2:
                 continue
-            pays = f"pays up to {ways[way][-1].workers:,} workers, the most that were simulated"
+            pays = f"pays up to {ways[way][-1].workers:,} workers, the largest simulated number"
             print(way, pays if stop is None else f"stops paying at {stop:,} workers", file=stream)
 
     def as_json(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Simulation:
         return {"assumed": self.assumed, "rows": [asdict(row) for row in self.rows], "stops": self.stops()}
 
     def draw(self, path: str) -> None:
-        """Draw speed, and accuracy where there is one, against workers: an .svg, .png or .html file."""
+        """Draw speed and accuracy (or the loss) against workers, as an .svg, .png or .html file."""
         import altair as alt
 
         from tutti.reports.figures.base import HEIGHT, TICKS, WIDTH, coloured, in_rows, table, upwards
@@ -146,7 +146,7 @@ class Simulation:
 def _unpaid(rows: Sequence[SimulatedRow]) -> Iterator[int]:
     """Yield the numbers of workers that do not pay."""
     for number, (before, row) in enumerate(pairwise(rows)):
-        if not (before.rate and row.rate):  # failures leave no step
+        if not (before.rate and row.rate):  # Failures leave no step.
             yield row.workers
             return
         gain = (row.rate / before.rate) ** (1 / log2(row.workers / before.workers))

@@ -1,4 +1,4 @@
-"""The time of a forward and backward pass, as a distribution."""
+"""The distribution of the time of a forward and backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[numpy.float64]
 
 MOST_QUANTILES: Final = 101
-"""The number of quantiles that are kept of many measurements: one for each percent."""
+"""The most quantiles that are kept: one for each percent."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,11 @@ class StepTimes:
 
     Synchronous workers wait for the slowest one, so a mean is not enough.
 
-    Args:
-        quantiles_s: at least 2 equally spaced quantiles in seconds, from the minimum to the maximum.
-
     Raises:
-        ValueError: there are fewer, they fall, or one is not a finite number of at least 0.
+        ValueError: `quantiles_s` are fewer than 2, fall, or are not finite numbers of at least 0.
     """
 
-    quantiles_s: tuple[float, ...]
+    quantiles_s: tuple[float, ...]  # equally spaced, from the minimum to the maximum
 
     def __post_init__(self) -> None:
         values = self.quantiles_s
@@ -41,7 +38,7 @@ class StepTimes:
 
     @classmethod
     def measured(cls, samples: Sequence[float]) -> StepTimes:
-        """Return the distribution of measured seconds; at least one measurement."""
+        """Return the distribution of at least one measurement, in seconds."""
         count = max(2, min(len(samples), MOST_QUANTILES))
         return cls(tuple(numpy.quantile(samples, numpy.linspace(0, 1, count)).tolist()))
 
@@ -55,7 +52,7 @@ class StepTimes:
         return StepTimes(tuple(value * factor for value in self.quantiles_s))
 
     def sample(self, generator: Generator, shape: int | tuple[int, ...]) -> Floats:
-        """Return seconds of shape `shape`, drawn by the inverse of the distribution function."""
+        """Draw seconds of this shape, by the inverse of the distribution function."""
         return self._at(generator.random(shape))
 
     def _at(self, shares: Floats | float) -> Floats:

@@ -27,9 +27,9 @@ class Replayed:
         steps_per_s: steps of one worker per second, in the mean over the workers.
         bytes_per_worker_step: bytes that a worker sends in a step, as its strategy counts them.
         utilisation: the share of the workers' time, until the last one ends, in which they compute.
-        goodput: the useful steps per second over `steps_per_s`, with failures; 1 without.
-        staleness: the updates by others between what a gradient was computed from and what it was applied
-            to, in the mean; 0 where workers wait for each other.
+        goodput: the share of useful steps; 1 without failures.
+        staleness: the mean number of updates by others between the weights of a gradient and its use; 0 if
+            workers wait for each other.
     """
 
     seconds: float
@@ -52,21 +52,21 @@ def replay(
     failures: Failures | None = None,
     seed: int = 0,
 ) -> Replayed:
-    """Replay steps of all workers; the same bits in every run.
+    """Replay the steps of all workers. The result has the same bits in every run.
 
     Args:
         pattern: the communication of a worker.
         hosts: the number of ranks on each host.
         network: the cost of communication.
-        times: the distribution of a forward and backward pass. Each pass of each worker has its own time.
-        steps: the number of steps that each worker makes.
-        speeds: the speed of each host relative to `times`; none: all have 1.
-        input_batches_per_s: how many batches per second each worker's input gives at most.
+        times: the distribution of a forward and backward pass; each pass of each worker draws a time.
+        steps: the number of steps of each worker.
+        speeds: the speed of each host relative to `times`; by default 1.
+        input_batches_per_s: the most batches per second of a worker's input.
         failures: of the hosts; None: there are none.
-        seed: decides the times.
+        seed: of the times.
 
     Raises:
-        BadOption: the communication depends on data, or on the time that others take.
+        BadOption: the communication depends on data, or on the time of other workers.
         ValueError: a number is out of range, or there is not one speed for each host.
     """
     work = _work(pattern, hosts, times, steps, speeds, input_batches_per_s, seed)

@@ -1,4 +1,4 @@
-"""The rows of a simulation, which the ranks of this machine divide among them."""
+"""The rows of a simulation; the ranks of this machine divide them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tutti.run.start import announce
 from tutti.strategies import Strategy, named
 from tutti.strategies.base import Pace
 from tutti.studies.autotune.measure import share_waited
-from tutti.studies.simulate.calibrate import calibrated, measured_steps, reckoned_steps
+from tutti.studies.simulate.calibrate import calibrated, estimated_steps, measured_steps
 from tutti.studies.simulate.failures import Failures, goodput
 from tutti.studies.simulate.learning import learn
 from tutti.studies.simulate.machine import Machine
@@ -37,38 +37,26 @@ from tutti.studies.simulate.step_times import StepTimes
 from tutti.studies.simulate.timing import replay
 
 OVERHEAD: Final = 2
-"""Seconds of a virtual worker's step over those of a real one's: this process copies the messages."""
+"""The seconds of a virtual step / a real step: this process copies the messages."""
 
 VECTORS: Final = 3
-"""Vectors of a virtual worker, besides the optimizer's: weights, gradients, and one that it exchanges."""
-
+"""Vectors of a virtual worker, without the optimizer's: weights, gradients, and one to exchange."""
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A row that is to be simulated; `batch` are the samples of a worker's step."""
+    """A row to simulate."""
 
     row: SimulatedRow
     recipe: Recipe
     strategy: Strategy
-    batch: int
+    batch: int  # samples of a worker's step
 
 
 def work(comm: Communicator, payload: bytes) -> Simulation:
-    """Simulate all rows (entry point).
-
-    Args:
-        comm: ranks of this host.
-        payload: a pickled `SimulateJob`.
-
-    Returns:
-        What was found; the same on all ranks.
-
-    Raises:
-        UserError: the input is wrong, or memory does not hold the virtual workers.
-    """
+    """Simulate all rows (entry point); the result is the same on all ranks."""
     job = load_job(payload, SimulateJob)
     with seeded(job.config.seed):
         rows = plan_rows(job)
@@ -77,7 +65,7 @@ def work(comm: Communicator, payload: bytes) -> Simulation:
 
 
 def opened(job: SimulateJob, comm: Communicator) -> Task:
-    """Return data and model (collective), and print what they are."""
+    """Return data and model (collective), and describe them."""
     task = prepare_task(job, open_config_data(job, comm))
     if job.config.weights is not None:
         load_from(Path(job.config.weights), task.module, comm.rank == 0)
@@ -93,25 +81,25 @@ def simulated(
     rows: Sequence[PlannedRow | SimulatedRow],
     budget_s: float = inf,
 ) -> Simulation:
-    """Simulate the rows that can be (collective); none but the first begins after `budget_s`."""
+    """Simulate the planned rows (collective); after `budget_s` no further row begins."""
     timing, machine = job.question.timing, job.question.machine
     plans = {at: one for at, one in enumerate(rows) if isinstance(one, PlannedRow)}
     busy = comm.size if timing else _at_a_time(job, comm, task, [*plans.values()])
     times = _step_times(job, comm, task, {plan.batch for plan in plans.values()})
     if not timing:
         _announce_time(job, comm, task, [*plans.values()], times, busy)
-    # The largest first; whichever rank is free takes the next one.
+    # The largest rows come first; a free rank takes the next one.
     order = sorted(plans, key=lambda at: -plans[at].row.workers)
     take, mine, began = comm.counter().add, dict[int, SimulatedRow](), comm.clock()
     while comm.rank < busy and (number := take(1)) < len(order):
         plan = plans[order[number]]
         if number and comm.clock() - began > budget_s:
-            mine[order[number]] = replace(plan.row, error="the --budget was used up before")
+            mine[order[number]] = replace(plan.row, error="the --budget was used up")
             continue
         row = (_timed if timing else _learned)(plan, machine, task, times[plan.batch])
         mine[order[number]] = row
         if not (job.quiet or timing):
-            print(f"simulated: {row.way}, workers: {row.workers:,}, {row.told()}", flush=True)
+            print(f"simulated: {row.way}, workers: {row.workers:,}, {row.brief()}", flush=True)
     found = cast("list[dict[int, SimulatedRow]]", comm.all_gather_objects(mine))
     done = {at: row for part in found for at, row in part.items()}
     every = _possible([one if isinstance(one, SimulatedRow) else done[at] for at, one in enumerate(rows)])
@@ -119,15 +107,15 @@ def simulated(
 
 
 def _assumptions(machine: Machine, times: dict[int, StepTimes]) -> str:
-    """Return what the rows rest on, in a sentence."""
+    """Return the assumptions of the rows, in a sentence."""
     steps = ", ".join(f"{1e3 * one.median:.3g} ms with {batch} samples" for batch, one in times.items())
-    how = "timed here" if machine.flops_per_s is None else f"reckoned from flops_per_s of '{machine.name}'"
+    how = "timed here" if machine.flops_per_s is None else f"by flops_per_s of '{machine.name}'"
     text = (
         f"assumed: {machine.ranks_per_host} workers on a host, {machine.network} between hosts; steps take "
         f"{steps}, {how}"
     )
     if machine.price_per_hour is not None:
-        text += f"; cost: of the steps that are simulated, at {machine.price_per_hour:g} for a host and hour"
+        text += f"; cost: of the simulated steps, at {machine.price_per_hour:g} for a host and hour"
     return text
 
 
@@ -139,7 +127,7 @@ def _announce_time(
     times: dict[int, StepTimes],
     busy: int,
 ) -> None:
-    """Print how long the trainings take (collective)."""
+    """Print the estimated time of the trainings (collective)."""
     if job.question.machine.flops_per_s is not None:
         times = {batch: measured_steps(job, comm, task, batch) for batch in sorted(times)}
     seconds = OVERHEAD * sum(
@@ -159,7 +147,7 @@ def _steps_of(plan: PlannedRow, task: Task) -> int:
 
 
 def plan_rows(job: SimulateJob) -> list[PlannedRow | SimulatedRow]:
-    """Return what is to be simulated, way by way; a row says why it cannot be."""
+    """Return the rows to simulate, by way; a row that is impossible has an error."""
     question = job.question
     if not question.ways:
         raise BadOption("nothing to simulate; give --strategies at least one, such as sync")
@@ -168,7 +156,7 @@ def plan_rows(job: SimulateJob) -> list[PlannedRow | SimulatedRow]:
 
 
 def _possible(rows: list[R]) -> list[R]:
-    """Return the rows, or refuse all of them by the error of the first."""
+    """Return the rows; if all of them have errors, raise the first one."""
     errors = [one.error for one in rows if isinstance(one, SimulatedRow) and one.error]
     if len(errors) == len(rows):
         raise BadOption(errors[0])
@@ -182,7 +170,7 @@ def _planned(job: SimulateJob, way: Way, workers: int) -> PlannedRow | Simulated
     row = SimulatedRow(way.name, workers, hosts)
     try:
         machine.network.barrier_s(sizes)
-    except ValueError as error:  # The topology has fewer places.
+    except ValueError as error:  # The topology has too few hosts.
         return replace(row, error=f"{error}; give fewer --workers, or another --network")
     if kind.most_hosts is not None and hosts > kind.most_hosts:
         why = f"strategy '{kind.name}' needs one memory for all workers, and {workers:,} fill {hosts:,} hosts"
@@ -197,10 +185,10 @@ def _planned(job: SimulateJob, way: Way, workers: int) -> PlannedRow | Simulated
 
 
 def _at_a_time(job: SimulateJob, comm: Communicator, task: Task, plans: Sequence[PlannedRow]) -> int:
-    """Return how many ranks have room to simulate at a time (collective).
+    """Return the number of rows that memory can hold at a time (collective).
 
     Raises:
-        BadOption: not even one.
+        BadOption: it cannot hold a single one.
     """
     nbytes = sum(one.nbytes for one in task.module.parameters())
     each = nbytes * (VECTORS + state_per_byte(lambda module: build_optimizer(job, module)))
@@ -215,17 +203,17 @@ def _at_a_time(job: SimulateJob, comm: Communicator, task: Task, plans: Sequence
 
 
 def _step_times(job: SimulateJob, comm: Communicator, task: Task, batches: set[int]) -> dict[int, StepTimes]:
-    """Return the seconds of a worker's step by its samples, timed where the machine does not say them."""
+    """Return the seconds of a worker's step by its samples: from the machine, or else timed here."""
     machine = job.question.machine
     if machine.flops_per_s is not None:
-        return {batch: reckoned_steps(machine, task, batch) for batch in batches}
+        return {batch: estimated_steps(machine, task, batch) for batch in batches}
     before = thread_times()
     times = {batch: measured_steps(job, comm, task, batch) for batch in sorted(batches)}
     waited = share_waited(comm, before, thread_times())
     if comm.rank == 0 and waited > BUSY and not job.quiet:
         announce(
-            f"warning: steps that were timed waited {waited:.0%} of the time for a core, as other programs "
-            "compute; simulate again without them: on an idle host steps are faster"
+            f"warning: the timed steps waited {waited:.0%} of the time for a core, as other programs "
+            "compute; simulate again without them, as steps are too slow"
         )
     if job.calibrate is not None and comm.rank == 0:
         text = calibrated(machine, task, max(batches), times[max(batches)]).written()
@@ -270,7 +258,7 @@ def _timed(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -> 
 
 
 def _learned(plan: PlannedRow, machine: Machine, task: Task, times: StepTimes) -> SimulatedRow:
-    """Train a row's workers."""
+    """Train the workers of a row."""
     row = plan.row
     try:
         history = learn(plan.recipe, task, plan.strategy, machine, row.workers, plan.batch, times)

@@ -1,4 +1,4 @@
-"""Reasons why training on parts of a batch differs from training on the whole, found by trials."""
+"""Experiments that show why training on parts of a batch differs from training on the whole batch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,16 @@ from tutti.training.dropout import drawn_by_sample
 from tutti.training.evaluation import Objective, evaluating
 
 MICROBATCH: Final = "microbatch"
-"""The name of the part of a batch that goes through a pipeline at once."""
+"""The part of a batch that goes through a pipeline at once."""
 
 
 def by_design(
     objective: Objective, module: nn.Module, batch: Batch, parts: int, part: str, normalised: bool = False
 ) -> Iterator[str]:
-    """Name the modules of the model that make parts of a batch differ from the whole by design.
+    """Yield reasons why parts of a batch differ from the whole by design.
 
-    Args:
-        objective: what is learned.
-        module: the model as training begins; it is not changed.
-        batch: the first one.
-        parts: how many parts to try.
-        part: what a part is, in words.
-        normalised: whether BatchNorm has the statistics of the whole batch.
+    The model and the batch are the first ones. `part` is a part of the batch in words; with `normalised`,
+    BatchNorm has the statistics of the whole batch.
     """
     # A model may keep some of its layers in evaluation mode.
     layers = dict(copy.deepcopy(module).train().named_modules())
@@ -47,15 +42,13 @@ def by_design(
     ]
     if norms and not normalised:
         yield (
-            f"BatchNorm ('{norms[0]}') normalises with the statistics of each {part}; GroupNorm or "
-            f"LayerNorm would not"
+            f"BatchNorm ('{norms[0]}') normalises with the statistics of each {part}; GroupNorm and "
+            "LayerNorm do not"
         )
     if dropouts and part == MICROBATCH:
-        yield (
-            f"Dropout ('{dropouts[0]}') draws other random numbers for each {part}; switch it off to compare"
-        )
+        yield f"Dropout ('{dropouts[0]}') draws random numbers for each {part}; switch it off to compare"
     elif is_random(objective, module, batch):
-        yield f"the model draws random numbers, others for each {part}; switch that off to compare"
+        yield f"the model draws random numbers for each {part}; switch that off to compare"
     elif not norms and _mixes(objective, module, batch, parts):
         yield f"the model computes the outputs of a sample from all samples of its {part}"
 
@@ -67,13 +60,13 @@ def _mixes(objective: Objective, module: nn.Module, batch: Batch, parts: int) ->
 
 
 def is_random(objective: Objective, module: nn.Module, batch: Batch) -> bool:
-    """Return whether a model's outputs depend on random numbers that are not drawn by sample."""
+    """Return whether the outputs depend on random numbers, other than those that are drawn by sample."""
     return _differ(objective, *(_outputs(objective, module, batch, seed) for seed in (0, 1)))
 
 
 def cut_batch(batch: Batch, parts: int) -> Iterator[Batch]:
     """Cut a batch into parts, each with its share of the update."""
-    assert batch.samples is not None, "the batches of a part have numbers of samples"
+    assert batch.samples is not None, "training batches have the numbers of their samples"
     for here in torch.arange(len(batch.targets)).chunk(parts):
         inputs = mapped(batch.inputs, methodcaller("__getitem__", here))
         share = batch.share * len(here) / len(batch.targets)
@@ -82,11 +75,11 @@ def cut_batch(batch: Batch, parts: int) -> Iterator[Batch]:
 
 
 def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: int) -> str | None:
-    """Return why the loss of a batch cannot be put together from its parts; None if it can."""
+    """Return why the loss of a batch is not the mean of its parts; None: it is."""
     arithmetic = objective.arithmetic
     inputs, targets = arithmetic.inputs(batch.inputs), arithmetic.targets(batch.targets)
     if objective.loss.whole or batch.weights is not None:
-        # Its use of the outputs is unknown, so they are computed for each part.
+        # The loss may use the outputs in any way, so the model computes each part.
         whole = _mean_computed(objective, module, [batch])
         together = _mean_computed(objective, module, cut_batch(batch, parts))
     else:
@@ -94,18 +87,18 @@ def of_the_loss(objective: Objective, module: nn.Module, batch: Batch, parts: in
             outputs = arithmetic.forward(module, inputs)
         whole = _mean(objective, [outputs], [targets])
         together = _mean(objective, outputs.chunk(parts), targets.chunk(parts))
-    # The same numbers in another order: nothing amplifies the rounding of sums.
+    # Only the order of sums differs, and nothing amplifies its rounding.
     if abs(together - whole) <= AMPLE * TOLERANCES[_dtype(objective)]["loss"] * abs(whole):
         return None
     return (
-        f"loss '{objective.loss.name}' of a whole batch is {whole:.6g}, put together from {parts} parts "
-        f"{together:.6g}: it is no mean over the samples; if it divides by something else (class weights, "
-        "labels that count), let it return (the sum of the losses, what to divide it by)"
+        f"loss '{objective.loss.name}' of a whole batch is {whole:.6g}, but {together:.6g} as the mean over "
+        f"{parts} parts: it is no mean over the samples; if it divides by something else (class weights, "
+        "labels that count), return a pair: the sum of the losses, and what to divide it by"
     )
 
 
 def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -> Tensor:
-    """Return the outputs in training, starting from a given state of the random generators."""
+    """Return the outputs in training mode, with random numbers from this seed."""
     module = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=()), torch.no_grad(), drawn_by_sample(module, seed=0) as masks:
         torch.manual_seed(seed)
@@ -114,7 +107,7 @@ def _outputs(objective: Objective, module: nn.Module, batch: Batch, seed: int) -
 
 
 def _mean(objective: Objective, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
-    """Return the loss of some samples that come in parts."""
+    """Return the mean loss over parts, from their outputs."""
     total = whole = 0.0
     with torch.no_grad():
         for one, its in zip(outputs, targets, strict=True):
@@ -124,7 +117,7 @@ def _mean(objective: Objective, outputs: Sequence[Tensor], targets: Sequence[Ten
 
 
 def _mean_computed(objective: Objective, module: nn.Module, batches: Iterable[Batch]) -> float:
-    """Return the loss of batches that are computed one by one."""
+    """Return the mean loss over batches, each computed by the model."""
     arithmetic, total, whole = objective.arithmetic, 0.0, 0.0
     with evaluating(module), torch.no_grad():
         for batch in batches:

@@ -1,9 +1,9 @@
-"""Comparison of parallel with sequential training, on the user's own model. Runs on every rank.
+"""A comparison of parallel with sequential training, on the user's model. Runs on every rank.
 
 Both sides begin with the same weights and see the same batches, step by step. The sequential side is plain
-torch, on rank 0: the whole batch in one backward pass, clipping and optimizer by torch. After each backward
-pass the gradients are compared (before clipping), after each step the weights. Where ranks hold a model
-together, both are put together for the comparison.
+torch on rank 0: the whole batch in one backward pass, torch's clipping and optimizer. After each backward
+pass the gradients are compared (before clipping), after each step the weights. If ranks hold a model
+together, its parts are gathered for the comparison.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from operator import methodcaller
 from typing import cast
 
 import torch
-import torch._dynamo  # The first optimizer imports it, for a second: better before the ranks are forked.
+import torch._dynamo  # The first optimizer imports it, which takes a second: do it before the ranks fork.
 from torch import Tensor, nn
 
 from tutti.comm.base import Communicator, keep_servers
@@ -60,17 +60,11 @@ from tutti.training.update_gradient import divide_by_weight
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step.
+    """The result of one step. Tensors have all trainable parameters end to end, in float64."""
 
-    Attributes:
-        loss: the mean over the batch.
-        gradient: of all trainable parameters end to end, before clipping, in float64.
-        weights: after the step, likewise.
-    """
-
-    loss: float
-    gradient: Tensor
-    weights: Tensor
+    loss: float  # the mean over the batch
+    gradient: Tensor  # before clipping
+    weights: Tensor  # after the step
 
 
 class Sequential:
@@ -85,7 +79,7 @@ class Sequential:
         self.loss, self.gradient = 0.0, torch.zeros(0)
 
     def backward(self, epoch: int, batches: Iterable[Batch]) -> None:
-        """Run forward and backward over a batch, which may come in parts; keep its loss and its gradient."""
+        """Run forward and backward over the parts of a batch; keep its loss and gradient."""
         self.optimizer.zero_grad()
         total = whole = 0.0
         # The parallel run draws the same random numbers.
@@ -118,12 +112,7 @@ class Sequential:
 
 
 class Parallel:
-    """Training on all ranks.
-
-    Args:
-        parts: of the run.
-        names: of the whole model's trainable parameters.
-    """
+    """Training on all ranks. `names` are the trainable parameters of the whole model."""
 
     def __init__(self, parts: Assembly, names: Sequence[str]) -> None:
         self.task, self.portion, self._names = parts.task, parts.portion, names
@@ -147,7 +136,7 @@ class Parallel:
         return StepResult(loss, gradient, end_to_end(self.portion.state(), self._names))
 
     def _forward_backward(self, number: int, passes: Sequence[Batch], masks: SampleMasks) -> float:
-        """Add this rank's share to its gradient; return the loss over the whole batch."""
+        """Compute this rank's share of the gradient; return the loss over the whole batch."""
         self.worker.share = sum(batch.share for batch in passes)
         total, weight, samples = torch.zeros(1, dtype=torch.float64), 0.0, 0
         for batch in passes:
@@ -179,28 +168,22 @@ class Parallel:
 
 
 class _Runs:
-    """The sequential run, and others that differ from it by rounding alone.
+    """The sequential run, and two runs that differ from it by rounding alone.
 
-    One has the samples of every batch in reverse order, and other last digits of the inputs where BatchNorm
-    mixes the samples; the other adds up the gradients of a batch's parts, if these can be computed apart.
-    Either may happen to round as the plain one does, for a shape or a processor. Where order or parts change
-    more than rounding, as with random numbers or a loss that is no mean over the samples, they are left out.
-
-    Args:
-        job: what is compared.
-        task: what is learned.
-        updates: how many steps there are.
-        part: the samples that are computed together, in words; None: all of a batch.
-        parts: the least number of them in a batch.
-        normalised: whether BatchNorm has the statistics of the whole batch.
-
-    Attributes:
-        reasons: what makes parts differ from the whole by design. Then nothing is added up from parts.
-        causes: what was seen to make them differ, though it should not.
+    One has the samples of every batch in reverse order, and other last digits of the inputs if BatchNorm
+    mixes the samples. The other adds up the gradients of the parts of a batch. Either may happen to round
+    like the plain run, for some shapes and processors. If order or parts change more than rounding, as with
+    random numbers or a loss that is no mean over the samples, the run is like the plain one.
     """
 
     def __init__(
-        self, recipe: Recipe, task: Task, updates: int, part: str | None, parts: int, normalised: bool
+        self,
+        recipe: Recipe,
+        task: Task,
+        updates: int,  # the number of steps
+        part: str | None,  # the samples that are computed together, in words; None: the whole batch
+        parts: int,  # the least number of parts of a batch
+        normalised: bool,  # BatchNorm has the statistics of the whole batch
     ) -> None:
         data, size, seed = task.dataset, recipe.config.batch_size, recipe.config.seed
         chances = build_chances(recipe, data)
@@ -209,8 +192,8 @@ class _Runs:
         _, (first,) = next(whole.epoch(0))
         self._rounds, self._updates = _rounds(whole), whole.updates
         self._random = is_random(task.objective, task.module, first)
-        self.reasons: tuple[str, ...] = ()
-        self.causes: tuple[str, ...] = ()
+        self.reasons: tuple[str, ...] = ()  # why parts differ from the whole by design
+        self.causes: tuple[str, ...] = ()  # why they differ by mistake
         if part is not None:
             self.reasons = tuple(by_design(task.objective, task.module, first, parts, part, normalised))
         self._normalised = normalised
@@ -218,7 +201,7 @@ class _Runs:
         self.plain, self.reversed, self.added_up = (Sequential(recipe, task, updates) for _ in range(3))
 
     def backward(self) -> None:
-        """Run forward and backward of all with the samples of the next update."""
+        """Run forward and backward of the three runs on the next batch."""
         number, (batch,) = next(self._rounds)
         epoch = number // self._updates
         if self._part is not None and not self.causes:
@@ -234,7 +217,7 @@ class _Runs:
         return not (self._random or self._normalised or self.reasons or self.causes)
 
     def step(self, clip: Clip, parallel: StepResult, distances: dict[str, Deviation], step: int) -> None:
-        """Step, and note the distance of the parallel run and the rounding of the sequential ones."""
+        """Step, and note the distance of the parallel run, and of the runs with other rounding."""
         plain = self.plain.step(clip)
         _note({name: one.found for name, one in distances.items()}, step, parallel, plain)
         _note({name: one.reordered for name, one in distances.items()}, step, self.reversed.step(clip), plain)
@@ -244,7 +227,7 @@ class _Runs:
 
 
 def work(comm: Communicator, payload: bytes) -> Verdict:
-    """Compare; every rank calls this, servers included (entry point of the ranks)."""
+    """Compare, on every rank including servers (entry point)."""
     job = load_job(payload, VerifyJob)
     with seeded(job.config.seed):
         strategy = check_recipe(job, comm.size, comm.hosts, compared=True)
@@ -261,14 +244,13 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
         raise BadOption("a comparison needs a number of steps; give --steps 20")
     part = _part(layout, comm.size, passes_of(config, strategy))
     parts = max(2, comm.size * passes_of(config, strategy))
-    # One set of initial weights: laying out the model gives rank 0's to all.
     sync = config.batch_norm == "sync" and layout is None and passes_of(config, strategy) == 1
     normalised = sync and comm.size > 1 and comm.in_backward and bool(batch_norms(task.module))
     sequential = _Runs(job, task, config.steps, part, parts, normalised) if comm.rank == 0 else None
     names = trained_names(task.module)
     work = task.workload(config.batch_size)
     with closing(portion_of(layout, comm, task.module, work, strategy)) as portion:
-        # Each rank gets the same share: the ranks' speeds do not matter here.
+        # The speeds of the ranks do not matter.
         even = replace(job, config=replace(config, balance="none"))
         parallel = Parallel(assemble(even, comm, task, strategy, portion), names)
         verdict = _compare(job, comm, parallel, sequential)
@@ -279,7 +261,7 @@ def _verdict(job: VerifyJob, comm: Communicator, task: Task, strategy: Strategy)
 
 
 def _part(layout: Layout | None, ranks: int, passes: int) -> str | None:
-    """Return the samples that are computed together; None: all of a batch."""
+    """Return the samples that are computed together, in words; None: the whole batch."""
     if layout is not None and layout.way == "pipeline":
         return MICROBATCH
     if passes > 1:
@@ -302,9 +284,7 @@ def _compare(job: VerifyJob, comm: Communicator, parallel: Parallel, sequential:
         if sequential is not None:
             sequential.step(clip, state, distances, number + 1)
     parallel.worker.finish()
-    verdict = None
-    if sequential is not None:
-        verdict = Verdict(distances, sequential.reasons, sequential.causes)
+    verdict = sequential and Verdict(distances, sequential.reasons, sequential.causes)
     return cast("Verdict", comm.broadcast_object(verdict))
 
 
@@ -314,20 +294,19 @@ def trained_names(module: nn.Module) -> list[str]:
 
 
 def end_to_end(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
-    """Return the tensors of a state one after the other, in float64, on the CPU."""
+    """Return the tensors of a state end to end, in float64, on the CPU."""
     return torch.cat([state[name].reshape(-1).double() for name in names]).cpu()
 
 
 def _note(distances: dict[str, Distance], step: int, one: StepResult, other: StepResult) -> None:
     distances["loss"].note(step, abs(one.loss - other.loss), abs(other.loss))
-    distances["gradient"].note(
-        step, (one.gradient - other.gradient).norm().item(), other.gradient.norm().item()
-    )
-    distances["weights"].note(step, (one.weights - other.weights).norm().item(), other.weights.norm().item())
+    for name in ("gradient", "weights"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        distances[name].note(step, (mine - theirs).norm().item(), theirs.norm().item())
 
 
 def _turned(batch: Batch, rounded: bool) -> Batch:
-    """Return a batch in reverse order; if `rounded`, with each input moved by a unit of its last digit."""
+    """Return a batch in reverse order; if `rounded`, the last digit of each input changes."""
     samples = None if batch.samples is None else batch.samples.flip(0)
     weights = None if batch.weights is None else batch.weights.flip(0)
     inputs = mapped(batch.inputs, methodcaller("flip", 0))
@@ -343,7 +322,7 @@ def _nudged(inputs: Tensor) -> Tensor:
 
 
 def _rounds(batches: Batches) -> Iterator[Round]:
-    """Yield the rounds of all epochs, without an end."""
+    """Yield the rounds of all epochs, without end."""
     return chain.from_iterable(map(batches.epoch, count()))
 
 

@@ -1,4 +1,4 @@
-"""The job of a comparison with sequential training, and its verdict: distances, and what rounding explains.
+"""The job of a comparison with sequential training, and its verdict.
 
 Needs no torch: the launching process imports it.
 """
@@ -12,47 +12,37 @@ from tutti.errors import NotFinite
 from tutti.run.jobs import Job
 
 DTYPES: Final = {"float32": "fp32", "float64": "fp64"}
-"""The dtypes of a comparison, with the precision of the configuration for each."""
+"""The dtypes of a comparison, and the values of --precision."""
 
 TOLERANCES = {
     "float32": {"loss": 1e-5, "gradient": 1e-4, "weights": 1e-5},
     "float64": {"loss": 1e-12, "gradient": 1e-11, "weights": 1e-12},
 }
-"""Relative deviations always taken for rounding. Gradients feel each rounding of the weights."""
+"""Relative deviations up to these always count as rounding. Gradients feel each rounding of the weights."""
 
 MOST = {"float32": 1e-2, "float64": 1e-6}
-"""Rounding beyond this is so large that the comparison says nothing."""
+"""With more rounding than this the comparison says nothing."""
 
 AMPLE = 10.0
-"""Deviations up to this multiple of the rounding are taken for rounding."""
+"""Deviations up to AMPLE times the rounding count as rounding."""
 
 
 @dataclass(frozen=True)
 class VerifyJob(Job):
-    """A comparison of parallel with sequential training, for `config.steps` steps.
-
-    Attributes:
-        dtype: one of `DTYPES`.
-    """
+    """A comparison of parallel with sequential training, for `config.steps` steps."""
 
     entry: ClassVar[str] = "tutti.studies.verify.follow:work"
 
-    dtype: str
+    dtype: str  # of `DTYPES`
 
 
 @dataclass
 class Distance:
-    """The largest relative distance of a quantity between two runs: the norm of the difference / the norm.
+    """The relative distance of a quantity between two runs: the norm of the difference / the norm."""
 
-    Attributes:
-        largest: over all steps.
-        step: the step of the largest, from 1.
-        first: the distance in the first step.
-    """
-
-    largest: float = 0.0
-    step: int = 1
-    first: float = 0.0
+    largest: float = 0.0  # over all steps
+    step: int = 1  # of the largest distance, from 1
+    first: float = 0.0  # in the first step
 
     def note(self, step: int, difference: float, size: float) -> None:
         """Take one comparison into account; raise NotFinite if nothing is left to compare."""
@@ -69,31 +59,24 @@ class Distance:
 
 @dataclass
 class Deviation:
-    """Distance of a quantity between the parallel and the sequential run, and what rounding explains.
+    """The distance of a quantity between the parallel and the sequential run, and that by rounding alone.
 
-    Some models and optimizers amplify rounding from step to step. So the sequential run is repeated in ways
-    that change only the rounding. Nothing is amplified in the first step: a distance of loss or gradient that
-    appears at once has another cause.
-
-    Attributes:
-        tolerance: what is always taken for rounding.
-        most: the limit on rounding, beyond which the comparison says nothing.
-        found: between the parallel and the sequential run.
-        reordered: between the sequential run and the one with the samples of each batch in another order.
-        added_up: between the sequential run and the one that adds up the parts of each batch.
+    Some models and optimizers amplify rounding from step to step. So the sequential run is repeated in two
+    ways that change only the rounding. Nothing is amplified in the first step: if loss or gradient differ
+    there, the cause is not rounding.
     """
 
-    tolerance: float
-    most: float
-    found: Distance = field(default_factory=Distance)
-    reordered: Distance = field(default_factory=Distance)
-    added_up: Distance = field(default_factory=Distance)
+    tolerance: float  # from `TOLERANCES`
+    most: float  # from `MOST`
+    found: Distance = field(default_factory=Distance)  # of the parallel run from the sequential run
+    reordered: Distance = field(default_factory=Distance)  # of the run with reordered batches
+    added_up: Distance = field(default_factory=Distance)  # of the run that adds up the parts of each batch
 
     @property
     def rounding(self) -> float:
-        """The distance that rounding alone explains.
+        """The distance that rounding alone made.
 
-        Adding up parts does not count if it changed more than rounding: the whole is no sum of its parts.
+        If adding up parts changed more than rounding, the whole is no sum of its parts: that does not count.
         """
         parts = self.added_up.largest if self.added_up.first <= self.allowed_at_first else 0.0
         return max(self.reordered.largest, parts)
@@ -110,7 +93,7 @@ class Deviation:
 
     @property
     def drowned(self) -> bool:
-        """True if rounding alone is too large for the comparison to say anything."""
+        """True if rounding is too large for the comparison to say anything."""
         return AMPLE * self.rounding > self.most
 
     def _allowed(self, rounding: float) -> float:
@@ -119,35 +102,29 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The findings of the comparison; equal on all ranks.
+    """The result of the comparison; equal on all ranks."""
 
-    Attributes:
-        deviations: of loss, gradient and weights.
-        reasons: what makes the two differ by design.
-        causes: what was seen to make them differ, though it should not.
-    """
-
-    deviations: dict[str, Deviation]
-    reasons: tuple[str, ...] = ()
-    causes: tuple[str, ...] = ()
+    deviations: dict[str, Deviation]  # of loss, gradient and weights
+    reasons: tuple[str, ...] = ()  # why the two differ by design
+    causes: tuple[str, ...] = ()  # why they differ by mistake
 
     @property
     def follows(self) -> bool:
-        """True if every deviation is within what rounding explains."""
+        """True if rounding explains every deviation."""
         return not self.at_once and all(one.found.largest <= one.allowed for one in self.deviations.values())
 
     @property
     def at_once(self) -> bool:
         """True if loss or gradient deviate in the first step by more than rounding explains.
 
-        Not the weights: Adam's first step makes a whole step of the smallest gradient.
+        The weights may: the first step of Adam makes a full step of the smallest gradient.
         """
         first = (self.deviations[name] for name in ("loss", "gradient"))
         return any(one.found.first > one.allowed_at_first for one in first)
 
 
 def deviations(dtype: str) -> dict[str, Deviation]:
-    """Return an empty deviation of each quantity, for "float32" or "float64"."""
+    """Return an empty deviation for each quantity."""
     return {name: Deviation(tolerance, MOST[dtype]) for name, tolerance in TOLERANCES[dtype].items()}
 
 
@@ -173,13 +150,12 @@ def describe(verdict: Verdict, dtype: str) -> str:
         return f"verdict: parallel training differs from sequential training by design:\n  {by_design}"
     drowned = any(one.drowned for one in verdict.deviations.values())
     if drowned and not verdict.causes and not verdict.at_once:
-        remedy = "lower --lr, or compare fewer --steps" + (
-            "" if dtype == "float64" else ", or with --dtype float64"
-        )
-        return f"verdict: none: this training amplifies rounding so much that nothing can be said; {remedy}"
+        remedy = "lower --lr, or compare fewer --steps"
+        remedy += "" if dtype == "float64" else ", or with --dtype float64"
+        return f"verdict: none: this training amplifies rounding too much to say anything; {remedy}"
     causes = verdict.causes
     if not causes:
-        when = "loss or gradient differ from the first step on, which is no rounding"
-        late = "they differ by more than rounding, and nothing that was tried on model and loss explains it"
+        when = "loss or gradient differ from the first step on, so it is not rounding"
+        late = "they differ by more than rounding, and no cause was found in model and loss"
         causes = (when if verdict.at_once else late,)
     return "\n  ".join(["verdict: parallel training does NOT follow sequential training:", *causes])
