@@ -89,7 +89,7 @@ def test_once_shows_how_a_farm_has_ended(tmp_path: Path) -> None:
     assert follow_farm(folder.path, stream, once=True)
     first, *_, last = stream.getvalue().splitlines()
     assert first == "1 of 1 jobs done, 0 running"
-    assert last == f"no process works on it; what has come out: tutti report {folder.path}"
+    assert last == f"no process works on it; results: tutti report {folder.path}"
 
 
 def test_a_job_in_its_first_epoch_is_shown(tmp_path: Path) -> None:

@@ -449,5 +449,5 @@ def _print_end(
     if pipeline is not None:
         lines.append(summary_lines.bubble(pipeline))
     if outcome.folder is not None:
-        lines.append(f"what has come out: tutti report {shlex.quote(outcome.folder)}")
+        lines.append(f"results: tutti report {shlex.quote(outcome.folder)}")
     print(*lines, sep="\n", flush=True)
