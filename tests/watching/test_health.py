@@ -42,6 +42,14 @@ def test_a_stopped_or_missing_process_is_named_before_it_is_silent(state: str, t
     assert text in str(found)
 
 
+def test_a_rank_that_another_one_has_lost_is_gone_unless_it_was_seen_since() -> None:
+    failed = beat(0, state=FAILED, error="PeerLost: lost ranks 1, 2: its process has ended")
+    killed, failed_itself = beat(1, time=NOW - 1.0), beat(2, time=NOW - 1.0, state=FAILED, error="KeyError")
+    found = findings(seen(failed, killed, failed_itself, beat(3)))
+    assert [(one.rank, one.state) for one in found] == [(2, ""), (1, "gone"), (0, "")]
+    assert [one.rank for one in findings(seen(failed, beat(1, time=NOW - 0.1)))] == [0]
+
+
 @pytest.mark.parametrize(
     ("other", "sample"),
     [({"state": FAILED, "error": "KeyError: 'x'"}, "running"), ({}, "gone")],

@@ -21,7 +21,7 @@ from tests.watching.seen import NOW, beat, epoch, summary, usage, write_run
 from tutti.cli.main import main
 from tutti.records.checkpoints import FOLDER as CHECKPOINTS
 from tutti.records.checkpoints import MANIFEST, step_folder
-from tutti.records.heartbeat import FINISHED
+from tutti.records.heartbeat import FAILED, FINISHED
 from tutti.records.json_lines import append_line
 from tutti.records.run import RunStart, World
 from tutti.records.run_folder import RunFolder
@@ -83,6 +83,14 @@ def test_a_finished_run_is_shown_and_the_command_ends(
     shown = capsys.readouterr().out
     assert "finished after 0:08, test loss 0.2500  accuracy 87.50%" in shown
     assert "epoch 3/4  loss 0.1667  accuracy 75.00%  validation loss 0.1667" in shown
+
+
+def test_a_rank_that_was_killed_is_shown_as_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = now(0, state=FAILED, error="PeerLost: lost rank 1")
+    folder = write_run(tmp_path / "run", failed, now(1, time=time.time() - 1.0))
+    assert main(["watch", str(folder), "--once"]) == 1
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {line[0]: line[3] for line in shown if line[1:2] == ["a"]} == {"0": "failed", "1": "gone"}
 
 
 def followed(folder: Path, *events: Callable[[], None], terminal: bool = False) -> tuple[bool, str]:

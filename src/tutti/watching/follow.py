@@ -59,7 +59,7 @@ def screen(run: Snapshot, health: Health) -> RenderableType:
     if run.history:
         parts.append(_epochs(run.history[-EPOCHS:]))
     if run.beats and health.condition not in (Condition.FINISHED, Condition.STOPPED):
-        parts.append(_ranks(run))
+        parts.append(_ranks(run, health))
     parts += [Text(text, style="red" if bad else "yellow") for bad, text in remarks(run, health)]
     return Group(*parts)
 
@@ -135,9 +135,10 @@ def _figures(evaluation: Evaluation | None, names: list[str]) -> list[str]:
     return [loss_text(evaluation.loss), *cells]
 
 
-def _ranks(run: Snapshot) -> TextTable:
+def _ranks(run: Snapshot, health: Health) -> TextTable:
     heads = ("rank", "host", "process", "state", "step", "samples/s", "CPU", "memory", "last sign")
     table = TextTable(heads, left=("host", "state"), drop=("process", "host", "memory", "CPU", "samples/s"))
+    states = {one.rank: one.state for one in health.findings if one.state}
     for beat in run.beats:
         sample = run.usage_of(beat.rank)
         pss = None if sample is None else sample[0].pss
@@ -145,7 +146,7 @@ def _ranks(run: Snapshot) -> TextTable:
             str(beat.rank),
             beat.host,
             str(beat.process),
-            beat.doing,
+            states.get(beat.rank, beat.doing),
             f"{beat.step:,}",
             f"{beat.samples_per_s:,.0f}",
             "" if sample is None else f"{sample[0].cpu:.0f} %",

@@ -3,19 +3,20 @@
 a rank is      if
 ----------     ------------------------------------------------------------------------------------------
 failed         its heartbeat says so
-stopped, gone  the sampler of its host finds its process in that state
-silent         its last heartbeat is older than `silent_s`: it was stopped, or it or its host has died
-stuck          it lives, makes no step for that time, and waits for no other rank; or all ranks wait
-behind         it is `BEHIND` steps, and the steps of 3 s, behind the others
-late           it was the last one in most steps of the last epoch
+stopped, gone  the sampler of its host finds its process in that state, or another rank has lost it
+silent         its last heartbeat is older than `silent_s`: it was stopped, or has died, or its host has
+stuck          it lives, but has made no step for that time, and waits for no other rank; or all ranks wait
+behind         it is `BEHIND` steps behind the others, and 3 s worth of their steps
+late           it came last in most steps of the last epoch
 slow           it computes less than half as many samples per second as the others
 """
 
 from __future__ import annotations
 
 import enum
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +47,8 @@ LONG_STEPS: Final = 10.0
 _HAS_LOST: Final = f"{FAILED}: {PeerLost.__name__}: "
 """The beginning of the trouble of a rank that lost another one."""
 
+_NAMES_LOST: Final = rf"{PeerLost.__name__}: lost ranks? (\d+(?:, \d+)*)"
+
 
 class Condition(enum.Enum):
     """The condition of a run."""
@@ -65,6 +68,7 @@ class RankTrouble:
     lost: bool  # the run cannot continue without a change
     what: str
     remedy: str
+    state: str = ""  # in place of what its heartbeat says
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.what}: {self.remedy}"
@@ -88,7 +92,8 @@ def examine(run: Snapshot, silent_s: float = SILENT_S) -> Health:
     condition = _condition(run, silent_s)
     if condition in (Condition.WAITING, Condition.FINISHED):
         return Health(condition)
-    lost = [found for beat in run.beats if (found := _lost(run, beat, silent_s)) is not None]
+    missed = _missed(run.beats)
+    lost = [found for beat in run.beats if (found := _lost(run, beat, silent_s, missed)) is not None]
     named = {one.rank for one in lost}
     well = [beat for beat in run.beats if beat.rank not in named]
     slow: list[RankTrouble] = []
@@ -126,27 +131,34 @@ def _state(run: Snapshot, rank: int) -> str | None:
     return sample[0].state if sample is not None and sample[1] <= FRESH_S else None
 
 
-def _lost(run: Snapshot, beat: Heartbeat, silent_s: float) -> RankTrouble | None:
+def _missed(beats: Sequence[Heartbeat]) -> dict[int, float]:
+    """Return the ranks that others have lost, with the time."""
+    found = [(beat.time, re.match(_NAMES_LOST, beat.error or "")) for beat in beats]
+    return {int(rank): time for time, match in found if match for rank in match[1].split(", ")}
+
+
+def _lost(run: Snapshot, beat: Heartbeat, silent_s: float, missed: Mapping[int, float]) -> RankTrouble | None:
     """Return the trouble that keeps the rank from training, if there is one."""
     place, step = f"process {beat.process} on {beat.host}", f"step {beat.step:,}"
     age, state = run.now - beat.time, _state(run, beat.rank)
     if beat.state == FINISHED:
         return None
+    word = ""
     if beat.state == FAILED:
         what, remedy = f"{FAILED}: {beat.error}", "its traceback ends the output of the run"
         if what.startswith(_HAS_LOST):
             remedy = "the end of the output says why"
     elif state in STOPPED:
-        what = f"is stopped in {step}"
+        word, what = "stopped", f"is stopped in {step}"
         remedy = f"{place} got a stop signal; 'kill -CONT {beat.process}' there lets it go on"
-    elif state == GONE:
-        what, remedy = f"is gone since {step}", f"{place} has ended; see its output"
+    elif state == GONE or beat.time < missed.get(beat.rank, 0.0):
+        word, what, remedy = "gone", f"is gone since {step}", f"{place} has ended; see its output"
     elif age > silent_s:
-        what = f"has been silent for {age:.0f} s, since {step}"
+        word, what = "silent", f"has been silent for {age:.0f} s, since {step}"
         remedy = f"is {place} stopped or dead, is the host up, and can it write this folder?"
     else:
         return None
-    return RankTrouble(beat.rank, True, what, remedy)
+    return RankTrouble(beat.rank, True, what, remedy, word)
 
 
 def _late(beat: Heartbeat, well: Sequence[Heartbeat]) -> RankTrouble | None:
