@@ -14,6 +14,7 @@ it, and the others come when they see that:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ MOST_STEPS: Final = 100
 
 COPY_SHARE: Final = 0.005
 """The largest share of the time that copies in memory take."""
+
+NEW_MEMORY: Final = 2
+"""The first copies, which are slow as their memory is new: copies take turns in two places."""
 
 LOOK_STEPS: Final = 4
 """Steps between two looks at the counter."""
@@ -74,7 +78,7 @@ class Agenda:
         self._counter = comm.counter() if wishes.free else None
         self._seen, self._asked = 0, False
         self._has_saved = False
-        self._copy_s: float | None = None
+        self._copies, self._copy_s = 0, math.inf
         self._reason: str | None = None
         self.start(0, 0)
 
@@ -111,8 +115,10 @@ class Agenda:
     def note_copy(self, seconds: float) -> None:
         """Note the time of a meeting with a copy in memory."""
         self._copied_at = self._wishes.now()
-        # A busy machine makes some copies slow.
-        self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
+        self._copies += 1
+        if self._copies > NEW_MEMORY:
+            # A busy machine makes some copies slow.
+            self._copy_s = min(seconds, self._copy_s)
 
     def keeps_end(self, early: bool) -> bool:
         """Return whether to save the state at the end of the run; the same on all ranks."""
@@ -135,7 +141,7 @@ class Agenda:
         if wanted is None or self._comm.rank:
             return False
         passed = self._wishes.now() - self._copied_at
-        return self._copy_s is None or passed >= self._copy_s / COPY_SHARE or wanted()
+        return self._copies <= NEW_MEMORY or passed >= self._copy_s / COPY_SHARE or wanted()
 
     def _look_after(self, step: int, steps: int) -> None:
         """Look again after `steps` steps, or when the next checkpoint is due."""
