@@ -186,6 +186,16 @@ def test_a_program_keeps_its_own_sigusr1_and_its_sigterm_is_called_at_the_end(cl
         assert came == [SIGUSR1, SIGTERM]
 
 
+@pytest.mark.usefixtures("_handlers")
+def test_a_rank_of_the_users_launcher_notes_a_request_before_its_first_section() -> None:
+    signal.signal(SIGUSR1, signal.SIG_DFL)
+    stop_request.note_early()
+    signal.raise_signal(SIGUSR1)
+    for requested in (True, False):
+        with stoppable():
+            assert stop_requested() is requested
+
+
 @dataclass
 class Job:
     """A run of `stopping.py`, and what it needs to be asked to stop.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from tutti.errors import BadOption, UserError
+from tutti.launch import stop_request
+from tutti.run import start
 from tutti.run.checks import check_recipe
 from tutti.run.config import TrainConfig
 from tutti.run.train_job import TrainJob
@@ -57,3 +60,19 @@ def test_a_time_out_that_nobody_would_watch_is_refused(
     job = TrainJob(TrainConfig(model="mlp", hang_timeout=asked, out="run"), quiet=True)
     with pytest.raises(BadOption, match="not mpirun") if refused else nullcontext():
         job.check(job.placement())
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_training_under_mpirun_notes_requests_from_its_beginning_if_it_can_save(
+    monkeypatch: pytest.MonkeyPatch, writes: bool
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setattr(stop_request, "_early", False)
+    monkeypatch.setattr(start, "start", lambda *_, **__: signal.getsignal(signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    try:
+        handler = start.run(TrainJob(TrainConfig(model="mlp"), write=writes, quiet=True))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (handler != signal.SIG_DFL) is writes

@@ -160,6 +160,7 @@ class StopRequests:
 
 _page = StopPage()
 _supervised = False
+_early = False
 _insisted_s = math.inf
 _before: dict[int, Any] = {}
 
@@ -179,6 +180,14 @@ def be_supervised(page: StopPage) -> None:
     signal.signal(signal.SIGUSR1, _note)
 
 
+def note_early() -> None:
+    """In a rank of the user's launcher, note SIGUSR1 for the first section, which is still to come."""
+    global _early
+    if can_be_taken(signal.SIGUSR1) and threading.current_thread() is threading.main_thread():
+        _early = True
+        signal.signal(signal.SIGUSR1, _note)
+
+
 def is_supervised() -> bool:
     """Return whether tutti has started this process as a rank, itself or by mpirun."""
     return _supervised
@@ -195,11 +204,12 @@ def stoppable(*, goes_on: bool = False) -> Iterator[None]:
     Args:
         goes_on: other ranks take over when one is lost: until they look, a request is for them.
     """
-    global _insisted_s
+    global _early, _insisted_s
     lost = False
     leads = not _supervised or started_by().rank == 0
-    if not _supervised:
+    if not (_supervised or _early):
         _page.withdraw()
+    _early = False
     _insisted_s = math.inf
     try:
         # Virtual ranks share the process, and its handlers.

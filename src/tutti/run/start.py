@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from tutti.checkpoint.memory_files import MemoryPlace, StateMemory
 from tutti.errors import TuttiError
+from tutti.launch.launcher import started_by
 from tutti.launch.placement import Placement
 from tutti.launch.signals import SignalWatch
 from tutti.launch.start import start
-from tutti.launch.stop_request import StopRequests
+from tutti.launch.stop_request import StopRequests, note_early
 from tutti.launch.supervisor import Recovery, Replaced
 from tutti.records import checkpoints
 from tutti.run.config import STOP
@@ -33,6 +34,8 @@ def run(job: Job) -> object:
     job.check(placement)
     # Other data have the columns of those that the model was trained on.
     check_here(job, not getattr(job, "other_data", False))
+    if isinstance(job, TrainJob) and job.write and started_by().given:
+        note_early()
     say = announce if job.announced and not job.quiet else None
     if placement.hosts:
         job = replace(job, objects={field: one.in_band() for field, one in job.objects.items()})
