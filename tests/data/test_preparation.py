@@ -238,6 +238,8 @@ def test_dates_become_numbers_months_and_weekdays() -> None:
         (["01/02/2024", "03/04/2023"], "text"),  # of which month?
         (["31.1.24", "01.02.23"], "text"),
         (["31.1.2024", "soon"], "text"),
+        (["31.1.2024", "30.02.2024"], "text"),
+        (["01/31/2024 12:30", "04/31/2023 12:30"], "text"),
     ],
 )
 def test_texts_are_dates_where_one_form_fits_all(texts: list[str], kind: str) -> None:
@@ -264,6 +266,7 @@ def test_texts_are_dates_where_one_form_fits_all(texts: list[str], kind: str) ->
         (["2020-01-31", "2021-01-01"] * 20 + ["0000-00-00"], "row 41 '0000-00-00'"),
         (["$1,000.50", "$7"] * 20 + ["seven"], "row 41 'seven'"),
         (["31.01.2020", "01.02.2021"] * 20 + ["soon"], "row 41 'soon'"),
+        (["31.01.2020", "01.02.2021"] * 20 + ["30.02.2021"], "row 41 '30.02.2021'"),
     ],
 )
 def test_numbers_with_signs_are_read_and_mistakes_refused(

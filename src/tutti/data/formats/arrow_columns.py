@@ -216,10 +216,28 @@ def _parsed(texts: Any, form: str) -> Any:
     if form and not compute.all(compute.match_substring_regex(texts, r"\d{4}")).as_py():
         raise pyarrow.ArrowInvalid("no years of four digits")
     if form:
-        return compute.strptime(texts, format=form, unit="us")
+        found = _timestamps(texts, form)
+        others = texts.filter(compute.xor(found.is_null(), texts.is_null()))
+        if len(others):
+            raise pyarrow.ArrowInvalid(f"'{others[0]}' is no date")
+        return found
     with suppress(pyarrow.ArrowInvalid):
         return texts.cast(pyarrow.timestamp("us"))
     return texts.cast(pyarrow.timestamp("us", "UTC"))
+
+
+def _timestamps(texts: Any, form: str) -> Any:
+    """Return texts as timestamps; null if one does not have the form, or is no day, as 30.02.2024.
+
+    Arrow takes that for March 1.
+    """
+    from pyarrow import compute
+
+    found = compute.strptime(texts, format=form, unit="us", error_is_null=True)
+    before = form.partition("%d")[0].replace("%m", r"\d+").replace("%Y", r"\d+").replace(".", r"\.")
+    day = compute.struct_field(compute.extract_regex(texts, rf"^{before}(?P<day>\d+)"), "day")
+    fits = compute.equal(compute.day(found), day.cast("int64"))
+    return compute.if_else(compute.coalesce(fits, True), found, None)
 
 
 def _texts(path: Path, values: Any, wanted: TableColumn, most: float) -> tuple[TableColumn, Array] | int:
@@ -337,6 +355,6 @@ def _are_dates(texts: Any) -> Array:
 
     def fits(form: str, count: int) -> Array:
         some = (texts if form else days).slice(0, count)
-        return _plain(compute.strptime(some, form or "%Y-%m-%d", "us", error_is_null=True).is_valid())
+        return _plain(_timestamps(some, form or "%Y-%m-%d").is_valid())
 
     return fits(max(_FORMS, key=lambda form: fits(form, 100).sum()), len(texts))
