@@ -70,6 +70,12 @@ def test_parts_are_given_as_for_a_training() -> None:
         simulate(optimizer=lambda some: torch.optim.SGD(some), timing=True)
 
 
+def test_strategies_of_one_class_are_named_by_the_options_in_which_they_differ() -> None:
+    ways: list[Any] = ["sync", tutti.DiLoCo(every=4), tutti.DiLoCo(every=8)]
+    found = tutti.simulate("mlp", "digits", machine=EVEN, strategies=ways, workers=[1], timing=True, **SMALL)
+    assert [*found.stops()] == ["sync", "diloco:every=4", "diloco:every=8"]
+
+
 @pytest.mark.parametrize("timing", [False, True])
 def test_a_fast_host_waits_at_the_end(timing: bool) -> None:
     uneven = replace(EVEN, speeds=(1.0, 0.5))

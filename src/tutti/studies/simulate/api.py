@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Unpack, cast
 
 from torch import nn
@@ -87,7 +88,7 @@ def simulate(
     if timing and config.optimizer.startswith(OBJECT):
         raise BadOption("timing=True knows optimizers by name or class; give one of these")
     question = SimulateQuestion(
-        [_way_of(one) for one in strategies],
+        _told_apart([_way_of(one) for one in strategies]),
         list(workers),
         machine_of(machine, network, price),
         scaling,
@@ -107,3 +108,16 @@ def _way_of(given: str | Strategy) -> Way:
         raise BadOption(f"the strategy {given!r:.80} is none of tutti's; give its class as 'file.py:Class'")
     options = {f"strategy.{key}": value for key, value in named["strategy_options"].items()}
     return Way(given.name, given.name, options)
+
+
+def _told_apart(ways: Sequence[Way]) -> list[Way]:
+    """Add to a name that several ways have the options in which they differ."""
+    found = []
+    for way in ways:
+        others = [one.options for one in ways if one.name == way.name]
+        own = {
+            key: value for key, value in way.options.items() if any(one.get(key) != value for one in others)
+        }
+        words = [f"{key.removeprefix('strategy.')}={value}" for key, value in own.items()]
+        found.append(replace(way, name=":".join([way.name, *words])))
+    return found
