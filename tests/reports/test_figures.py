@@ -139,6 +139,14 @@ def test_the_confusion_matrix_counts_the_predicted_classes(results: Results) -> 
     ]
 
 
+def test_a_class_without_samples_has_its_row_and_column() -> None:
+    cells, order = confusion_cells("solo", ("cat", "dog", "cow"), [[2, 1, 0, 0], [1, 1, 0, 1], [0] * 4])
+    chart = confusion_pair(cells, order, ["solo"]).to_dict()
+    encoding = chart["hconcat"][0]["layer"][0]["encoding"]
+    assert encoding["x"]["scale"]["domain"] == ["cat", "dog", "cow", "no class"]
+    assert encoding["y"]["scale"]["domain"] == ["cat", "dog", "cow"]
+
+
 def test_cells_show_numbers_of_samples_for_few_classes() -> None:
     labels = tuple(f"class {number}" for number in range(COUNTED + 1))
     for count, numbered in ((COUNTED, True), (COUNTED + 1, False)):

@@ -22,9 +22,9 @@ def test_an_evaluation_shows_its_count_and_the_matrix_with_each_class() -> None:
     assert lines[-1].split() == ["a", "very", "long…", "|", ".", ".", ".", "-", "0.00%", "0.0000"]
 
 
-def test_a_matrix_of_weights_is_said_to_be_weighted() -> None:
-    found = Evaluation(4, 0.5, confusion=[[2.0, 0.0], [1.5, 3.0]])
-    assert summary_lines.evaluation("test", found).startswith("test: 4 samples, weighted, loss 0.5\n")
+def test_samples_with_weights_are_said_to_be_weighted() -> None:
+    found = Evaluation(4, 0.5, weighted=True)
+    assert summary_lines.evaluation("test", found) == "test: 4 samples, weighted, loss 0.5"
 
 
 def test_the_counts_name_every_part() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,10 @@ def test_the_scores_of_folds(tmp_path: Path) -> None:
     assert found.class_accuracy() == [1.0, 0.0]
     whole = FoldScores.of(Score("f1", True), [_run(0.5, f1=0.1)] * 4)
     assert best_first({"part": found, "whole": whole}) == ["whole", "part"]
+    weighted = _held_out(0.5, f1=0.5)
+    weighted = replace(weighted, confusion=[[1.5, 0.0], [1.0, 0.0]], weighted=True)
+    both = FoldScores.of(Score("f1", True), [runs[0], replace(_run(0.5), validation=weighted)])
+    assert both.confusion == [[3.5, 0, 0], [2, 0, 1]]
     losses = [FoldScores(Score("loss", False), (value,)) for value in (2.0, 1.0)]
     assert best_first({"a": losses[0], "b": losses[1]}) == ["b", "a"]
     write_scores(tmp_path / "scores.csv", {"one": found}, ["cat"])
@@ -93,3 +98,6 @@ def test_the_scores_of_folds(tmp_path: Path) -> None:
         *(("mean", "12", repr(found.mean)), ("standard deviation", "12", repr(found.deviation))),
         *(("class cat", "6", "1.0"), ("class 1", "6", "0.0")),
     ]
+    write_scores(tmp_path / "scores.csv", {"one": both})
+    rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
+    assert [row["samples"] for row in rows if row["of"].startswith("class")] == ["", ""]

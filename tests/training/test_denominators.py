@@ -242,6 +242,7 @@ def test_training_is_that_of_torch_however_a_batch_is_cut(name: str, ranks: int,
     alone = trained(1, name)[0][0]
     for mine, one in zip(found[0][0], alone, strict=True):
         assert mine.train.samples == one.train.samples == len(MEANS[name][0])
+        assert mine.train.weighted is (MEANS[name][0].stored_weights is not None)
         assert mine.train.loss == pytest.approx(one.train.loss, rel=1e-12)
         assert mine.train.metrics == pytest.approx(one.train.metrics, rel=1e-12)
 

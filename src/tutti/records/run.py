@@ -47,12 +47,14 @@ class Evaluation(Record):
         metrics: the mean of each metric over them, by name, likewise.
         confusion: the samples of each class (row) by predicted class (column), or the sum of their weights;
             None without classes. A further column counts predictions of no known class.
+        weighted: the samples have weights.
     """
 
     samples: int
     loss: float
     metrics: dict[str, float] = field(default_factory=dict)
     confusion: list[list[float]] | None = field(default=None, repr=False)
+    weighted: bool = False
 
     def class_accuracy(self) -> list[float | None]:
         """Return the share of each class that was recognised, in [0, 1].

@@ -88,8 +88,7 @@ def stopped(why: str, step: int | None, way_on: str) -> str:
 def evaluation(what: str, result: Evaluation, labels: Sequence[object] = ()) -> str:
     """Describe an evaluation: count, loss, metrics, and for classes the confusion matrix."""
     metrics = [f"{name} {metric_text(name, value)}" for name, value in result.metrics.items()]
-    weighted = any(isinstance(count, float) for row in result.confusion or [] for count in row)
-    samples = f"{result.samples:,} samples" + (", weighted" if weighted else "")
+    samples = f"{result.samples:,} samples" + (", weighted" if result.weighted else "")
     head = ", ".join([f"{what}: {samples}", *metrics, f"loss {result.loss:.4g}"])
     if result.confusion is None or len(result.confusion) > WIDEST_MATRIX:
         return head

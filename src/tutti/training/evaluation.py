@@ -263,7 +263,8 @@ class Tally:
                 value = metric.figure(sums, labels) if labels and not sums.isnan().any() else math.nan
             if value is not None:
                 metrics[metric.name] = value
-        return Evaluation(int(samples), loss / weight if weight else math.nan, metrics, self._matrix(cells))
+        mean, weighted = loss / weight if weight else math.nan, totals.counts.is_floating_point()
+        return Evaluation(int(samples), mean, metrics, self._matrix(cells), weighted)
 
     def _matrix(self, cells: list[float]) -> list[list[float]] | None:
         if self._classes is None:

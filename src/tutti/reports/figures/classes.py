@@ -18,6 +18,8 @@ SIDE = 340
 COUNTED = 15
 """Up to this number of classes the cells show their numbers of samples."""
 
+NO_CLASS = "no class"
+
 
 @part("classes")
 @figure(140, "Accuracy of each class")
@@ -69,7 +71,9 @@ def _confusion_matrix(data: Data, side: str, way: str, ways: list[str], order: l
     # Letters are 7 pixels wide.
     turned = alt.Axis(labelAngle=0 if 7 * max(map(len, order)) < room else -45)
     base = alt.Chart(table(data)).encode(
-        x=alt.X("predicted as:O", sort=order, axis=turned), y=alt.Y("true class:O", sort=order)
+        # Also classes without samples.
+        x=alt.X("predicted as:O", scale=alt.Scale(domain=order), axis=turned),
+        y=alt.Y("true class:O", scale=alt.Scale(domain=[one for one in order if one != NO_CLASS])),
     )
     cells = base.mark_rect().encode(
         color=alt.Color("share:Q", title="share of class", scale=scale, legend=alt.Legend(format="%")),
@@ -94,7 +98,7 @@ def confusion_cells(way: str, labels: tuple[str, ...], matrix: list[list[float]]
     order: dict[str, None] = {}
     for actual, row in enumerate(matrix):
         for taken, count in enumerate(row):
-            found = _label(labels, taken) if taken < len(matrix) else "no class"
+            found = _label(labels, taken) if taken < len(matrix) else NO_CLASS
             order[found] = None
             if count:
                 cell = {"true class": _label(labels, actual), "predicted as": found, "samples": count}

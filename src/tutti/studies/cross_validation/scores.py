@@ -32,6 +32,7 @@ class FoldScores:
         seconds: the training time of each fold; NaN if missing.
         confusion: samples of each class (row) by the predicted class (column), over all folds; None without
             classes. A further column counts predictions of no known class.
+        weighted: the samples have weights, whose sums are in `confusion`.
     """
 
     score: Score
@@ -39,18 +40,23 @@ class FoldScores:
     samples: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     confusion: list[list[float]] | None = field(default=None, repr=False)
+    weighted: bool = False
 
     @classmethod
     def of(cls, score: Score, runs: Sequence[Summary | None]) -> FoldScores:
         """Return the scores of a candidate's runs; None for a fold without one."""
         held_out = [None if run is None else run.validation for run in runs]
-        counts = [np.array(one.confusion) for one in held_out if one is not None and one.confusion]
+        known = [one for one in held_out if one is not None]
+        counts = [np.array(one.confusion) for one in known if one.confusion]
+        width = max((one.shape[1] for one in counts), default=0)
+        counts = [np.pad(one, ((0, 0), (0, width - one.shape[1]))) for one in counts]
         return cls(
             score,
             tuple(math.nan if run is None else score.of(run) for run in runs),
             tuple(0 if one is None else one.samples for one in held_out),
             tuple(math.nan if run is None else run.seconds for run in runs),
             np.sum(counts, axis=0).tolist() if counts else None,
+            any(one.weighted for one in known),
         )
 
     @property
@@ -106,8 +112,8 @@ def write_scores(path: Path, candidates: Mapping[str, FoldScores], labels: Seque
         lines.append((*known, "standard deviation", total, _cell(one.deviation)))
         for label, share in enumerate(one.class_accuracy()):
             called = f"class {labels[label] if label < len(labels) else label}"
-            weight = f"{sum((one.confusion or [])[label]):.10g}"
-            lines.append((name, "accuracy", called, weight, "" if share is None else repr(share)))
+            count = "" if one.weighted else f"{sum((one.confusion or [])[label]):.10g}"
+            lines.append((name, "accuracy", called, count, "" if share is None else repr(share)))
     write_table(path, lines)
 
 
