@@ -153,6 +153,22 @@ def test_parts_of_the_data_of_the_run_have_the_numbers_of_their_samples(runs: Pa
     assert summary.validation.metrics["accuracy"] == right
 
 
+def test_rows_that_a_training_leaves_out_are_counted(tmp_path: Path) -> None:
+    names, x = np.array(NAMES, object)[KINDS], TABLE.astype(object)
+    names[::7], x[3::11, 0] = "", ""
+    for number, some in enumerate((slice(500), slice(500, None))):
+        table(tmp_path / f"d-{number}.csv", "x,y,z,kind", [*x[some].T, names[some]])
+    data = {"data": str(tmp_path / "d-*.csv"), "data_options": {"target": "kind", "missing": "drop"}}
+    run, rows = trained(tmp_path / "run", test=0.3, lr=0.01, **data), set[int]()
+    for part in ("train", "validation", "test"):
+        out = tmp_path / f"{part}.csv"
+        assert main(["predict", str(run), "--part", part, "-o", str(out), "-n", "1"]) == 0
+        found = {int(line["row"]): line["class"] for line in csv.DictReader(out.read_text().splitlines())}
+        assert [*found.values()] == tutti.load(run).predict(TABLE[[*found]]).tolist()
+        rows |= found.keys()
+    assert rows == {row for row in range(900) if row % 7 and row % 11 != 3}
+
+
 def test_other_data_are_evaluated_by_names_of_classes_and_columns(runs: Path, tmp_path: Path) -> None:
     some = np.flatnonzero(KINDS > 0)  # no ants, so that bees are class 0 there
     columns = [[NAMES[k] for k in KINDS[some]], *TABLE[some][:, [1, 2, 0]].T]

@@ -335,6 +335,19 @@ def test_other_data_are_refused(place: Path, run: Path) -> None:
         train(config, 2, Resume(run))
 
 
+def test_another_validation_file_is_refused(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for part in ("train", "validation"):
+        shutil.copy(place / "data.npz", folder / f"{part}.npz")
+    config = config_of(tmp_path, "run", data=str(folder), model="mlp")
+    train(config, 1)
+    copy = copy_of(tmp_path / "run", tmp_path / "copy")
+    shutil.copy(place / "other.npz", folder / "validation.npz")
+    with pytest.raises(BadCheckpoint, match="other data: the validation samples differ"):
+        train(replace(config, out=str(copy)), 1, Resume(copy))
+
+
 @pytest.mark.parametrize("length", [{"epochs": 1}, {"epochs": None, "steps": MIDDLE - 1}])
 def test_a_run_that_would_have_ended_before_is_refused(
     place: Path, run: Path, length: dict[str, int | None]

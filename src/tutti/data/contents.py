@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 
 from tutti.data.columns import LENGTHS, Column, Columns, Stored
 from tutti.data.items import read_items
-from tutti.data.rows import Array, Rows, StoredRows
+from tutti.data.rows import Array, Indices, Rows, StoredRows
 from tutti.data.structure import sequence_column, values_and_lengths
 from tutti.data.tables import TARGETS
 from tutti.errors import BadData, BadOption
@@ -90,6 +90,8 @@ class Contents(Generic[T, Y]):
     # of the samples of the parts that have some, of shape (samples,)
     weights: Mapping[str, object] = field(default_factory=dict)
     table: Table | None = None  # the columns of the inputs, if these are a table to prepare
+    # the rows of parts, ascending, that are not among the samples
+    left_out: Mapping[str, Indices] = field(default_factory=dict)
 
 
 ReadData: TypeAlias = Contents[Stored[Rows], Array]

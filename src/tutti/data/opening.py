@@ -77,6 +77,8 @@ class SamplePool:
                 )
             else:
                 parts[name] = Part(x, _meta(y, y.dtype))
+            left_out, mark = contents.left_out.get(name), _fingerprint(inputs, y)
+            parts[name] = replace(parts[name], left_out=left_out, fingerprint=mark)
             if name in contents.weights:
                 weights = torch.empty(len(y), dtype=torch.float64, device="meta")
                 parts[name] = replace(parts[name], stored_weights=weights)
@@ -89,7 +91,6 @@ class SamplePool:
             contents.labels,
             contents.filled,
             contents.columns,
-            _fingerprint(*contents.parts["train"]),
             contents.table,
         )
         return cls(dataset, None if contents.groups is None else _meta(contents.groups, np.dtype(np.int64)))

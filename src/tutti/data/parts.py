@@ -27,6 +27,7 @@ from tutti.data.columns import (
     names_beside,
     padded,
 )
+from tutti.data.rows import Indices, rows_of_kept
 from tutti.records.preparation import Preparation, Table, TableInputs
 from tutti.records.texts import Shape
 
@@ -120,6 +121,8 @@ class Part:
         scale: turns stored inputs into the model's.
         rows: the stored samples of this part, int64, in its order; None: all.
         stored_weights: of shape (samples,), float64; None: each sample counts once.
+        left_out: the rows of the source, ascending, that are not stored; None: all are.
+        fingerprint: identifies the stored samples; the same for any type of floats.
     """
 
     stored_inputs: Stored[Tensor]
@@ -127,6 +130,8 @@ class Part:
     scale: Scale = field(default_factory=Scale)
     rows: Tensor | None = None
     stored_weights: Tensor | None = None
+    left_out: Indices | None = None
+    fingerprint: str = ""
 
     def __len__(self) -> int:
         return len(self.stored_targets if self.rows is None else self.rows)
@@ -176,6 +181,11 @@ class Part:
             found.append(scale.apply(rows))
         last = names_beside(stored)
         return named([*found, *beside[: len(last)]], stored.names and (*stored.names, *last))
+
+    def source_rows(self, start: int, stop: int) -> Indices:
+        """Return the rows of the source that the samples from `start` to before `stop` are."""
+        rows = (torch.arange(start, stop) if self.rows is None else self.rows[start:stop]).numpy()
+        return rows if self.left_out is None else rows_of_kept(rows, self.left_out)
 
     @property
     def inputs(self) -> Stored[Tensor]:
@@ -280,7 +290,6 @@ class DataSet:
         filled: means of the training samples replace inputs that are NaN.
         columns: the names of the inputs, if each is a column of a table.
         table: these columns, if they are to be prepared.
-        fingerprint: identifies the training samples of the source; the same for any type of floats.
     """
 
     name: str
@@ -291,8 +300,12 @@ class DataSet:
     labels: tuple[Any, ...]
     filled: bool = False
     columns: tuple[str, ...] = ()
-    fingerprint: str = ""
     table: Table | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the training samples of the source."""
+        return self.train.fingerprint
 
     @property
     def shape(self) -> Shape:

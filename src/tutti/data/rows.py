@@ -15,6 +15,11 @@ Array = NDArray[Any]
 Indices = NDArray[np.int64]
 
 
+def rows_of_kept(samples: Indices, left_out: Indices) -> Indices:
+    """Return the rows of a source that some samples are, numbered without the rows that are left out."""
+    return samples + np.searchsorted(left_out - np.arange(len(left_out)), samples, side="right")
+
+
 class StoredRows:
     """Samples in a file, or in several pieces of memory.
 

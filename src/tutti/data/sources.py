@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from tutti.data.arrays import MISSING, as_weights, part_columns, stored_dtype, values_of
 from tutti.data.builtin import BUILT_IN
 from tutti.data.columns import Column, Columns, Stored
@@ -28,7 +30,7 @@ from tutti.data.formats.arrow_tables import frames_of, read_frame
 from tutti.data.formats.npy import Mapped
 from tutti.data.formats.several import of_parts
 from tutti.data.remote import local_copy
-from tutti.data.rows import Rows
+from tutti.data.rows import Array, Rows, rows_of_kept
 from tutti.data.schemas import check_there, not_streamed
 from tutti.data.streaming import MOST, stream_options
 from tutti.data.structure import Structure, taken_apart
@@ -95,11 +97,17 @@ def _checked(contents: Contents[object], missing: str, name: str | None = None) 
         missing = "error" if contents.table is None else "prepare"
     structure = taken_apart({part: x for part, (x, _) in contents.parts.items()})
     streamed = contents.buffer_bytes > 0
-    read = {}
+    read, weights, left_out = {}, dict[str, Array](), dict(contents.left_out)
     for part, (_, y) in contents.parts.items():
         word = name or part
         inputs = [(structure.label(word, at), one) for at, one in enumerate(structure.parts[part])]
         read[part] = part_columns(word, inputs, y, missing, contents.columns, finite=not streamed)
+        kept, samples = read[part][2], 0 if y is None else len(cast("Sized", y))
+        if part in contents.weights:
+            weights[part] = as_weights(contents.weights[part], samples, f"the {part} weights")[kept]
+        if len(kept) < samples:
+            absent = left_out.get(part, np.arange(0))
+            left_out[part] = np.delete(np.arange(samples + len(absent)), rows_of_kept(kept, absent))
     columns = {part: x for part, (x, *_) in read.items()}
     _refuse_other_kinds(structure, columns)
     inputs_of = _in_one_form(structure, columns)
@@ -117,13 +125,8 @@ def _checked(contents: Contents[object], missing: str, name: str | None = None) 
         columns=tuple(map(printable, contents.columns)),
         filled=missing == "mean" and any(stored_dtype(one.rows).kind == "f" for one in train),
         groups=groups,
-        weights={
-            part: as_weights(contents.weights[part], len(cast("Sized", y)), f"the {part} weights")[
-                read[part][2]
-            ]
-            for part, (_, y) in contents.parts.items()
-            if part in contents.weights
-        },
+        left_out=left_out,
+        weights=weights,
     )
 
 

@@ -61,10 +61,9 @@ def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor)
             block = SampleBlock(stop - start, partial(_take, part, start))
             outputs = outputs_of(predictor, block, comm, arithmetic)
             if file is not None and outputs is not None:
-                rows = torch.arange(start, stop) if part.rows is None else part.rows[start:stop]
                 floats = np.float64 if outputs.dtype == torch.float64 else np.float32
                 with refusing(path):
-                    file.append(rows.numpy(), predictor.kind.values(outputs.numpy()), floats)
+                    file.append(part.source_rows(start, stop), predictor.kind.values(outputs.numpy()), floats)
     if comm.rank == 0:
         print(f"{path}: the predictions for {len(part):,} samples, {name}", flush=True)
 

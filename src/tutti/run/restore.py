@@ -64,7 +64,7 @@ def fingerprint(dataset: DataSet) -> Json:
     for name, part in parts.items():
         if part is not None:
             own = [one.cpu().numpy().tobytes() for one in (part.rows, part.stored_weights) if one is not None]
-            found[name] = [dataset.fingerprint, zlib.crc32(b"".join(own))]
+            found[name] = [part.fingerprint, zlib.crc32(b"".join(own))]
     return found
 
 

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -19,7 +20,7 @@ from tutti import parts
 from tutti.data.arrays import as_array
 from tutti.data.columns import Column
 from tutti.data.contents import Contents
-from tutti.data.rows import Rows, StoredRows, joined
+from tutti.data.rows import Indices, Rows, StoredRows, joined
 from tutti.data.schemas import nearest
 from tutti.data.structure import sequence_column
 from tutti.data.tables import LIKE, check_options, listed
@@ -106,16 +107,22 @@ def read_files(
     if not others:
         return first
     refuse_other_traits(dict(zip(map(str, paths), every, strict=True)))
-    parts: dict[str, tuple[object, object]] = {}
+    parts, left_out = dict[str, tuple[object, object]](), dict[str, Indices]()
     for part in first.parts:
         inputs, targets = zip(*(one.parts[part] for one in every), strict=True)
         parts[part] = (
             _together(inputs),
             np.concatenate([_rows(one)[:] for one in targets]) if labelled else None,
         )
+        if any(one.left_out for one in every):
+            absent = [one.left_out.get(part, np.arange(0)) for one in every]
+            counts = (len(_rows(one)) + len(rows) for one, rows in zip(targets, absent, strict=True))
+            each = zip(accumulate(counts, initial=0), absent, strict=False)
+            left_out[part] = np.concatenate([start + rows for start, rows in each])
     groups = [one.groups for one in every if one.groups is not None]
     weights = {part: np.concatenate([_rows(one.weights[part])[:] for one in every]) for part in first.weights}
-    return replace(first, parts=parts, groups=np.concatenate(groups) if groups else None, weights=weights)
+    together = np.concatenate(groups) if groups else None
+    return replace(first, parts=parts, groups=together, weights=weights, left_out=left_out)
 
 
 def one_by_one(

@@ -176,6 +176,7 @@ def read_table(
         table=stored if is_prepared(options) else None,
         targets=choice.targets,
         weights={} if weights is None else {"train": weights},
+        left_out={} if selected is table else {"train": np.delete(np.arange(table.num_rows), rows)},
     )
 
 

@@ -96,7 +96,8 @@ def of_parts(title: str, found: Mapping[str, Contents[object]], what: str) -> Co
     refuse_other_traits({f"the {name} part of {what}": one for name, one in found.items()})
     parts = {name: one.parts["train"] for name, one in found.items()}
     weights = {name: one.weights["train"] for name, one in found.items() if one.weights}
-    return replace(found["train"], name=title, parts=parts, weights=weights)
+    left_out = {name: one.left_out["train"] for name, one in found.items() if one.left_out}
+    return replace(found["train"], name=title, parts=parts, weights=weights, left_out=left_out)
 
 
 def _by_part(folder: Path) -> dict[str, list[Path]]:
