@@ -88,9 +88,9 @@ def print_times(outcome: FarmOutcome | None, stream: IO[str]) -> None:
     """Print how long the jobs of a farm took."""
     if outcome is not None and outcome.seconds > 0 and outcome.busy_s > 0:
         blocks = f"{outcome.blocks} block{'' if outcome.blocks == 1 else 's'}"
-        took = f"{duration(outcome.busy_s)} added up, {duration(outcome.seconds)} by the clock"
+        took = f"{duration(outcome.busy_s)} in total, {duration(outcome.seconds)} elapsed"
         times = f"{outcome.busy_s / outcome.seconds:.2f} at a time"
-        print(f"the jobs took {took} on {blocks}: {times}", file=stream)
+        print(f"jobs: {took} on {blocks}, {times}", file=stream)
 
 
 def keep_data(folder: FarmFolder, arrays: Mapping[str, Any] | None) -> None:
