@@ -36,7 +36,7 @@ def test_words_mean_what_they_say() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("10gbit", "expected 10gbit,50us or"),
+        ("10gbit", "expected RATE,LATENCY or"),
         ("10,50us", "found '10'; expected a number and a unit: kbit, mbit"),
         ("10gbit,fast", "found 'fast'; expected a number and a unit: ns, us"),
         ("0gbit,50us", "bandwidth_bytes_per_s is 0.0; expected more than 0"),

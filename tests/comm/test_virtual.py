@@ -273,3 +273,16 @@ class TestTorchState:
         for rank, numbers in enumerate(found):
             torch.manual_seed(rank)
             assert numbers == [torch.rand(1).item() for _ in range(3)]
+
+
+@pytest.mark.parametrize("network", ["1gbit,200us,ring", "1gbit,13us,torus:4x2"])
+def test_messages_over_several_links_arrive(network: str) -> None:
+    def program(comm: VirtualCommunicator) -> float:
+        vector, other = torch.full((1000,), float(comm.rank)), torch.empty(1000)
+        for step in range(50):
+            comm.compute(1e-4 * (1 + (7 * comm.rank + step) % 13))
+            comm.exchange(vector, (comm.rank + 3) % 8, other, (comm.rank - 3) % 8)
+        return float(other[0])
+
+    found = VirtualWorld(8, 1, Network.parse(network)).run(program)
+    assert found == [float((rank - 3) % 8) for rank in range(8)]

@@ -88,5 +88,5 @@ def test_a_file_that_holds_no_model_is_refused(tmp_path: Path) -> None:
 def test_the_file_of_a_model_is_code(tmp_path: Path) -> None:
     config = {"model": "net.pt2"}
     assert trust.code_named(config) == config
-    with pytest.raises(trust.Untrusted, match=r"would have code run: model 'net.pt2'"):
+    with pytest.raises(trust.Untrusted, match=r"would run code: model 'net.pt2'"):
         trust.check(tmp_path / "config.json", config)

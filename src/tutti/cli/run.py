@@ -27,7 +27,7 @@ class RunCommand(Command):
     @override
     def define(self, parser: Parser) -> None:
         parser.config_options(only=("workers", "hosts", "threads"))
-        parser.add_argument("program", metavar="PROGRAM", help="a Python file that calls tutti.init()")
+        parser.add_argument("program", metavar="PROGRAM", help="a Python file with tutti.distribute or DDP")
         words = parser.add_argument(
             "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the program's arguments"
         )

@@ -150,7 +150,9 @@ class Network:
         """
         words = [word.strip() for word in text.lower().split(",")]
         if len(words) not in (2, 3):
-            raise ValueError(f"network is '{text}'; expected 10gbit,50us or 10gbit,50us,TOPOLOGY")
+            raise ValueError(
+                f"network is '{text}'; expected RATE,LATENCY or RATE,LATENCY,TOPOLOGY, such as 10gbit,50us"
+            )
         topology = parse_topology(words[2]) if words[2:] else Switch()
         return cls(quantity(words[1], TIMES), quantity(words[0], BITS), topology=topology)
 

@@ -55,6 +55,6 @@ def check(path: Path, config: Mapping[str, Any], replaced: Collection[str] = ())
     if left:
         listed = ", ".join(f"{printable(field)} '{printable(name)}'" for field, name in left.items())
         raise Untrusted(
-            f"{path} would have code run: {listed}. Look at that code, then give --trust (in Python "
+            f"{path} would run code: {listed}. Look at that code, then give --trust (in Python "
             "trust=True) if it may run"
         )

@@ -34,7 +34,7 @@ _RENDEZVOUS_MODULE = "torch.distributed.rendezvous"
 _TRACE_RULES = "torch._dynamo.trace_rules"
 _UNTRACED = ("tutti.torch_backend", "tutti.comm")
 _PLACE = ("rank", "world_size")
-_NO_LAUNCHER = "tutti: no launcher has started this process; start it with 'tutti run -n 2 SCRIPT', or mpirun"
+_NO_LAUNCHER = "tutti: no launcher started this process; use 'tutti run -n 2 SCRIPT', torchrun or mpirun"
 
 _rendezvous: Rendezvous | None = None
 _generations = count()

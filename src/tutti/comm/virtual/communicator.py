@@ -18,7 +18,7 @@ from tutti.comm.base import ANY, Communicator, Counter, by_color, cut
 from tutti.comm.network import Network
 from tutti.comm.reductions import SUM
 from tutti.comm.virtual.group import Message, PendingCollective, VirtualGroup
-from tutti.comm.virtual.scheduler import RankTask, Scheduler, Wait
+from tutti.comm.virtual.scheduler import RankTask, Scheduler, Wait, whole_ticks
 
 V = TypeVar("V")
 R = TypeVar("R")
@@ -115,6 +115,7 @@ class VirtualCommunicator(Communicator):
         self._group.require_alive(to)
         queue, task = self._group.queues[to], self._task
         done, arrival = self._cluster.transmit(task.rank, queue.owner.rank, vector.nbytes, task.clock)
+        arrival = whole_ticks(arrival)  # as clocks are: a rank that waits until then has it
         if queue.put(Message(vector.detach().clone(), self.rank, tag, arrival)):
             self._scheduler.wake(queue.owner, arrival)
         return done

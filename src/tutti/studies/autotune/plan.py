@@ -148,7 +148,7 @@ def _measured(job: PlanJob) -> Recommendation:
     if recommendation.waited > BUSY:
         announce(
             f"warning: ranks waited {recommendation.waited:.0%} of the time for a core, as other programs "
-            "compute; plan again without them, as the pick may be wrong"
+            "compute, so the pick may be wrong; plan again on an idle machine"
         )
     elif pick.rate and recommendation.allowed_s > 0:
         update_s = pick.candidate.batch_size / pick.rate

@@ -72,7 +72,8 @@ def work(comm: Communicator, payload: bytes) -> Advice:
         needed_s = steps * each_s * len([*_candidates(job, steps)])
         if needed_s > job.budget_s:
             raise BadOption(
-                f"--budget {job.budget_s:g} has no room for {LEAST} steps of {workers} virtual workers; give "
+                f"--budget {job.budget_s:g} has no room for {LEAST} steps of {workers} virtual workers, "
+                f"which fill the hosts; give "
                 f"--budget {ceil(MARGIN * needed_s)}, or fewer --hosts"
             )
         question = replace(job.question, ways=[*_candidates(job, steps)])

@@ -213,7 +213,7 @@ def _step_times(job: SimulateJob, comm: Communicator, task: Task, batches: set[i
     if comm.rank == 0 and waited > BUSY and not job.quiet:
         announce(
             f"warning: the timed steps waited {waited:.0%} of the time for a core, as other programs "
-            "compute; simulate again without them, as steps are too slow"
+            "compute, so they are too slow; simulate again on an idle machine"
         )
     if job.calibrate is not None and comm.rank == 0:
         text = calibrated(machine, task, max(batches), times[max(batches)]).written()
