@@ -47,11 +47,7 @@ def messages(kind: Round, ranks: int) -> Iterator[tuple[int, int]]:
 
 
 class Contended:
-    """The links between ranks whose messages contend where they share a port.
-
-    Args:
-        route: the ports from one rank to another.
-    """
+    """The links between ranks whose messages contend where they share a port."""
 
     def __init__(self, route: Callable[[int, int], tuple[Hop, ...]]) -> None:
         self._route = route

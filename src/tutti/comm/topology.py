@@ -21,17 +21,11 @@ from typing_extensions import override
 
 @dataclass(frozen=True)
 class Link:
-    """One kind of link.
+    """One kind of link."""
 
-    Args:
-        latency_s: seconds before the first byte of a message arrives.
-        bandwidth_bytes_per_s: bytes per second after that; `inf` for none to pay.
-        overhead_s: seconds of the processor for a message, at each end.
-    """
-
-    latency_s: float
-    bandwidth_bytes_per_s: float
-    overhead_s: float = 0.0
+    latency_s: float  # seconds before the first byte of a message arrives
+    bandwidth_bytes_per_s: float  # bytes per second after that; `inf` for none to pay
+    overhead_s: float = 0.0  # seconds of the processor for a message, at each end
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "overhead_s"):

@@ -22,14 +22,7 @@ PATIENCE: Final = timedelta(minutes=30)
 
 
 class TeamMesh:
-    """The process group of all ranks, and its mesh of (teams, ranks of a team); made together (collective).
-
-    Attributes:
-        team: the ranks of this rank's team.
-
-    Raises:
-        BadOption: torch.distributed is in use already.
-    """
+    """The process group of all ranks, and its mesh of (teams, ranks of a team) (collective)."""
 
     def __init__(self, comm: Communicator, team: int) -> None:
         if dist.is_initialized():

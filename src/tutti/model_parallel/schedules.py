@@ -46,12 +46,7 @@ def in_flight(schedule: str, microbatches: int, stage: int, stages: int) -> int:
 
 
 class MicrobatchPasses:
-    """The passes of batches through the stages of a team.
-
-    Attributes:
-        spans: the work of this rank in the last whole step.
-        idle: the share of its time that it waited there.
-    """
+    """The passes of batches through the stages of a team."""
 
     def __init__(
         self, schedule: str, stage: nn.Module, shapes: Sequence[Tensor], group: ProcessGroup, loss: Loss
@@ -61,6 +56,7 @@ class MicrobatchPasses:
         self._reported = self._denominator = 0.0
         self._made: dict[tuple[int, int], Any] = {}
         self._began, self._latest = monotonic(), list[PipelineSpan]()
+        # The work of this rank in the last whole step, and the share of its time that it waited there.
         self.spans, self.idle = list[PipelineSpan](), 0.0
 
     def run(

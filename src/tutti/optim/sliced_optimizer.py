@@ -71,28 +71,15 @@ def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[T
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """Consecutive elements of a parameter, in the order of memory.
-
-    Attributes:
-        parameter: the user's parameter.
-        elements: the range of its elements.
-        place: their slice of the flat vector; with the gap behind them, if the parameter may be cut.
-    """
+    """Consecutive elements of a parameter, in the order of memory."""
 
     parameter: nn.Parameter
-    elements: slice
-    place: slice
+    elements: slice  # the range of its elements
+    place: slice  # their slice of the flat vector; with the gap behind them, if the parameter may be cut
 
 
 class GroupOptimizer:
-    """An optimizer of the user's class for slices of one param group's parameters.
-
-    Attributes:
-        group: the number of its param group.
-        slices: the slices that it moves.
-        optimizer: of the user's class, over `slices`, with its own state.
-        parameters: the slices, as it sees them: in the parameter's shape if it may not be cut.
-    """
+    """An optimizer of the user's class for slices of one param group's parameters."""
 
     def __init__(
         self, user: Optimizer, group: int, flat: Flat, grads: Tensor, slices: list[ParameterSlice]

@@ -39,17 +39,11 @@ WEIGHTS: Final = "weights"
 
 @dataclass(frozen=True)
 class RankReport:
-    """A rank's message to the others before a checkpoint.
+    """A rank's message to the others before a checkpoint."""
 
-    Attributes:
-        step: the number of steps made, as the program counts.
-        stepped: for each unfinished iteration, the innermost last, the batches trained on.
-        random: a checksum of each kind of random numbers.
-    """
-
-    step: int
-    stepped: list[int]
-    random: dict[str, int]
+    step: int  # the number of steps made, as the program counts
+    stepped: list[int]  # for each unfinished iteration, the innermost last, the batches trained on
+    random: dict[str, int]  # a checksum of each kind of random numbers
 
 
 class Checkpoints:

@@ -49,19 +49,14 @@ class GradientCell(NamedTuple):
 
 
 class DividedOptimizer:
-    """Steps the user's optimizer, divided over the ranks `node` of a host.
-
-    Args:
-        copies: for each of the replica's vectors of weights, those of all ranks of this host.
-        gradients: vectors of the same lengths for the gradients, which may hold them already.
-    """
+    """Steps the user's optimizer, divided over the ranks `node` of a host."""
 
     def __init__(
         self,
         optimizer: Optimizer,
         replica: Replica,
-        copies: Sequence[Sequence[Tensor]],
-        gradients: Sequence[Tensor],
+        copies: Sequence[Sequence[Tensor]],  # for each vector of weights, those of all ranks of this host
+        gradients: Sequence[Tensor],  # vectors of the same lengths, which may hold the gradients already
         node: Communicator,
     ) -> None:
         self._optimizer, self._node = optimizer, node
@@ -124,8 +119,7 @@ class DividedOptimizer:
     def changed(self) -> bool:
         """Return whether the program has replaced values in the optimizer's state since the last step.
 
-        Raises:
-            BadOption: it has changed a value in place, which all ranks of the host share.
+        Raise BadOption if it has changed a value in place, which all ranks of the host share.
         """
         if self._state is None:
             return True

@@ -31,20 +31,13 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Cell:
-    """The place where one parameter's gradient is exchanged.
-
-    Attributes:
-        view: its place in this rank's row, in its shape.
-        flat: the number of its vector.
-        span: its place in the vector.
-        sparse: whether its gradient has only rows of an embedding table.
-    """
+    """The place where one parameter's gradient is exchanged."""
 
     parameter: nn.Parameter
-    view: Tensor
-    flat: int
-    span: slice
-    sparse: bool
+    view: Tensor  # its place in this rank's row, in its shape
+    flat: int  # the number of its vector
+    span: slice  # its place in the vector
+    sparse: bool  # whether its gradient has only rows of an embedding table
 
     @cached_property
     def address(self) -> int:

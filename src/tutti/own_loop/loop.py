@@ -34,27 +34,16 @@ class SampleCounts(NamedTuple):
 
 @dataclass(eq=False)
 class OpenIteration:
-    """An unfinished iteration over dealt batches.
+    """An unfinished iteration over dealt batches."""
 
-    Attributes:
-        start: its start; None: no checkpoints are taken.
-        counts: of its current batch.
-        samples: the number of this rank's samples of all its batches together.
-        trained: whether its batch was dealt with gradients enabled.
-        dealt: the number of batches that this rank was dealt.
-        stepped: the number of them before the last step of an optimizer.
-        waiting: the counts of batches that may not have had their backward pass.
-        lag: the number of batches that the program fetches ahead of its backward passes; None: unknown yet.
-    """
-
-    start: IterationStart | None = None
-    counts: SampleCounts | None = None
-    samples: int = 0
-    trained: bool = False
-    dealt: int = 0
-    stepped: int = 0
-    waiting: list[SampleCounts] = field(default_factory=list)
-    lag: int | None = None
+    start: IterationStart | None = None  # its start; None: no checkpoints are taken
+    counts: SampleCounts | None = None  # of its current batch
+    samples: int = 0  # of this rank, in all its batches together
+    trained: bool = False  # whether its batch was dealt with gradients enabled
+    dealt: int = 0  # batches that this rank was dealt
+    stepped: int = 0  # those before the last step of an optimizer
+    waiting: list[SampleCounts] = field(default_factory=list)  # batches without a backward pass so far
+    lag: int | None = None  # batches fetched ahead of their backward passes; None: unknown yet
 
     def note_pass(self) -> None:
         """Forget the batches whose backward pass has come."""
@@ -65,31 +54,19 @@ class OpenIteration:
 
 @dataclass
 class LoopBatches:
-    """The ranks of a user's loop, and the batches that they are dealt.
-
-    Attributes:
-        comm: all ranks.
-        reduction: the reduction over samples that `distribute` was given, "mean" or "sum"; None: a mean,
-            which is checked.
-        counts: of the last training batch dealt in the innermost loop; gradients are weighted by them.
-        samples: this rank's samples of the batch dealt last; after a loop, of all its batches.
-        open: the unfinished iterations, the innermost last.
-        unstepped: the counts of the batches since the last step.
-        loaders: of the parts of a loader with persistent workers.
-        exchange: of the models' gradients.
-        keeps_places: whether checkpoints are taken.
-        resumed: the starts of the next training iterations.
-    """
+    """The ranks of a user's loop, and the batches that they are dealt."""
 
     comm: Communicator
+    # the reduction over samples that `distribute` was given, "mean" or "sum"; None: a mean, which is checked
     reduction: str | None = None
-    samples: int = 1
-    open: list[OpenIteration] = field(default_factory=list)
-    unstepped: list[SampleCounts] = field(default_factory=list)
-    keeps_places: bool = False
-    resumed: list[IterationStart] = field(default_factory=list)
+    samples: int = 1  # this rank's samples of the batch dealt last; after a loop, of all its batches
+    open: list[OpenIteration] = field(default_factory=list)  # the unfinished iterations, the innermost last
+    unstepped: list[SampleCounts] = field(default_factory=list)  # the batches since the last step
+    keeps_places: bool = False  # whether checkpoints are taken
+    resumed: list[IterationStart] = field(default_factory=list)  # the starts of the next training iterations
 
     def __post_init__(self) -> None:
+        # Of the last training batch dealt in the innermost loop; gradients are weighted by them.
         self.counts = self._before_all = SampleCounts(1, self.comm.size)
         self.exchange = GradientExchange(self.comm)
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
@@ -128,10 +105,6 @@ class LoopBatches:
         """Begin a backward pass; return the weight of its loss, by this rank's share of the current batch.
 
         `roots` are the last nodes of its graph.
-
-        Raises:
-            BadOption: it may be of batches that ranks share differently, its loss is a sum, or the batches
-                were dealt for an evaluation.
         """
         if self.comm.size == 1:
             return 1.0
@@ -192,9 +165,6 @@ class LoopBatches:
         """Return the loss over all ranks, given this rank's from a closure (collective).
 
         `batches` were dealt in the closure; if there are none, the loss is of the current batch.
-
-        Raises:
-            BadOption: it is of several batches that ranks share differently.
         """
         size, batches = self.comm.size, batches or [self.counts]
         table = torch.zeros(size, 2, dtype=torch.float64)

@@ -77,12 +77,8 @@ def _in_loop(dealt: Iterator[Dealt], mine: OpenIteration, loop: LoopBatches) -> 
 class ShardSampler:
     """A batch sampler: this rank's part of each of rank 0's batches.
 
-    Every rank draws all batches from its own sampler, so that random numbers go on as in plain torch. Rank
+    Every rank draws all batches from its own sampler, so that random numbers continue as in plain torch. Rank
     0's are dealt, as programs may seed their samplers differently on each rank.
-
-    Attributes:
-        counts: of the batches dealt and not yet loaded.
-        start: the start of the iteration, if checkpoints are taken.
     """
 
     def __init__(self, loader: DataLoader[Any], loop: LoopBatches) -> None:
@@ -90,8 +86,8 @@ class ShardSampler:
         self.batches = cast("Iterable[list[Any]]", loader.batch_sampler)
         self.dataset, self.loop = loader.dataset, loop
         self._generators = generators_of(loader)
-        self.counts: list[SampleCounts] = []
-        self.start: IterationStart | None = None
+        self.counts: list[SampleCounts] = []  # of the batches dealt and not yet loaded
+        self.start: IterationStart | None = None  # if checkpoints are taken
 
     def __iter__(self) -> Iterator[list[Any]]:
         loop, comm, start = self.loop, self.loop.comm, self.start

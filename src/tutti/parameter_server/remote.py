@@ -225,14 +225,10 @@ class RemoteServer:
 
     A thread serves each connection: it receives without the lock, and moves the weights under it, so that a
     slow or stopped worker delays no other. `version` counts the messages applied.
-
-    Args:
-        key: the key that workers must have.
-        keep: the file with its state, loaded if it exists.
-        workers: N of the rule if its workers leave it open; 0: the number of connected workers.
     """
 
     def __init__(self, key: bytes, keep: Path, workers: int = 0) -> None:
+        # `keep` is the file with the state; `workers` is N of the rule if its workers leave it open.
         self._key, self._keep, self._workers = key, keep, workers
         self._lock, self._begun, self._ended = Lock(), False, False
         self._connections: dict[str, Connection] = {}

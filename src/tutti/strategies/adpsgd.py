@@ -195,10 +195,6 @@ def half_way(mine: Tensor, theirs: Tensor) -> None:
 
     Both are then at (x_i + x_j) / 2, and their sum is what it was, even if d arrives later.
 
-    Source: algorithm 1, step 4, of the paper that `ADPSGD` names.
-
-    Args:
-        mine: x_i.
-        theirs: x_j; overwritten with d.
+    `mine` is x_i; `theirs` is x_j, and becomes d. Source: algorithm 1, step 4, of the paper of `ADPSGD`.
     """
     theirs.sub_(mine).div_(2)

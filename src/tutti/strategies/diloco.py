@@ -136,34 +136,22 @@ class DiLoCo(PeerStrategy):
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A stretch of a vector of the replica, with the state of its outer optimizer.
-
-    Attributes:
-        anchor: x, from which the outer optimizer steps.
-        velocity: v.
-        delta: this worker's outer gradient under way; with `eager` the previous round's.
-    """
+    """A stretch of a vector of the replica, with the state of its outer optimizer."""
 
     weights: Tensor
-    anchor: Tensor
-    velocity: Tensor
-    delta: Tensor
+    anchor: Tensor  # x, from which the outer optimizer steps
+    velocity: Tensor  # v
+    delta: Tensor  # this worker's outer gradient under way; with `eager` the previous round's
 
 
 @dataclass(frozen=True)
 class _Fragment:
-    """A stretch of each vector; they make their outer step together.
+    """A stretch of each vector; they make their outer step together."""
 
-    Attributes:
-        offset: the step of its first outer gradient.
-        places: its slices of the vectors.
-        sums: the sums of compressed outer gradients; empty without compression.
-    """
-
-    offset: int
-    places: list[slice]
+    offset: int  # the step of its first outer gradient
+    places: list[slice]  # its slices of the vectors
     stretches: list[_Stretch]
-    sums: list[Compressed]
+    sums: list[Compressed]  # of compressed outer gradients; empty without compression
 
 
 class _DiLoCoWorker(OuterWorker[DiLoCo]):

@@ -181,7 +181,12 @@ def squared_distance(some: list[Tensor], others: list[Tensor]) -> float:
 
 
 def is_worth_sending(
-    change: float, moves: Iterable[float], *, threshold: float, lr: float, workers: int
+    change: float,  # |g_new - g_sent|^2
+    moves: Iterable[float],  # |w_(k+1-d) - w_(k-d)|^2 for d = 1 .. D
+    *,
+    threshold: float,  # xi; 0 sends every gradient that has changed at all
+    lr: float,  # eta, the step size of the centre
+    workers: int,  # M
 ) -> bool:
     """Return whether a worker should send its new gradient, or let the centre use its last one again.
 
@@ -190,13 +195,6 @@ def is_worth_sending(
     Source: Chen et al. 2018 (see `Lazy`), condition 15a (LAG-WK), with all weights xi_d equal. The right
     side estimates the square of the whole gradient by how far the weights went lately: less change than that,
     and a stale gradient does no harm.
-
-    Args:
-        change: |g_new - g_sent|^2.
-        moves: |w_(k+1-d) - w_(k-d)|^2 for d = 1 .. D, the squares of the latest moves of the weights.
-        threshold: xi; 0 sends every gradient that has changed at all.
-        lr: eta, the step size of the centre.
-        workers: M.
     """
     # The rate may be 0, as in a schedule: then no gradient moves anything, and none is worth sending.
     return change * (lr * workers) ** 2 > threshold * sum(moves)
