@@ -114,7 +114,9 @@ def test_top_k_sends_at_least_one_number(keep: float, length: int, count: int) -
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_a_payload_has_the_length_of_that_of_zeros(codec: Codec, dtype: torch.dtype, length: int) -> None:
+def test_the_length_of_a_payload_does_not_depend_on_its_values(
+    codec: Codec, dtype: torch.dtype, length: int
+) -> None:
     payload = codec.compress(torch.randn(length, dtype=dtype))
     assert payload.dtype == torch.uint8
     assert len(payload) == len(codec.compress(torch.zeros(length, dtype=dtype)))
@@ -165,7 +167,7 @@ def test_a_part_of_the_error_is_kept() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_what_was_sent_and_what_is_left_are_all_that_was_given(codec: Codec) -> None:
+def test_sent_and_left_out_numbers_add_up_to_the_input(codec: Codec) -> None:
     generator = torch.Generator().manual_seed(0)
     given, arrived, error = (torch.zeros(700, dtype=torch.float64) for _ in range(3))
     for _ in range(50):

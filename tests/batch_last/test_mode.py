@@ -62,7 +62,7 @@ def made_by(compute: Callable[[], Tensor]) -> str:
         (1, 1, (9, 11), {}),
     ],
 )
-def test_a_convolution_is_that_of_torch(
+def test_a_convolution_equals_torchs(
     maps: int, outputs: int, kernel: tuple[int, int], options: dict[str, int | tuple[int, int]]
 ) -> None:
     groups = options.get("groups", 1)
@@ -85,7 +85,7 @@ def test_a_convolution_is_that_of_torch(
         ((9, 11), {}),
     ],
 )
-def test_maximum_pooling_is_that_of_torch(
+def test_maximum_pooling_equals_torchs(
     kernel: int | tuple[int, int], options: dict[str, int | tuple[int, int]]
 ) -> None:
     inputs = images(WIDEST, 3, 9, 11)

@@ -301,7 +301,7 @@ def test_a_barrier_does_not_meet_another_collective(length: int) -> None:
                 raise world.outcome(rank, SOON_S)
 
 
-def test_the_ranks_can_go_on_after_different_calls() -> None:
+def test_the_ranks_can_continue_after_different_calls() -> None:
     def call(comm: HostCommunicator) -> float:
         with pytest.raises(ValueError, match="must call the same"):
             comm.all_reduce(torch.zeros(3 + 100_000 * comm.rank))

@@ -75,9 +75,7 @@ def test_a_pipeline_records_what_each_rank_did_in_a_step(
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_was_asked_to_stop_goes_on_in_its_layout_alone(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_run_resumes_in_its_layout_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     way = ["-n", "2", "--parallel", "pipeline", "--parallel.schedule", "gpipe"]
     assert "saving, then stopping" in stopped_by(signal.SIGUSR1, [*command(), *TRAIN, *way], run)

@@ -73,7 +73,7 @@ def by_dimensions(parameters: list[nn.Parameter]) -> Muon:
 
 
 @pytest.mark.parametrize(("ranks", "rounding"), [(1, 1e-10), (2, 0.0), (3, 1e-10)])
-def test_a_run_goes_on(ranks: int, rounding: float) -> None:
+def test_a_run_resumes(ranks: int, rounding: float) -> None:
     course = Course(Sync(), optimizer=by_dimensions, dtype=torch.float64)
     left = VirtualWorld(2).run(begin, course)
     for after in VirtualWorld(ranks).run(go_on, course, checkpoint(left, ranks)):

@@ -63,7 +63,7 @@ def test_what_cannot_be_used_is_refused(
         build(name, one_parameter(), lr, options)
 
 
-def test_whatever_is_proposed_can_be_built() -> None:
+def test_every_proposed_optimizer_can_be_built() -> None:
     with pytest.raises(UnknownName) as refused:
         build("no-such", one_parameter())
     assert "lars" in refused.value.known

@@ -63,7 +63,7 @@ def test_distributed_loop_ends_with_the_weights_of_the_plain_one(
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
-def test_batch_norm_of_the_whole_batch_is_that_of_one_process(worlds: Worlds, kind: type[nn.Module]) -> None:
+def test_batch_norm_of_the_whole_batch_equals_one_process(worlds: Worlds, kind: type[nn.Module]) -> None:
     """The last batch has 3 samples, so a rank of 5 has none."""
 
     def normed(kind: type[nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:

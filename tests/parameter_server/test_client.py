@@ -229,7 +229,7 @@ def test_the_answer_tells_what_it_cost() -> None:
 @pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize("dead", [0, 1, 3])
 @pytest.mark.parametrize("operation", [9, 14, 19, 24, 31])
-def test_nobody_hangs_when_a_worker_or_a_server_dies(dead: int, operation: int, levels: int) -> None:
+def test_no_rank_hangs_when_a_worker_or_a_server_dies(dead: int, operation: int, levels: int) -> None:
     def train(comm: Communicator) -> str:
         try:
             pushing(comm, elastic, 20)

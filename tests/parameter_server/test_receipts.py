@@ -151,7 +151,7 @@ def test_a_message_that_is_applied_again_is_not_sent_again() -> None:
     assert weights == [-5.0] * LENGTH
 
 
-def test_all_read_the_same_weights_though_one_goes_on_at_once() -> None:
+def test_all_read_the_same_weights_though_one_continues_at_once() -> None:
     def program(visitor: Visitor) -> list[float]:
         into = torch.zeros(LENGTH, dtype=torch.float64)
         visitor.centre.read([into])
@@ -164,7 +164,7 @@ def test_all_read_the_same_weights_though_one_goes_on_at_once() -> None:
 
 
 @pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
-def test_who_waits_for_a_slower_worker_goes_on_when_that_leaves(servers: int) -> None:
+def test_a_waiting_worker_continues_when_the_slower_one_leaves(servers: int) -> None:
     def program(visitor: Visitor) -> tuple[float, int | None]:
         if visitor.comm.rank:
             visitor.comm.compute(5.0)

@@ -207,7 +207,7 @@ def test_what_is_brought_is_counted_and_what_is_read_is_not() -> None:
 
 
 @pytest.mark.parametrize("operation", range(12, 40, 3))
-def test_a_worker_that_dies_leaves_nobody_waiting(operation: int) -> None:
+def test_a_dead_worker_leaves_no_other_waiting(operation: int) -> None:
     def train(comm: Communicator) -> bool:
         try:
             replica, centre = join(comm, ElasticRule(0.9, comm.size), 2)

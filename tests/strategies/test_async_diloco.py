@@ -102,7 +102,7 @@ def test_the_trajectory_is_the_papers(strategy: AsyncDiLoCo, servers: int) -> No
 
 
 @pytest.mark.parametrize("strategy", OPTIONS, ids=str)
-def test_a_centre_of_its_own_makes_the_same_trajectory(
+def test_a_separate_centre_makes_the_same_trajectory(
     strategy: AsyncDiLoCo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUTTI_CENTRE_KEY", "a key of the tests")
@@ -150,7 +150,7 @@ def test_the_batches_of_a_round_follow_from_the_speeds(own: float, fastest: floa
     assert local_steps(20, own, fastest) == expected
 
 
-def test_a_centre_of_its_own_is_for_several_hosts_and_needs_no_servers() -> None:
+def test_a_separate_centre_is_for_several_hosts_and_needs_no_servers() -> None:
     strategy = AsyncDiLoCo(centre="host:7070")
     strategy.check(workers=4, hosts=2)
     with pytest.raises(BadOption, match="leave --servers out"):

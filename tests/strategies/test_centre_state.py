@@ -75,22 +75,22 @@ def assert_goes_on(world: VirtualWorld, course: Course) -> None:
 
 
 @courses(COURSES)
-def test_goes_on_with_servers(course: Course) -> None:
+def test_resumes_with_servers(course: Course) -> None:
     assert_goes_on(VirtualWorld(4, 2, servers=3), course)
 
 
 @courses(COURSES)
-def test_goes_on_in_shared_memory(course: Course) -> None:
+def test_resumes_in_shared_memory(course: Course) -> None:
     assert_goes_on(VirtualWorld(3), course)
 
 
 @courses(LEVELLED)
-def test_goes_on_with_two_levels(course: Course) -> None:
+def test_resumes_with_two_levels(course: Course) -> None:
     assert_goes_on(VirtualWorld(4, 2, servers=2, levels=2, server_period=3), course)
 
 
 @pytest.mark.parametrize("servers", [0, 2])
-def test_the_optimizer_goes_on_at_another_number_of_workers(servers: int) -> None:
+def test_the_optimizer_resumes_at_another_number_of_workers(servers: int) -> None:
     """Workers that make one update together follow the uninterrupted run."""
     course = Course(ParamServer(), dtype=torch.float64)
     left = VirtualWorld(3).run(begin, course)

@@ -200,7 +200,7 @@ def test_fragments_are_about_equal_and_none_is_empty(
 
 
 @pytest.mark.parametrize("options", [{"eager": True}, {"delay": 1, "mixing": 0.5}], ids=str)
-def test_other_ranks_go_on_with_what_they_can(options: dict[str, Any]) -> None:
+def test_other_ranks_resume_what_they_can(options: dict[str, Any]) -> None:
     check_other_ranks_go_on_from_the_agreed_weights(
         DiLoCo, replace(setting(DiLoCo), brisk={"every": 3, **options})
     )

@@ -89,7 +89,7 @@ def demanding(shape: object, outputs: int) -> nn.Module:
     return Demanding()
 
 
-def test_a_run_of_groups_is_that_of_workers_of_one_rank() -> None:
+def test_groups_train_like_workers_of_one_rank() -> None:
     """BatchNorm, dropout, a loss with its own denominator, accumulation, and an update that is left out."""
     inputs, targets = clouds(150)[0].take(torch.arange(150))
     inputs[17, 0] = 1e3

@@ -102,7 +102,7 @@ def test_frozen_parameters_are_laid_out_where_that_is_asked_for(frozen: bool) ->
     assert "frozen" not in VirtualWorld(1).run(names)[0]
 
 
-def test_each_rank_has_weights_of_its_own_that_the_others_of_its_host_see() -> None:
+def test_each_rank_has_its_own_weights_visible_on_its_host() -> None:
     def look(comm: Communicator) -> tuple[list[list[float]], list[list[float]]]:
         memory, copies = visible_memory(comm)
         replica = place(Mixed(0), comm, WeightPlacement.PRIVATE, memory)

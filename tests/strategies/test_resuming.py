@@ -87,7 +87,7 @@ def test_with_particular_optimizers_and_models(name: str) -> None:
         (Hogwild(), ("the state of each worker's optimizer",)),
     ],
 )
-def test_what_begins_anew_on_other_ranks_is_named(strategy: Strategy, anew: tuple[str, ...]) -> None:
+def test_state_that_restarts_on_other_ranks_is_named(strategy: Strategy, anew: tuple[str, ...]) -> None:
     course = Course(strategy)
     left: list[Left] = VirtualWorld(2).run(begin, course)
     for after in VirtualWorld(3).run(go_on, course, checkpoint(left, 3)):

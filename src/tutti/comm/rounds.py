@@ -1,4 +1,4 @@
-"""Rounds of messages that are under way at once, of which collectives are made, and their seconds."""
+"""Rounds of simultaneous messages, the parts of a collective, and their seconds."""
 
 from __future__ import annotations
 

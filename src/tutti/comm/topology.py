@@ -81,7 +81,7 @@ class Switch:
         return 0
 
     def uplink(self, link: Link) -> Link:
-        """Return the link of a group, where `link` is that of a host; its latency comes on top."""
+        """Return the link of a group, where `link` is a host's; its latency comes on top."""
         return _tail(link)
 
     def route(self, here: int, there: int, size: int, link_of: LinkOf) -> tuple[Hop, ...]:

@@ -280,7 +280,7 @@ def _refusal(module: nn.Module, why: str) -> str:
 
 
 class _Tracer(Tracer):
-    """Traces the model's own forward and those of nn.Sequential."""
+    """Traces the forward methods of the model and of nn.Sequential."""
 
     @override
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -76,7 +76,7 @@ class Checkpoints:
         atexit.register(self.close)
 
     def save(self, step: int, *, wait: bool = False, score: float | None = None, **values: Any) -> bool:
-        """Take a checkpoint between two steps (collective). It is written while the loop goes on.
+        """Take a checkpoint between two steps (collective). It is written while the loop continues.
 
         Args:
             step: the number of steps made.
@@ -273,7 +273,7 @@ class Checkpoints:
         if len(shared["steppers"]) != len(self._loop.steppers):
             raise BadCheckpoint(
                 f"the checkpoint has the state of {len(shared['steppers'])} optimizers, and distribute() was "
-                f"given {len(self._loop.steppers)}; go on with the program that wrote it"
+                f"given {len(self._loop.steppers)}; continue with the program that wrote it"
             )
         if new and self._loop.comm.rank == 0:
             warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}")

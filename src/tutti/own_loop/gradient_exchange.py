@@ -108,7 +108,7 @@ class GradientExchange:
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
         handle = cast("Any", parameter).register_post_accumulate_grad_hook(arrived)
-        # Before those of the program, which may step.
+        # Before the program's hooks, which may step.
         cast("Any", parameter)._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
         parameter.requires_grad_(trained)
 

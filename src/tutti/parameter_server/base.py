@@ -163,7 +163,7 @@ class Centre(ABC):
     def tick(self, slack: int, into: Vectors) -> Receipt:
         """Count a step, wait until no other worker is more than `slack` steps behind, and read the weights.
 
-        Workers that have left are not waited for. The staleness is that of the last message pushed.
+        Workers that have left are not waited for. The staleness is the last pushed message's.
         """
         raise NotImplementedError
 

@@ -77,7 +77,7 @@ class DiLoCo(PeerStrategy):
 
     Fragments are consecutive parameters of about equal length, as in MuLoCo's program; the paper prefers
     strided layers of a transformer. An outer gradient is measured from x, as in torchft's program. It is
-    exchanged when it is due, not during the `delay` steps: the numbers are those of the paper, but the time
+    exchanged when it is due, not during the `delay` steps: the numbers are the paper's, but the time
     of an exchange is not hidden. `compress` sends it as 4-bit floats to all workers, which add up in 32 bits;
     as in the paper, there is no error feedback.
 
@@ -110,7 +110,7 @@ class DiLoCo(PeerStrategy):
         super().__post_init__()
         if self.fragments > self.every:
             raise BadOption(
-                f"{self.as_given('fragments')}, but each needs a step of its own among the "
+                f"{self.as_given('fragments')}, but each needs its own step among the "
                 f"{self.every} of a round; give at most {self.every}, or a larger 'every'"
             )
         if self.delay >= self.every:

@@ -44,7 +44,7 @@ class GEM(Centred):
 
     s is where the gradient was computed, w - s the centre's move by all workers since then (including this
     worker's last update), c the centre. The more the others have moved, the smaller is pi: the energy (half
-    the square) of the centre's moves stays equal to that of m.
+    the square) of the centre's moves stays equal to m's.
 
         worker 0   s ─ backward ─ w, push ─ backward ─ w, push
         centre     c0 ──────────── c1 ─ c2 ──────────── c3

@@ -42,7 +42,7 @@ class Lazy(Centred):
             wait until no worker is more than `slack` batches behind
             w = c                                   with all updates of `slack` + 1 batches ago and before
 
-    The first condition is that of lazily aggregated gradients: a gradient that has changed less than the
+    The first condition comes from lazily aggregated gradients: a gradient that has changed less than the
     moves of the weights suggest may be used once more. The second makes the training stale synchronous: with
     `slack` 0 the workers go from batch to batch together, with more a worker may lag behind.
 
@@ -53,7 +53,7 @@ class Lazy(Centred):
     Each worker has its own batches. eta is the learning rate of the first param group, divided by 1 -
     momentum (there is no momentum in the paper); the comparison holds only for SGD, whose moves are eta times
     the gradient. So the default `threshold` is 0, which sends every gradient that has changed. The paper's is
-    0.1, for gradients of all samples; those of small batches also differ by noise, so that a larger one (10,
+    0.1, for gradients of all samples; small batches also differ by noise, so that a larger one (10,
     100) is needed before any is kept. In the paper all workers step together, and the moves are the centre's
     from step to step; here they are between two reads of one worker.
 
