@@ -28,15 +28,7 @@ from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.data.columns import Columns
 from tutti.errors import BadOption
-from tutti.model_parallel.base import (
-    LayoutRanks,
-    Of,
-    TeamPortion,
-    Workload,
-    count_of,
-    taken,
-    values_of,
-)
+from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, Workload, count_of, taken, values_of
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, held, of_teams, on_meta

@@ -28,13 +28,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
 from tutti.optim.parameterwise import ParameterWise, is_parameterwise
-from tutti.optim.sliced_optimizer import (
-    COUNTERS,
-    GroupOptimizer,
-    ParameterSlice,
-    is_elementwise,
-    is_fused,
-)
+from tutti.optim.sliced_optimizer import COUNTERS, GroupOptimizer, ParameterSlice, is_elementwise, is_fused
 from tutti.optim.state import held_by
 from tutti.replica import ALIGNMENT, NONE_MISSING, Flat, Missing, Replica
 from tutti.state import LocalState

@@ -27,11 +27,7 @@ from tutti.run.restore import load_model
 from tutti.state import Saved, State, Values, found_under, name_of, put_under, whole_piece
 from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
-from tutti.training.module_state import (
-    ModuleState,
-    load_random_state,
-    random_state,
-)
+from tutti.training.module_state import ModuleState, load_random_state, random_state
 
 WEIGHTS: Final = "weights"
 """The first word of the names of a model's weights."""

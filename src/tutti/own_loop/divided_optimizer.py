@@ -24,14 +24,7 @@ from tutti.errors import BadOption
 from tutti.optim.sharded import FlatPiece, announce, groups_of
 from tutti.optim.sliced_optimizer import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sparse import sparse_tables
-from tutti.replica import (
-    ALIGNMENT,
-    NONE_MISSING,
-    Missing,
-    Replica,
-    stretch_like,
-    view_like,
-)
+from tutti.replica import ALIGNMENT, NONE_MISSING, Missing, Replica, stretch_like, view_like
 
 Entry = tuple[str, int, torch.dtype]
 """An entry of the optimizer's state: its name, the number of the flat vector, and its dtype."""

@@ -41,13 +41,7 @@ from torch import Tensor
 
 from tutti.comm.base import cut
 from tutti.comm.reductions import Reduction
-from tutti.comm.shm.barrier import (
-    Call,
-    Collective,
-    HostBarrier,
-    Steps,
-    agree_on_lengths,
-)
+from tutti.comm.shm.barrier import Call, Collective, HostBarrier, Steps, agree_on_lengths
 from tutti.comm.shm.layout import ROW, HostGroup
 
 move: Final = ctypes.CDLL(None).memmove
