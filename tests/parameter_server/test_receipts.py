@@ -101,8 +101,8 @@ def test_a_message_is_as_old_as_what_was_last_read(servers: int) -> None:
     assert found == [pytest.approx(age, abs=0.01) for age in (2.0, 3.0, 0.5, 4.0)]
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_servers_are_sent_messages_and_requests(servers: int) -> None:
+@pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
+def test_messages_and_requests_to_servers_are_counted(servers: int) -> None:
     def program(visitor: Visitor) -> list[int]:
         ticked = visitor.centre.tick(0, [torch.zeros(LENGTH, dtype=torch.float64)])
         receipts = [visitor.push(), visitor.exchange(), visitor.pull(), ticked]
@@ -127,7 +127,8 @@ def test_a_server_counts_what_others_did_since_the_last_reading() -> None:
     assert second == [None, 2, 0, None, 2]
 
 
-def test_a_message_that_is_applied_again_is_not_sent_again() -> None:
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_message_that_is_applied_again_is_not_sent_again(servers: int) -> None:
     def train(comm: Communicator) -> tuple[list[int], list[float]] | None:
         replica = Replica(module())
         rule = OptimizerRule(optim.SGD(replica.module.parameters(), lr=1.0), replica, keep=True)
@@ -144,7 +145,7 @@ def test_a_message_that_is_applied_again_is_not_sent_again() -> None:
         centre.close()
         return sent, weights.tolist()
 
-    found = VirtualWorld(1, servers=1).run(train)[0]
+    found = VirtualWorld(1, servers=servers).run(train)[0]
     assert found is not None
     sent, weights = found
     assert sent[0] - sent[1] == sent[2] - sent[1] == NBYTES

@@ -8,15 +8,7 @@ from functools import partial
 import pytest
 
 from tests.comm.ranks import World
-from tests.contracts.strategy import (
-    CHECKS,
-    NAMES,
-    Setting,
-    brisk,
-    faults_of_going_on,
-    leave_each,
-    setting,
-)
+from tests.contracts.strategy import CHECKS, NAMES, Setting, brisk, faults_of_going_on, leave_each, setting
 from tests.contracts.training import Run, clouds, train_until_killed
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tutti.errors import PeerLost

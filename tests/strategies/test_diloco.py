@@ -100,11 +100,6 @@ def test_the_trajectory_is_the_papers(strategy: DiLoCo, hosts: tuple[int, ...]) 
             assert_close(outcome.steps[-1], wanted)
 
 
-def test_a_plain_outer_step_is_local_sgd() -> None:
-    strategy = DiLoCo(every=4, outer_lr=1.0, outer_momentum=0.0)
-    assert_close(run(Setting(strategy))[0].final, run(Setting(Local(every=4)))[0].final)
-
-
 def test_eager_numbers_worked_by_hand() -> None:
     """With v = 0.5 v + u, a = a - (u + 0.5 v): u is half of the own slopes, then the mean of all slopes."""
     strategy = DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.5, eager=True)
@@ -120,6 +115,7 @@ def test_eager_numbers_worked_by_hand() -> None:
         (DiLoCo(every=4, eager=True), DiLoCo(every=4), 1),
         (DiLoCo(every=4, outer_momentum=0.0, outer_lr=0.5), SparseLoCo(4, 1.0, 0.0, False, 0.5), 3),
         (Local(every=4), SparseLoCo(4, 1.0, 0.0, False), 3),
+        (Local(every=4), DiLoCo(every=4, outer_lr=1.0, outer_momentum=0.0), 3),
     ],
     ids=str,
 )

@@ -8,15 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.strategies.alone import (
-    LENGTH,
-    Setting,
-    finishes,
-    gradient,
-    run,
-    sgd,
-    start,
-)
+from tests.strategies.alone import LENGTH, Setting, finishes, gradient, run, sgd, start
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.strategies import GEM
 

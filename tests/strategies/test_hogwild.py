@@ -7,17 +7,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import tutti
-from tests.strategies.alone import (
-    LENGTH,
-    SPEEDS,
-    Setting,
-    assert_close,
-    finishes,
-    gradient,
-    run,
-    sgd,
-    start,
-)
+from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
