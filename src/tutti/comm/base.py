@@ -102,7 +102,7 @@ class Communicator(ABC):
     def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
         """Send `outgoing` to rank `to` while `incoming` is overwritten with the next message from `source`.
 
-        Both go on at the same time: ranks that all exchange in a ring, or in pairs, never deadlock, however
+        Both happen at the same time: ranks that all exchange in a ring, or in pairs, never deadlock, however
         long the vectors are. The two may differ in length and dtype, but not overlap in memory. The other
         side may `exchange`, or `send` and `recv`.
 

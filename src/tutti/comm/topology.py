@@ -127,7 +127,7 @@ class FatTree(Shared):
 
 @dataclass(frozen=True)
 class Sites(Switch):
-    """Places with as many hosts each. A link leads from each to the others; its latency comes on top."""
+    """Places with equal numbers of hosts. A link leads from each to the others; its latency comes on top."""
 
     sites: int
     bandwidth_bytes_per_s: float

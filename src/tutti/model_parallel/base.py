@@ -203,7 +203,7 @@ class TeamPortion(Portion):
 
 def of_portion(saved: Saved, number: int) -> Saved:
     """Return the state from which the trainer of a portion continues, given `TeamPortion.to_save`'s."""
-    assert saved.own is not None, "it is of as many ranks"
+    assert saved.own is not None, "it is of the same number of ranks"
     return replace(saved, joint=found_under(str(number), saved.joint), **saved.own)
 
 

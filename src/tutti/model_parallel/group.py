@@ -18,7 +18,7 @@ BACKEND: Final = "tutti"
 """The process groups' backend."""
 
 PATIENCE: Final = timedelta(minutes=30)
-"""Patience of a rank with another; one that is gone is noticed much earlier by who started the ranks."""
+"""Patience of a rank with another; the launcher notices one that is gone much earlier."""
 
 
 class TeamMesh:

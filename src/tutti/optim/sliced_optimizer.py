@@ -106,7 +106,7 @@ class GroupOptimizer:
         return view_like(vector[one.place], one.parameter) if self._whole else vector[one.place]
 
     def step(self, missing: Missing = NONE_MISSING) -> None:
-        """Move the weights, but for `missing` parameters, by the options that the user's param group has."""
+        """Move the weights, except `missing` parameters, by the options of the user's param group."""
         present: Sequence[int] = range(len(self.parameters))
         if not missing.isdisjoint(self._theirs):
             present = [n for n, one in enumerate(self.slices) if one.parameter not in missing]
@@ -132,7 +132,7 @@ class GroupOptimizer:
                 add_slice(held, name, one.parameter, one.elements, kept, COUNTERS)
 
     def load(self, kept: Mapping[Any, dict[str, Any]]) -> None:
-        """Go on from what another optimizer has kept for the user's parameters."""
+        """Continue from the state of another optimizer for the user's parameters."""
         self.optimizer.state.clear()
         for parameter, one in zip(self.parameters, self.slices, strict=True):
             given = kept.get(one.parameter, {})

@@ -153,7 +153,7 @@ class LoopBatches:
                 if is_sum(root, own):
                     raise BadOption(
                         "the loss is a sum over the samples, and distribute() takes it for their mean; give "
-                        "distribute(..., reduction='sum'), or reduction='mean' if it is a mean all the same"
+                        "distribute(..., reduction='sum'), or reduction='mean' if it is a mean"
                     )
 
     def close(self, ended: OpenIteration) -> None:
@@ -228,7 +228,7 @@ def is_sum(root: Any, own: int) -> bool:
 
 
 def _sums_samples(node: Any, own: int) -> bool:
-    """Return whether a node sums over a dimension of samples, or over all elements of as many rows."""
+    """Return whether a node sums over a dimension of samples, or over all elements of such rows."""
     if not node.name().startswith("Sum"):
         return False
     sizes = node._saved_self_sym_sizes

@@ -50,7 +50,7 @@ class IterationStart:
         for number, one in enumerate(islice(source, self.first)):
             if not number and self.check not in (0, check_of(one)):
                 raise BadOption(
-                    "the loop cannot go on in the middle of its epoch: the loader's sampler gives other "
+                    "the loop cannot continue in the middle of its epoch: the loader's sampler gives other "
                     "samples than before the checkpoint. Give the loader the same data set and batch size, "
                     "and a sampler whose order depends on torch.manual_seed, on the epoch (set_epoch), or on "
                     "a torch.Generator that tutti.checkpoints() is given"

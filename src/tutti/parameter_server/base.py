@@ -71,7 +71,7 @@ class Outcome(Enum):
 
 
 class Rule(ABC):
-    """What a centre does with a message. Each process that applies the rule has its own object."""
+    """The use of a message by a centre. Each process that applies the rule has its own object."""
 
     compares: bool = False  # it needs `Push.then`
     remembers: bool = False  # a worker's last message may be applied again

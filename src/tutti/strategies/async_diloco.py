@@ -173,7 +173,7 @@ class _AsyncDiLoCoWorker(CentredWorker):
     @override
     def load_state(self, saved: Saved) -> None:
         if self._strategy.centre:
-            return  # That centre has gone on meanwhile, and this worker has its weights.
+            return  # That centre has moved since, and this worker has its weights.
         super().load_state(saved)
         if saved.own is not None:
             self._batches, self._round = saved.own["batches"], saved.own["round"]

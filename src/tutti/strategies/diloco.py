@@ -25,7 +25,7 @@ from tutti.strategies.outer import VELOCITY, OuterWorker, move_outer
 from tutti.terminal import warn_on_stderr
 
 OUTER_GRADIENT: Final = "outer_gradient"
-"""The first word of the names of outer gradients that are on their way, in a checkpoint."""
+"""The first word of the names of outer gradients under way, in a checkpoint."""
 
 
 @part("diloco")
@@ -51,7 +51,7 @@ class DiLoCo(PeerStrategy):
 
     Streaming DiLoCo cuts the weights into `fragments`, so that less is exchanged at a time: each fragment has
     its own rounds of `every` steps, every / fragments steps after those of the previous one. An outer
-    gradient of step t arrives `delay` steps later. The worker has gone on, and keeps a share `mixing` of its
+    gradient of step t arrives `delay` steps later. The worker trains on, and keeps a share `mixing` of its
     own weights:
 
         d = 1/n sum over i of (x - x_i)                      of one fragment, x_i as in step t
@@ -164,7 +164,7 @@ class _DiLoCoWorker(OuterWorker[DiLoCo]):
         self.common[VELOCITY] = self._velocities
         if strategy.delay or strategy.eager:
             self.private[OUTER_GRADIENT] = self._deltas
-            self.restarts += ("outer gradients on their way",)
+            self.restarts += ("outer gradients under way",)
         if strategy.eager:
             self.private |= self.common
             self.common = {}

@@ -150,7 +150,7 @@ class _LazyWorker(CentredWorker):
         self.traffic.wait_s += self._read().wait_s
 
     def _read(self) -> Receipt:
-        """Count a step, wait as the bound demands, and go on from the centre's weights."""
+        """Count a step, wait as the bound demands, and continue from the centre's weights."""
         receipt = self.centre.tick(self._strategy.slack, self._new)
         if self._strategy.threshold:
             self._moves.append(squared_distance(self._new, self.weights))

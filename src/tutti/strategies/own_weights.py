@@ -76,7 +76,7 @@ class OwnWeightsWorker(Worker):
 
     @override
     def load_state(self, saved: Saved) -> None:
-        """Go on from this worker's own vectors if they were kept, else from the agreed weights."""
+        """Continue from this worker's own vectors if they were kept, else from the agreed weights."""
         if saved.alone is not None:
             for name, vectors in {OWN: self.weights, **self.private}.items():
                 fill_all(saved.alone.tensors, name, self.replica.flats, vectors)

@@ -58,7 +58,7 @@ _PR_SET_TIMERSLACK: Final = 29
 
 
 class Peers:
-    """The processes of the job on this host: who lives, who has left, who is lost."""
+    """The processes of the job on this host: which live, which have left, which are lost."""
 
     def __init__(self, group: HostGroup, join_timeout_s: float, cores: int | None) -> None:
         self.group, self._words = group, group.words

@@ -142,7 +142,7 @@ class Inbox(_Ring):
         return None
 
     def absorb(self) -> None:
-        """Take everything out of the ring, so that its sender can go on."""
+        """Take everything out of the ring, so that its sender can continue."""
         while self._read_header() is not None:
             pass
 
