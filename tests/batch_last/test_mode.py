@@ -160,7 +160,7 @@ def test_a_model_trains_as_with_torch() -> None:
         lambda x, weight: functional.max_pool2d(x * weight.sum(), 2, dilation=2),
     ],
 )
-def test_what_the_kernels_cannot_do_torch_does(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_torch_computes_where_kernels_cannot(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, weight = images(WIDEST, 2, 6, 6), images(3, 2, 3, 3).requires_grad_()
     assert made_by(lambda: compute(x, weight)) not in (Convolution.__name__, MaximumPooling.__name__)
     assert_same_as_torch(lambda seen: compute(seen, weight), x)

@@ -168,7 +168,7 @@ def test_waiting_for_a_rank_that_left_ends() -> None:
         assert "left" in lost.why
 
 
-def test_what_a_rank_sent_before_it_left_still_arrives() -> None:
+def test_messages_sent_before_a_rank_left_still_arrive() -> None:
     def send_and_leave(comm: HostCommunicator) -> None:
         comm.send(torch.full((1000,), 5.0), to=0)
         comm.close()

@@ -93,7 +93,7 @@ def test_waiting_continues_while_one_rank_is_there(arena: Arena, alone: Peers) -
     assert lost.value.ranks == [8, 9]
 
 
-def test_what_a_rank_did_before_it_left_counts(
+def test_work_of_a_rank_before_it_left_counts(
     arena: Arena, alone: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = group_of(arena, 2)

@@ -47,7 +47,7 @@ def test_a_run_leaves_a_folder_that_evaluate_reads(
         ("--parallel pipeline --parallel.microbatches 16", "a pipeline gets 15 samples of a batch"),
     ],
 )
-def test_what_does_not_go_together_is_one_clear_message(
+def test_options_that_conflict_are_one_clear_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
     assert train(tmp_path / "run", *words.split()) == 2

@@ -190,7 +190,7 @@ def test_a_residual_block_adds_its_inputs() -> None:
         (f"{OWN}:built", {"width": 5}, BadOption, "width"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_wrong_models_are_refused(
     name: str, options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -167,7 +167,7 @@ def test_the_encoder_is_the_papers_but_for_the_place_of_the_norm() -> None:
         ("jets", (6, 3), {"phi": "x"}, BadOption, "'phi'"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_wrong_models_are_refused(
     name: str, shape: tuple[int, ...], options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

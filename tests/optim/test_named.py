@@ -50,7 +50,7 @@ def test_an_optimizer_of_the_users_own_is_named_by_its_module() -> None:
         ("tests.optim.test_named:not_a_class", None, {}, BadOption, "a subclass of torch.optim.Optimizer"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_wrong_optimizers_are_refused(
     name: str, lr: float | None, options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

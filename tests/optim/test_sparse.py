@@ -97,7 +97,7 @@ def test_a_dense_gradient_is_read_row_by_row() -> None:
         (lambda p: optim.RMSprop(p), "RMSprop cannot move single rows .* Adagrad, Adam, SGD"),
     ],
 )
-def test_what_moves_more_than_rows_is_refused(make, message: str) -> None:
+def test_optimizers_that_move_more_than_rows_are_refused(make, message: str) -> None:
     table = nn.Embedding(3, 2, sparse=True).weight
     with pytest.raises(BadOption, match=message):
         RowOptimizer(make([table]), [table])

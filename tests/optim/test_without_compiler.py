@@ -47,5 +47,5 @@ def test_training_leaves_the_compiler_out(tmp_path: Path, optimizer: str) -> Non
     subprocess.run([sys.executable, "-m", "tutti.cli.main", *options], timeout=120, check=True)
 
 
-def test_what_was_deferred_is_compiled_later() -> None:
+def test_deferred_methods_are_compiled_later() -> None:
     subprocess.run([sys.executable, "-c", COMPILED], timeout=120, check=True)

@@ -145,7 +145,7 @@ def test_the_gan_draws_the_same_on_one_rank_and_on_two(
         ((nn.Linear(2, 1), make()[1]), "no parameter of this model"),
     ],
 )
-def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message: str) -> None:
+def test_objects_that_cannot_be_distributed_are_named(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         distribute.distribute(*arguments)
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message
         lambda: tutti.shard(tutti.shard([torch.zeros(3)])),
     ],
 )
-def test_what_is_no_batches_and_no_figure_is_refused(call: Callable[[], object]) -> None:
+def test_wrong_batches_and_figures_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(BadOption):
         call()
 

@@ -180,7 +180,7 @@ def test_a_waiting_worker_continues_when_the_slower_one_leaves(servers: int) -> 
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
-def test_who_is_back_first_waits_for_the_other_and_is_waited_for_no_sooner(servers: int, first: int) -> None:
+def test_workers_wait_for_each_other_after_they_rejoin(servers: int, first: int) -> None:
     def program(visitor: Visitor) -> float:
         into = [torch.zeros(LENGTH, dtype=torch.float64)]
         centre, is_first, wait_s = visitor.centre, visitor.comm.rank == first, 0.0
@@ -218,7 +218,7 @@ def test_a_tick_tells_the_wait_for_the_others_and_that_for_the_weights() -> None
     assert VirtualWorld(3).run(train) == [pytest.approx(wait, abs=0.01) for wait in (4.0, 1.0, 0.0)]
 
 
-def test_who_comes_while_another_is_there_waits() -> None:
+def test_a_worker_waits_while_another_holds_a_slot() -> None:
     def train(comm: Communicator) -> tuple[float, float]:
         rule = Slow(comm)
         visitor = Visitor(comm, SharedCentre(comm, private_flats(comm), rule))
@@ -233,7 +233,7 @@ def test_who_comes_while_another_is_there_waits() -> None:
     ]
 
 
-def test_who_wants_an_answer_to_a_message_that_is_held_waits_for_its_round_to_close() -> None:
+def test_the_answer_to_a_held_message_comes_when_its_round_closes() -> None:
     def train(comm: Communicator) -> tuple[list[float], Tensor, int | None]:
         visitor, rule = in_rounds(comm)
         waits = []

@@ -122,7 +122,7 @@ def test_a_message_that_is_cut_off_is_applied_once(network: Network, server: Rem
     assert server.version == (3 if lost == TO_CENTRE else 4)
 
 
-def test_what_arrives_after_the_worker_has_joined_again_is_not_applied(
+def test_a_message_from_before_the_worker_rejoined_is_not_applied(
     network: Network, server: RemoteServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, sent, send = Member(network.address), Event(), remote._send

@@ -173,7 +173,7 @@ def test_muon_inside_is_muloco() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> None:
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadOption, match=words):
         run(Setting(DiLoCo(**options)))
 
@@ -203,7 +203,7 @@ def test_other_ranks_resume_what_they_can(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 5])
-def test_what_is_evaluated_is_what_a_run_that_ends_there_gives(step: int) -> None:
+def test_an_evaluation_sees_the_result_of_a_run_that_ends_there(step: int) -> None:
     def program(comm: Communicator) -> bool:
         module = Point()
         replica = place(module, comm, DiLoCo.home)

@@ -126,7 +126,7 @@ def test_groups_train_like_workers_of_one_rank() -> None:
         ({"inside": "sync", "group": 2}, {"ranks": 3}, "a host has 3 ranks"),
     ],
 )
-def test_what_makes_no_groups_is_refused(
+def test_impossible_groups_are_refused(
     options: dict[str, Any], world: dict[str, Any] | None, told: str
 ) -> None:
     with pytest.raises(BadOption, match=told):

@@ -120,7 +120,7 @@ def test_each_rank_has_its_own_weights_visible_on_its_host() -> None:
     assert found[2:] == [([[2.0], [3.0], [4.0]], [[12.0], [13.0], [14.0]])] * 3
 
 
-def test_what_is_expanded_need_not_be_written_to() -> None:
+def test_expanded_tensors_are_not_written_to() -> None:
     def program(comm: Communicator) -> list[int]:
         module = nn.Linear(2, 2)
         module.register_buffer("ids", torch.full((1,), 3).expand(4))
