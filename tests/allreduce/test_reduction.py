@@ -111,7 +111,7 @@ def test_adasum_of_one_workers_samples_is_their_mean_gradient(ranks: int) -> Non
     assert VirtualWorld(ranks).run(reduce) == [[3.0, -4.0]] * ranks
 
 
-def test_adasum_combines_means_over_samples_whatever_the_workers_shares() -> None:
+def test_adasum_combines_means_over_samples_for_any_shares() -> None:
     def reduce(comm: Communicator) -> list[float]:
         share, mean = ((0.75, [1.0, 0.0]), (0.25, [2.0, 2.0]))[comm.rank]
         vector = torch.tensor(mean, dtype=torch.float64) * share

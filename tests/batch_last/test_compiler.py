@@ -38,7 +38,7 @@ def test_they_are_compiled_once_for_each_type(cache: Path, monkeypatch: pytest.M
     assert len(log.read_text().splitlines()) == 2
 
 
-def test_another_processor_gets_kernels_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_processor_gets_its_own_kernels(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_compiler(cache, monkeypatch, COMPILER)
     here = compiler.compiled("float")
     monkeypatch.setattr(compiler, "_processor", lambda: "flags : another")

@@ -62,7 +62,7 @@ def made_by(compute: Callable[[], Tensor]) -> str:
         (1, 1, (9, 11), {}),
     ],
 )
-def test_a_convolution_is_that_of_torch(
+def test_a_convolution_equals_torchs(
     maps: int, outputs: int, kernel: tuple[int, int], options: dict[str, int | tuple[int, int]]
 ) -> None:
     groups = options.get("groups", 1)
@@ -85,7 +85,7 @@ def test_a_convolution_is_that_of_torch(
         ((9, 11), {}),
     ],
 )
-def test_maximum_pooling_is_that_of_torch(
+def test_maximum_pooling_equals_torchs(
     kernel: int | tuple[int, int], options: dict[str, int | tuple[int, int]]
 ) -> None:
     inputs = images(WIDEST, 3, 9, 11)
@@ -160,7 +160,7 @@ def test_a_model_trains_as_with_torch() -> None:
         lambda x, weight: functional.max_pool2d(x * weight.sum(), 2, dilation=2),
     ],
 )
-def test_what_the_kernels_cannot_do_torch_does(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_torch_computes_where_kernels_cannot(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, weight = images(WIDEST, 2, 6, 6), images(3, 2, 3, 3).requires_grad_()
     assert made_by(lambda: compute(x, weight)) not in (Convolution.__name__, MaximumPooling.__name__)
     assert_same_as_torch(lambda seen: compute(seen, weight), x)

@@ -168,7 +168,7 @@ def test_waiting_for_a_rank_that_left_ends() -> None:
         assert "left" in lost.why
 
 
-def test_what_a_rank_sent_before_it_left_still_arrives() -> None:
+def test_messages_sent_before_a_rank_left_still_arrive() -> None:
     def send_and_leave(comm: HostCommunicator) -> None:
         comm.send(torch.full((1000,), 5.0), to=0)
         comm.close()
@@ -301,7 +301,7 @@ def test_a_barrier_does_not_meet_another_collective(length: int) -> None:
                 raise world.outcome(rank, SOON_S)
 
 
-def test_the_ranks_can_go_on_after_different_calls() -> None:
+def test_the_ranks_can_continue_after_different_calls() -> None:
     def call(comm: HostCommunicator) -> float:
         with pytest.raises(ValueError, match="must call the same"):
             comm.all_reduce(torch.zeros(3 + 100_000 * comm.rank))

@@ -111,7 +111,7 @@ def passing(arrived: dict[int, int]) -> Act:
 @pytest.mark.parametrize(
     ("size", "order"), [(2, Order.SEQUENTIAL), (2, Order.TOTAL_STORE), (3, Order.SEQUENTIAL)]
 )
-def test_nobody_passes_a_barrier_before_all_have_come(
+def test_no_rank_passes_a_barrier_before_all_have_come(
     monkeypatch: pytest.MonkeyPatch, size: int, order: Order
 ) -> None:
     def build(execution: Execution) -> Programs:

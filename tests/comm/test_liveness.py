@@ -64,7 +64,7 @@ def ended_in_time(watch: ProcessWatch) -> list[int]:
     return ended
 
 
-def test_a_killed_process_that_nobody_has_waited_for_has_ended(
+def test_a_killed_process_without_a_wait_has_ended(
     watch: ProcessWatch, process: subprocess.Popen[bytes]
 ) -> None:
     watch.add(1, os.getpid())
@@ -82,7 +82,7 @@ def test_a_process_that_was_gone_before_has_ended(
     assert ended_in_time(watch) == [3]
 
 
-def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(arena: Arena, alone: Peers) -> None:
+def test_waiting_continues_while_one_rank_is_there(arena: Arena, alone: Peers) -> None:
     group = group_of(arena, 3)
     leave(group, 1)
     ready_at = time.monotonic() + 0.1
@@ -93,7 +93,7 @@ def test_waiting_for_ranks_of_which_one_is_still_there_goes_on(arena: Arena, alo
     assert lost.value.ranks == [8, 9]
 
 
-def test_what_a_rank_did_before_it_left_counts(
+def test_work_of_a_rank_before_it_left_counts(
     arena: Arena, alone: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = group_of(arena, 2)

@@ -50,6 +50,6 @@ def test_an_inherited_file_of_another_user_is_refused(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("text", ["", "1", "-1 3", "1 /etc/passwd", "1 3 4", "../1 3", "\0"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_wrong_addresses_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         FileAddress.parse(text)

@@ -141,7 +141,7 @@ def test_a_slow_link_delays_its_host_alone() -> None:
     assert VirtualWorld(3, 1, network).run(program) == pytest.approx([4.0, 3.0, 2.0 + 1.0 + 4.0])
 
 
-def test_a_message_from_afar_holds_nobody_back_before_it_comes() -> None:
+def test_a_message_from_afar_delays_no_rank_before_it_comes() -> None:
     """Rank 3 is at another place; its message takes 100 s, and is sent first."""
 
     def program(comm: Communicator) -> list[tuple[int, float]]:

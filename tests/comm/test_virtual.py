@@ -169,7 +169,7 @@ class TestFaults:
 
         return world.run(guarded)
 
-    def test_rank_dies_at_its_operation_and_all_who_meet_it_lose_it(self) -> None:
+    def test_rank_dies_at_its_operation_and_ranks_that_meet_it_lose_it(self) -> None:
         steps: list[tuple[int, int]] = []
 
         def program(comm: Communicator) -> None:
@@ -209,7 +209,7 @@ class TestFaults:
 
 
 class TestEnd:
-    def test_deadlock_says_who_waits_for_what(self) -> None:
+    def test_deadlock_names_each_rank_and_its_wait(self) -> None:
         def program(comm: Communicator) -> None:
             if comm.rank == 0:
                 comm.recv(torch.zeros(1), source=1, tag=4)

@@ -47,7 +47,7 @@ def test_a_run_leaves_a_folder_that_evaluate_reads(
         ("--parallel pipeline --parallel.microbatches 16", "a pipeline gets 15 samples of a batch"),
     ],
 )
-def test_what_does_not_go_together_is_one_clear_message(
+def test_options_that_conflict_are_one_clear_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
     assert train(tmp_path / "run", *words.split()) == 2
@@ -75,9 +75,7 @@ def test_a_pipeline_records_what_each_rank_did_in_a_step(
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_was_asked_to_stop_goes_on_in_its_layout_alone(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_run_resumes_in_its_layout_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     way = ["-n", "2", "--parallel", "pipeline", "--parallel.schedule", "gpipe"]
     assert "saving, then stopping" in stopped_by(signal.SIGUSR1, [*command(), *TRAIN, *way], run)

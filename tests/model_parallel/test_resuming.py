@@ -95,7 +95,7 @@ def cases(ranks: int) -> dict[str, Run]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_an_interrupted_run_goes_on_in_its_layout_as_if_it_had_not_been(tmp_path: Path, ranks: int) -> None:
+def test_an_interrupted_run_resumes_in_its_layout_with_the_same_result(tmp_path: Path, ranks: int) -> None:
     runs = cases(ranks)
     found = on(ranks, begun(tmp_path, runs))
     resumed = on(ranks, {name: interrupted(tmp_path / name, config) for name, config in runs.items()})

@@ -52,7 +52,7 @@ def test_layers_that_share_a_weight_stay_together() -> None:
     assert layers(tied(), torch.ones(2, 1, 14, 14)) == [["0", "1", "2", "3", "4", "5"], ["6"]]
 
 
-def test_what_a_connection_skips_stays_together() -> None:
+def test_layers_below_a_skip_connection_stay_together() -> None:
     assert layers(ResidualNet(), torch.randn(2, 1, 14, 14)) == [
         ["stem"],
         *([f"blocks.{at}"] for at in range(4)),

@@ -190,7 +190,7 @@ def test_a_residual_block_adds_its_inputs() -> None:
         (f"{OWN}:built", {"width": 5}, BadOption, "width"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_wrong_models_are_refused(
     name: str, options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -217,10 +217,8 @@ def test_texts_of_a_table_become_vectors_of_fastai_s_widths() -> None:
     module = built("mlp", (5,), 2, table=TABLE)
     assert [layer.embedding_dim for layer in embeddings(module)] == [13, 77]
     assert module[1].in_features == 3 + 13 + 77
-    assert [layer.embedding_dim for layer in embeddings(built("tabular", (5,), 2, table=TABLE, embed=6))] == [
-        6,
-        6,
-    ]
+    narrow = built("tabular", (5,), 2, table=TABLE, embed=6)
+    assert [layer.embedding_dim for layer in embeddings(narrow)] == [6, 6]
     assert not embeddings(built("mlp", (3,), 2, table=TableInputs(2, 1)))
 
 

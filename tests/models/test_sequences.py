@@ -126,7 +126,7 @@ def test_the_order_of_particles_does_not_matter_and_empty_ones_do_not_count() ->
     assert not torch.allclose(module(once_more), module(particles))
 
 
-def test_the_encoder_is_that_of_the_paper_but_for_the_place_of_the_norm() -> None:
+def test_the_encoder_is_the_papers_but_for_the_place_of_the_norm() -> None:
     module = built("transformer", (6, 8), width=8, heads=2, hidden=12, layers=1).eval()
     own = module.layers[0]
     theirs = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True).double().eval()
@@ -167,7 +167,7 @@ def test_the_encoder_is_that_of_the_paper_but_for_the_place_of_the_norm() -> Non
         ("jets", (6, 3), {"phi": "x"}, BadOption, "'phi'"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_wrong_models_are_refused(
     name: str, shape: tuple[int, ...], options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

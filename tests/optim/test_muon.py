@@ -73,7 +73,7 @@ def by_dimensions(parameters: list[nn.Parameter]) -> Muon:
 
 
 @pytest.mark.parametrize(("ranks", "rounding"), [(1, 1e-10), (2, 0.0), (3, 1e-10)])
-def test_a_run_goes_on(ranks: int, rounding: float) -> None:
+def test_a_run_resumes(ranks: int, rounding: float) -> None:
     course = Course(Sync(), optimizer=by_dimensions, dtype=torch.float64)
     left = VirtualWorld(2).run(begin, course)
     for after in VirtualWorld(ranks).run(go_on, course, checkpoint(left, ranks)):
@@ -87,7 +87,7 @@ def test_whole_matrices_are_shared_out_by_what_newton_schulz_costs() -> None:
     assert first.stop == replica.flats[0].spans[1].start  # behind 4096 of 22,164 elements
 
 
-def test_what_it_is_made_from() -> None:
+def test_parameters_and_options_of_muon() -> None:
     made = build("muon", Muon.groups(Words(6, 6)), 0.5, {"adamw_lr": 0.25})
     assert [(len(group["params"]), group["lr"]) for group in made.param_groups] == [(2, 0.5), (4, 0.25)]
     assert [group["lr"] for group in Muon(Words(6, 6), lr=0.5).param_groups] == [0.5, 0.5]

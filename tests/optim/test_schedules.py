@@ -83,7 +83,7 @@ def test_a_function_is_named_by_its_module() -> None:
         ("tests.optim.test_schedules:halve", {}, BadOption, "expected a subclass of torch's LRScheduler"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_wrong_schedules_are_refused(
     name: str, options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

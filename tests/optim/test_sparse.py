@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadOption
 from tutti.optim.sparse import RowOptimizer, sparse_tables
-from tutti.replica import Replica
 
 
 class Words(nn.Module):
@@ -31,17 +30,6 @@ def test_tables_are_found_once_and_frozen_ones_left_out() -> None:
     shared = nn.Embedding(4, 3, sparse=True)
     module = nn.ModuleList([shared, nn.Embedding(5, 3), shared, frozen, nn.EmbeddingBag(7, 3, sparse=True)])
     assert [len(table) for table in sparse_tables(module)] == [4, 7]
-
-
-def test_dense_slices_are_what_lies_around_the_tables() -> None:
-    replica = Replica(Words())
-    flat = replica.flats[0]
-    table = flat.spans[flat.names.index("table.weight")]
-    assert replica.gradients.places == [(flat, slice(0, len(flat.weights)))]
-    replica.gradients.keep_apart(sparse_tables(replica.module))
-    (_, first), (_, last) = replica.gradients.places
-    assert first == slice(0, table.start)
-    assert (last.start, last.stop) == (flat.spans[3].start, len(flat.weights))
 
 
 def by_rows(optimizer: Optimizer, module: Words, batches: list[list[int]]) -> None:
@@ -109,7 +97,7 @@ def test_a_dense_gradient_is_read_row_by_row() -> None:
         (lambda p: optim.RMSprop(p), "RMSprop cannot move single rows .* Adagrad, Adam, SGD"),
     ],
 )
-def test_what_moves_more_than_rows_is_refused(make, message: str) -> None:
+def test_optimizers_that_move_more_than_rows_are_refused(make, message: str) -> None:
     table = nn.Embedding(3, 2, sparse=True).weight
     with pytest.raises(BadOption, match=message):
         RowOptimizer(make([table]), [table])

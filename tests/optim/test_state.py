@@ -112,7 +112,7 @@ def train(replica: Replica, shards: list[ShardedOptimizer], steps: range, gaps: 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("gaps", [False, True])
-def test_other_ranks_go_on_bit_equal(name: str, ranks: int, gaps: bool) -> None:
+def test_other_ranks_resume_bit_equal(name: str, ranks: int, gaps: bool) -> None:
     make = EVERY[name]
     optimizer, replica, shards = laid_out(new_model(name), make, 2)
     train(replica, shards, range(5), gaps)
@@ -169,9 +169,7 @@ def test_options_are_those_of_the_checkpoint_in_the_optimizer_s_own_form() -> No
 @pytest.mark.parametrize(
     ("make", "asked", "own"), [(optim.Adam, False, False), (optim.Adam, True, True), (Odd, False, True)]
 )
-def test_an_optimizer_that_is_stepped_itself_gets_tensors_of_its_own(
-    make: Make, asked: bool, own: bool
-) -> None:
+def test_an_optimizer_that_is_stepped_itself_gets_its_own_tensors(make: Make, asked: bool, own: bool) -> None:
     module = Matrices()
     names = {parameter: name for name, parameter in module.named_parameters()}
     kept = Named({"optimizer/first.weight/exp_avg": torch.ones(9, 5)}, {})
@@ -182,7 +180,7 @@ def test_an_optimizer_that_is_stepped_itself_gets_tensors_of_its_own(
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
-def test_rows_of_tables_go_on(name: str) -> None:
+def test_rows_of_tables_resume(name: str) -> None:
     module = Words()
     names = {module.table.weight: "table.weight"}
     first, then = [[1, 4, 1], [4, 4]], [[0, 1], [4]]

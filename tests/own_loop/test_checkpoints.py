@@ -183,7 +183,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_optimizers_go_on(worlds: Worlds, tmp_path: Path, optimizer: str) -> None:
+def test_optimizers_resume(worlds: Worlds, tmp_path: Path, optimizer: str) -> None:
     wanted, found = interrupted(worlds, Program(OPTIMIZERS[optimizer]), tmp_path, (2, 3))
     for one in found:
         assert differences(one, wanted[0]) == []
@@ -301,7 +301,7 @@ def _generators(folder: Path | None, stop: bool) -> Any:
     ],
     ids=lambda value: value.__name__[1:] if callable(value) else str(value),
 )
-def test_loops_go_on(worlds: Worlds, tmp_path: Path, loop: Loop, sizes: tuple[int, int]) -> None:
+def test_loops_resume(worlds: Worlds, tmp_path: Path, loop: Loop, sizes: tuple[int, int]) -> None:
     wanted, found = interrupted(worlds, loop, tmp_path, sizes)
     for one in found:
         assert one == wanted[0] if sizes[0] == sizes[1] else differences(one, wanted[0]) == []
@@ -447,7 +447,7 @@ def _drawing(folder: Path | None, stop: bool) -> Any:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
-def test_on_other_ranks_random_numbers_go_on_that_were_alike_and_those_of_the_first_rank(
+def test_other_ranks_resume_equal_random_numbers_and_the_first_ranks(
     worlds: Worlds, tmp_path: Path, before: int, after: int
 ) -> None:
     wanted = worlds.call(partial(_call, loop=_drawing, folder=tmp_path, stop=True), before)

@@ -63,7 +63,7 @@ def test_distributed_loop_ends_with_the_weights_of_the_plain_one(
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
-def test_batch_norm_of_the_whole_batch_is_that_of_one_process(worlds: Worlds, kind: type[nn.Module]) -> None:
+def test_batch_norm_of_the_whole_batch_equals_one_process(worlds: Worlds, kind: type[nn.Module]) -> None:
     """The last batch has 3 samples, so a rank of 5 has none."""
 
     def normed(kind: type[nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -145,7 +145,7 @@ def test_the_gan_draws_the_same_on_one_rank_and_on_two(
         ((nn.Linear(2, 1), make()[1]), "no parameter of this model"),
     ],
 )
-def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message: str) -> None:
+def test_objects_that_cannot_be_distributed_are_named(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         distribute.distribute(*arguments)
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_distributed_is_named(arguments: tuple[Any, ...], message
         lambda: tutti.shard(tutti.shard([torch.zeros(3)])),
     ],
 )
-def test_what_is_no_batches_and_no_figure_is_refused(call: Callable[[], object]) -> None:
+def test_wrong_batches_and_figures_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(BadOption):
         call()
 

@@ -92,7 +92,7 @@ def test_learning_rates_that_differ_are_refused_with_both_values(
 
 @pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.Adafactor])
 @pytest.mark.parametrize("others_stepped", [False, True])
-def test_the_optimizers_state_of_rank_0_is_that_of_all(
+def test_all_ranks_get_the_optimizers_state_of_rank_0(
     worlds: Worlds, cls: type[torch.optim.Optimizer], others_stepped: bool
 ) -> None:
     def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -18,8 +18,8 @@ from tests.own_loop.worlds import Worlds
 from tutti.comm.base import Communicator
 from tutti.errors import BadOption
 from tutti.own_loop import distribute
+from tutti.own_loop.loop import is_sum
 from tutti.own_loop.stepper import OwnLoop
-from tutti.own_loop.sums import is_sum
 
 OWN = 5
 LABELS = torch.arange(OWN) % 3

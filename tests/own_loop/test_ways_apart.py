@@ -85,7 +85,7 @@ def refusal(comm: Communicator, way: Loop) -> str:
         (begins_again_early, r"tutti.shard\(\)"),
     ],
 )
-def test_all_ranks_are_told_who_is_where(worlds: Worlds, way: Loop, place: str) -> None:
+def test_all_ranks_get_the_place_of_each_rank(worlds: Worlds, way: Loop, place: str) -> None:
     told = worlds.call(partial(refusal, way=way), 2)
     assert told[0] == told[1]
     assert "after 3 steps: " in told[0]
@@ -116,5 +116,5 @@ def _look_alone(comm: Communicator) -> int:
     return OwnLoop(comm).comm.size if comm.rank == 1 else 0
 
 
-def test_a_rank_may_look_who_is_there_without_the_others(worlds: Worlds) -> None:
+def test_a_rank_may_look_without_the_others(worlds: Worlds) -> None:
     assert worlds.call(_look_alone, 2) == [0, 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import partial
 
 import cloudpickle
@@ -11,49 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from tests.comm.ranks import World
+from tests.parameter_server import two_types
+from tests.parameter_server.two_types import TwoTypes, values, vectors
 from tutti.comm.base import ANY, Communicator
 from tutti.comm.virtual.world import Fault, VirtualCommunicator, VirtualWorld
 from tutti.errors import BadOption, PeerLost
 from tutti.parameter_server.base import Rule
 from tutti.parameter_server.connect import join_centre, workers_of_centre
-from tutti.parameter_server.protocol import BODY, receive_all, send_all
 from tutti.parameter_server.rules import AddRule, ElasticRule, Hyperparameters, OptimizerRule
 from tutti.parameter_server.server import Server
 from tutti.replica import Replica
 from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place
 
-# The ranks cannot import this page by its name: its functions travel by value.
+# The ranks cannot import these pages by their names: their functions travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class TwoTypes(nn.Module):
-    """Parameters of two dtypes, each a flat vector of its own."""
-
-    def __init__(self, value: float = 1.0) -> None:
-        super().__init__()
-        self.single = nn.Linear(7, 13)
-        self.double = nn.Linear(13, 5).double()
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.fill_(value)
-
-
-def vectors(replica: Replica, value: float) -> list[Tensor]:
-    """A value for every parameter's elements, and zeros in the gaps."""
-    found = []
-    for flat in replica.flats:
-        vector = torch.zeros_like(flat.weights)
-        for span in flat.spans:
-            vector[span] = value
-        found.append(vector)
-    return found
-
-
-def values(weights: list[Tensor]) -> set[float]:
-    """The different numbers in some vectors, but for the gaps' zeros."""
-    return {float(value) for vector in weights for value in vector.unique()} - {0.0}
+cloudpickle.register_pickle_by_value(two_types)
 
 
 def add(replica: Replica, workers: int) -> Rule:
@@ -112,25 +84,6 @@ def begin(comm: Communicator) -> set[float]:
 
 def test_the_first_workers_weights_are_the_centres() -> None:
     assert VirtualWorld(3, servers=1).run(begin) == [{1.0}] * 3
-
-
-def hand_over(comm: Communicator) -> list[float]:
-    vectors = [torch.zeros(0), torch.full((2,), float(comm.rank))]
-    if comm.rank == 0:
-        send_all(comm, vectors, 1, BODY)
-    else:
-        receive_all(comm, vectors, 0, BODY)
-    return vectors[1].tolist()
-
-
-def test_a_slice_without_elements_is_neither_sent_nor_waited_for() -> None:
-    assert VirtualWorld(2).run(hand_over) == [[0.0, 0.0]] * 2
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with World(3) as world:
-        yield world
 
 
 @pytest.mark.parametrize("server_period", [1, 3, 100])
@@ -207,29 +160,10 @@ def test_requests_are_served_in_the_order_in_which_they_come() -> None:
     assert [clock for clock, _ in found] == sorted((clock for clock, _ in found), reverse=True)
 
 
-def test_the_answer_tells_what_it_cost() -> None:
-    def train(comm: Communicator) -> tuple[int, float, float]:
-        if comm.servers is not None and comm.servers.serving:
-            Server(comm.servers, Replica(TwoTypes()), AddRule()).run()
-            return 0, 0.0, 0.0
-        replica = place(TwoTypes(), comm, WeightPlacement.PRIVATE)
-        centre = join_centre(comm, replica, AddRule())
-        comm.compute(2.0)
-        receipt = centre.exchange(vectors(replica, 1.0))
-        centre.close()
-        return receipt.bytes_sent, receipt.wait_s, receipt.age_s
-
-    length = sum(flat.weights.nbytes for flat in Replica(TwoTypes()).flats)
-    sent, wait_s, age_s = VirtualWorld(1, servers=1).run(train)[0]
-    assert length <= sent < length + 100
-    assert 0 < wait_s < 0.1
-    assert age_s == pytest.approx(2.0, abs=0.1)
-
-
 @pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize("dead", [0, 1, 3])
 @pytest.mark.parametrize("operation", [9, 14, 19, 24, 31])
-def test_nobody_hangs_when_a_worker_or_a_server_dies(dead: int, operation: int, levels: int) -> None:
+def test_no_rank_hangs_when_a_worker_or_a_server_dies(dead: int, operation: int, levels: int) -> None:
     def train(comm: Communicator) -> str:
         try:
             pushing(comm, elastic, 20)

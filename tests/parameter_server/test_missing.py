@@ -127,7 +127,7 @@ def by_pairs_in_centre(comm: Communicator, strategy: Strategy, make: MakeOptimiz
     return weights_of(model)
 
 
-def test_what_one_of_several_pushed_batches_has_used_is_moved() -> None:
+def test_parameters_used_by_one_of_several_pushed_batches_are_moved() -> None:
     """Two batches make a push: of the heads `ab`, `bb` and `aa`, the last two leave one alone."""
     make = OPTIMIZERS["momentum"]
     strategy = Downpour(push_every=2, pull_every=2)

@@ -54,7 +54,7 @@ def by_hand(kind: type[ParameterWise], steps: int) -> Tensor:
 
 
 @pytest.mark.parametrize("servers", [0, 1, 2])
-def test_what_an_optimizer_keeps_is_kept_for_all_workers(servers: int) -> None:
+def test_all_workers_share_the_state_of_an_optimizer(servers: int) -> None:
     setting = Setting(Downpour(), lambda module: Rebinding(module.parameters(), {"lr": LR}))
     assert_close(run(setting, VirtualWorld(3, servers=servers))[0].final, by_hand(Rebinding, 12))
 
@@ -68,6 +68,6 @@ def test_what_an_optimizer_keeps_is_kept_for_all_workers(servers: int) -> None:
         (optim.SparseAdam, "SparseAdam"),
     ],
 )
-def test_what_the_workers_cannot_share_is_refused(make: Make, word: str) -> None:
+def test_state_that_workers_cannot_share_is_refused(make: Make, word: str) -> None:
     with pytest.raises(BadOption, match=word):
         run(Setting(Downpour(), lambda module: make(module.parameters())))

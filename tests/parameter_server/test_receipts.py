@@ -101,8 +101,8 @@ def test_a_message_is_as_old_as_what_was_last_read(servers: int) -> None:
     assert found == [pytest.approx(age, abs=0.01) for age in (2.0, 3.0, 0.5, 4.0)]
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_servers_are_sent_messages_and_requests(servers: int) -> None:
+@pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
+def test_messages_and_requests_to_servers_are_counted(servers: int) -> None:
     def program(visitor: Visitor) -> list[int]:
         ticked = visitor.centre.tick(0, [torch.zeros(LENGTH, dtype=torch.float64)])
         receipts = [visitor.push(), visitor.exchange(), visitor.pull(), ticked]
@@ -127,7 +127,8 @@ def test_a_server_counts_what_others_did_since_the_last_reading() -> None:
     assert second == [None, 2, 0, None, 2]
 
 
-def test_a_message_that_is_applied_again_is_not_sent_again() -> None:
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_message_that_is_applied_again_is_not_sent_again(servers: int) -> None:
     def train(comm: Communicator) -> tuple[list[int], list[float]] | None:
         replica = Replica(module())
         rule = OptimizerRule(optim.SGD(replica.module.parameters(), lr=1.0), replica, keep=True)
@@ -144,14 +145,14 @@ def test_a_message_that_is_applied_again_is_not_sent_again() -> None:
         centre.close()
         return sent, weights.tolist()
 
-    found = VirtualWorld(1, servers=1).run(train)[0]
+    found = VirtualWorld(1, servers=servers).run(train)[0]
     assert found is not None
     sent, weights = found
     assert sent[0] - sent[1] == sent[2] - sent[1] == NBYTES
     assert weights == [-5.0] * LENGTH
 
 
-def test_all_read_the_same_weights_though_one_goes_on_at_once() -> None:
+def test_all_read_the_same_weights_though_one_continues_at_once() -> None:
     def program(visitor: Visitor) -> list[float]:
         into = torch.zeros(LENGTH, dtype=torch.float64)
         visitor.centre.read([into])
@@ -164,7 +165,7 @@ def test_all_read_the_same_weights_though_one_goes_on_at_once() -> None:
 
 
 @pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
-def test_who_waits_for_a_slower_worker_goes_on_when_that_leaves(servers: int) -> None:
+def test_a_waiting_worker_continues_when_the_slower_one_leaves(servers: int) -> None:
     def program(visitor: Visitor) -> tuple[float, int | None]:
         if visitor.comm.rank:
             visitor.comm.compute(5.0)
@@ -179,7 +180,7 @@ def test_who_waits_for_a_slower_worker_goes_on_when_that_leaves(servers: int) ->
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("servers", WORLDS.values(), ids=WORLDS)
-def test_who_is_back_first_waits_for_the_other_and_is_waited_for_no_sooner(servers: int, first: int) -> None:
+def test_workers_wait_for_each_other_after_they_rejoin(servers: int, first: int) -> None:
     def program(visitor: Visitor) -> float:
         into = [torch.zeros(LENGTH, dtype=torch.float64)]
         centre, is_first, wait_s = visitor.centre, visitor.comm.rank == first, 0.0
@@ -217,7 +218,7 @@ def test_a_tick_tells_the_wait_for_the_others_and_that_for_the_weights() -> None
     assert VirtualWorld(3).run(train) == [pytest.approx(wait, abs=0.01) for wait in (4.0, 1.0, 0.0)]
 
 
-def test_who_comes_while_another_is_there_waits() -> None:
+def test_a_worker_waits_while_another_holds_a_slot() -> None:
     def train(comm: Communicator) -> tuple[float, float]:
         rule = Slow(comm)
         visitor = Visitor(comm, SharedCentre(comm, private_flats(comm), rule))
@@ -232,7 +233,7 @@ def test_who_comes_while_another_is_there_waits() -> None:
     ]
 
 
-def test_who_wants_an_answer_to_a_message_that_is_held_waits_for_its_round_to_close() -> None:
+def test_the_answer_to_a_held_message_comes_when_its_round_closes() -> None:
     def train(comm: Communicator) -> tuple[list[float], Tensor, int | None]:
         visitor, rule = in_rounds(comm)
         waits = []

@@ -122,7 +122,7 @@ def test_a_message_that_is_cut_off_is_applied_once(network: Network, server: Rem
     assert server.version == (3 if lost == TO_CENTRE else 4)
 
 
-def test_what_arrives_after_the_worker_has_joined_again_is_not_applied(
+def test_a_message_from_before_the_worker_rejoined_is_not_applied(
     network: Network, server: RemoteServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, sent, send = Member(network.address), Event(), remote._send
@@ -198,7 +198,7 @@ def by_hand(values: list[float], delay: int) -> float:
 
 
 @pytest.mark.parametrize("unsaved", [[], [64.0]])
-def test_a_centre_goes_on_from_its_file(
+def test_a_centre_resumes_from_its_file(
     network: Network, server: RemoteServer, tmp_path: Path, unsaved: list[float]
 ) -> None:
     """What came after the file was written is lost with the centre."""
@@ -246,7 +246,7 @@ def test_the_number_of_workers_is_the_delay(
     assert worker.value == expected
 
 
-def test_the_round_of_a_worker_goes_on_without_the_centre(network: Network, server: RemoteServer) -> None:
+def test_a_workers_round_continues_without_the_centre(network: Network, server: RemoteServer) -> None:
     """Every move reaches the centre, in fewer messages."""
     strategy = AsyncDiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, centre=network.address)
     replica = Replica(model(0.0))

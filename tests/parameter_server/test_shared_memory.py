@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from tests.comm.ranks import World
+from tests.parameter_server import two_types
+from tests.parameter_server.two_types import TwoTypes, values, vectors
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import Fault, VirtualWorld
 from tutti.errors import PeerLost
@@ -20,22 +22,9 @@ from tutti.replica import Replica
 from tutti.strategies.base import WeightPlacement
 from tutti.strategies.placement import place
 
-# The ranks cannot import this page by its name: its functions travel by value.
+# The ranks cannot import these pages by their names: their functions travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-LENGTH = 100
-
-
-class TwoTypes(nn.Module):
-    """Parameters of two dtypes, each a flat vector of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.single = nn.Linear(7, 13)
-        self.double = nn.Linear(13, 5).double()
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.fill_(1.0)
+cloudpickle.register_pickle_by_value(two_types)
 
 
 def join(comm: Communicator, rule: Rule | None = None, parts: int = 3) -> tuple[Replica, SharedCentre]:
@@ -43,23 +32,11 @@ def join(comm: Communicator, rule: Rule | None = None, parts: int = 3) -> tuple[
     return replica, SharedCentre(comm, replica.flats, rule or AddRule(), parts)
 
 
-def vectors(replica: Replica, value: float) -> list[Tensor]:
-    return [torch.full_like(flat.weights, value) for flat in replica.flats]
-
-
-def values(weights: list[Tensor]) -> set[float]:
-    """The different numbers in some vectors, but for the gaps' zeros."""
-    return {float(value) for vector in weights for value in vector.unique()} - {0.0}
-
-
 def check_a_push_moves_every_slot_once(comm: Communicator) -> None:
     replica, centre = join(comm)
     assert len(centre.slots) > 1
-    message = vectors(replica, 1.0)
-    for flat, vector in zip(replica.flats, message, strict=True):
-        vector[flat.weights == 0] = 0  # the gaps
     for _ in range(5):
-        centre.push(message)
+        centre.push(vectors(replica, 1.0))
     into = vectors(replica, 7.0)
     centre.read(into)
     assert values(into) == {1.0 + 5 * comm.size}
@@ -78,8 +55,7 @@ def check_exchanges_lose_nothing(comm: Communicator) -> None:
     for vector in total:
         comm.all_reduce(vector)
     for flat, vector, weights in zip(replica.flats, total, into, strict=True):
-        start = torch.where(flat.weights == 0, 0.0, 1.0).double()
-        expected = start + sum(range(comm.size))
+        expected = torch.where(flat.weights == 0, 0.0, 1.0 + sum(range(comm.size))).double()
         # Each exchange rounds two numbers, of which none is above the number of ranks.
         roundings = 2 * 20 * comm.size
         bound = roundings * comm.size * torch.finfo(weights.dtype).eps / 2
@@ -130,6 +106,7 @@ def test_cutting_into_slots_changes_nothing(name: str) -> None:
         optimizer = getattr(optim, name)(module.parameters(), lr=0.1)
         grads = [flat.grads for flat in replica.flats]
         centre = SharedCentre(comm, replica.flats, OptimizerRule(optimizer, replica, grads), parts)
+        assert len(centre.slots) == parts
         for step in range(5):
             generator = torch.Generator().manual_seed(10 * step + comm.rank)
             grads[0].copy_(torch.randn(len(grads[0]), generator=generator))
@@ -185,29 +162,8 @@ def test_a_reading_leaves_no_trace_on_the_staleness() -> None:
     assert VirtualWorld(2).run(train)[0] == 1
 
 
-def test_a_centres_optimizer_is_cut_into_as_many_slots_as_any_rule() -> None:
-    def slots(comm: Communicator) -> int:
-        replica, _ = join(comm)
-        rule = OptimizerRule(optim.SGD(replica.module.parameters(), lr=0.1), replica)
-        return len(SharedCentre(comm, replica.flats, rule, 3).slots)
-
-    assert VirtualWorld(1).run(slots) == [3]
-
-
-def test_what_is_brought_is_counted_and_what_is_read_is_not() -> None:
-    def train(comm: Communicator) -> list[int]:
-        replica, centre = join(comm)
-        message = vectors(replica, 1.0)
-        brought = [centre.push(message), centre.push(message, again=True), centre.exchange(message)]
-        return [receipt.bytes_sent for receipt in (*brought, centre.pull(message))]
-
-    replica = Replica(TwoTypes())
-    whole = sum(flat.weights.nbytes for flat in replica.flats)
-    assert VirtualWorld(1).run(train) == [[whole, 0, whole, 0]]
-
-
 @pytest.mark.parametrize("operation", range(12, 40, 3))
-def test_a_worker_that_dies_leaves_nobody_waiting(operation: int) -> None:
+def test_a_dead_worker_leaves_no_other_waiting(operation: int) -> None:
     def train(comm: Communicator) -> bool:
         try:
             replica, centre = join(comm, ElasticRule(0.9, comm.size), 2)

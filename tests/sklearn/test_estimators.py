@@ -104,7 +104,7 @@ def test_wrong_weights_are_refused(wrong: Any) -> None:
         classifier().fit(X, Y, sample_weight=wrong)
 
 
-def test_a_fit_is_that_of_tutti_train_with_random_state_as_its_seed() -> None:
+def test_a_fit_equals_tutti_train_with_random_state_as_its_seed() -> None:
     made = classifier().fit(X, Y)
     result = tutti.train(
         "mlp",
@@ -192,7 +192,7 @@ def test_numbers_that_numpy_has_drawn_are_parameters() -> None:
     assert (made.summary_.steps, made.module_[1].out_features) == (drawn["steps"], 3)
 
 
-def test_options_are_parameters_beside_those_that_are_given() -> None:
+def test_options_of_parts_are_parameters() -> None:
     made = classifier(model_options={"hidden": [8], "dropout": 0.1})
     changed = clone(made).set_params(model_options__dropout=0.2, schedule_options__gamma=0.5)
     assert changed.model_options == {"hidden": [8], "dropout": 0.2}
@@ -239,7 +239,7 @@ def test_arrays_may_run_backwards_or_be_read_only() -> None:
         assert made.predict(inputs).tolist() == wanted.predict(X).tolist()
 
 
-def test_the_last_batch_normalisation_is_that_of_evaluation() -> None:
+def test_the_last_batch_normalisation_is_the_one_of_evaluation() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
     made = classifier(model, model_options=None).fit(X, Y)
     assert not made.module_.training

@@ -89,7 +89,7 @@ def test_the_trajectory_is_the_papers(strategy: ADPSGD, hosts: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("hosts", [(3,), (1, 2)], ids=str)
-def test_a_slow_worker_holds_nobody_up(hosts: tuple[int, ...]) -> None:
+def test_a_slow_worker_delays_no_other(hosts: tuple[int, ...]) -> None:
     def program(comm: Communicator) -> float:
         module = nn.Linear(2, 1)
         replica = place(module, comm, ADPSGD.home)
@@ -107,7 +107,7 @@ def test_a_slow_worker_holds_nobody_up(hosts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("hosts", [(3,), (2, 1), (2, 2), (1, 1, 1)], ids=str)
-def test_evaluations_see_the_average_and_training_goes_on_from_own_weights(hosts: tuple[int, ...]) -> None:
+def test_evaluations_see_the_average_and_training_continues_from_own_weights(hosts: tuple[int, ...]) -> None:
     """The average moves by the mean of the gradients alone."""
 
     def program(comm: Communicator) -> tuple[list[float], float]:

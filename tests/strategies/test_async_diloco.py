@@ -9,39 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from tests.strategies.alone import (
-    LENGTH,
-    SPEEDS,
-    Setting,
-    assert_close,
-    finishes,
-    gradient,
-    run,
-    start,
-)
+from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, start
 from tests.strategies.test_diloco import adamw
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
-from tutti.parameter_server.base import Outcome, Push, Slot
 from tutti.parameter_server.remote import RemoteServer
-from tutti.parameter_server.rules import DelayedNesterovRule
 from tutti.strategies import AsyncDiLoCo, DiLoCo
 from tutti.strategies.async_diloco import local_steps
-
-
-def test_the_momentum_waits_for_two_messages() -> None:
-    """Numbers worked out by hand: lr 0.5, momentum 0.5, N = 2."""
-    rule, centre = DelayedNesterovRule([], lr=0.5, momentum=0.5, delay=2), torch.tensor([1.0])
-    rule.open([centre], [Slot(0, (slice(0, 1),))], lambda length, dtype: torch.zeros(length, dtype=dtype))
-    expected = [
-        (1.0, 0.75),  # c - 0.5 * 1 / 2
-        (3.0, -0.5),  # c - 0.5 * 3 / 2; then v = 2 and c - 0.5 * 0.5 * 2
-        (2.0, -1.0),  # c - 0.5 * 2 / 2
-        (0.0, -1.5),  # v = 0.5 * 2 + 2 / 2, and c - 0.5 * 0.5 * 2
-    ]
-    for message, after in expected:
-        assert rule.apply(Push(0, (centre,), (torch.tensor([message]),), None)) is Outcome.APPLIED
-        assert centre.item() == after
 
 
 class Server:
@@ -102,7 +76,7 @@ def test_the_trajectory_is_the_papers(strategy: AsyncDiLoCo, servers: int) -> No
 
 
 @pytest.mark.parametrize("strategy", OPTIONS, ids=str)
-def test_a_centre_of_its_own_makes_the_same_trajectory(
+def test_a_separate_centre_makes_the_same_trajectory(
     strategy: AsyncDiLoCo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUTTI_CENTRE_KEY", "a key of the tests")
@@ -150,7 +124,7 @@ def test_the_batches_of_a_round_follow_from_the_speeds(own: float, fastest: floa
     assert local_steps(20, own, fastest) == expected
 
 
-def test_a_centre_of_its_own_is_for_several_hosts_and_needs_no_servers() -> None:
+def test_a_separate_centre_is_for_several_hosts_and_needs_no_servers() -> None:
     strategy = AsyncDiLoCo(centre="host:7070")
     strategy.check(workers=4, hosts=2)
     with pytest.raises(BadOption, match="leave --servers out"):

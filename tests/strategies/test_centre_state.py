@@ -12,14 +12,7 @@ import pytest
 import torch
 from torch import optim
 
-from tests.contracts.resuming import (
-    Course,
-    begin,
-    checkpoint,
-    go_on,
-    momentum,
-    plain,
-)
+from tests.contracts.resuming import Course, begin, checkpoint, go_on, momentum, plain
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.strategies import EASGD, GEM, AsyncDiLoCo, Downpour, Lazy, ParamServer
 
@@ -49,11 +42,6 @@ COURSES = [
 ]
 
 
-def courses(given: list[Course]) -> Callable[[Callable], Callable]:
-    """Run a test with each course."""
-    return pytest.mark.parametrize("course", given, ids=_id)
-
-
 def _id(course: Course) -> str:
     return f"{course.strategy}-{_name(course.optimizer)}{'-late' * course.late}"
 
@@ -68,29 +56,29 @@ def _several_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tutti.parameter_server.shared_memory.SMALLEST_SLOT", 32)
 
 
-def assert_goes_on(world: VirtualWorld, course: Course) -> None:
-    left = world.run(begin, course)
-    for before, after in zip(left, world.run(go_on, course, checkpoint(left)), strict=True):
+WORLDS = {
+    "servers": (partial(VirtualWorld, 4, 2, servers=3), COURSES),
+    "shared memory": (partial(VirtualWorld, 3), COURSES),
+    "two levels": (partial(VirtualWorld, 4, 2, servers=2, levels=2, server_period=3), LEVELLED),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "course"),
+    [
+        pytest.param(make, course, id=f"{name}-{_id(course)}")
+        for name, (make, courses) in WORLDS.items()
+        for course in courses
+    ],
+)
+def test_a_run_resumes(make: Callable[[], VirtualWorld], course: Course) -> None:
+    left = make().run(begin, course)
+    for before, after in zip(left, make().run(go_on, course, checkpoint(left)), strict=True):
         assert torch.equal(after.final, before.final)
 
 
-@courses(COURSES)
-def test_goes_on_with_servers(course: Course) -> None:
-    assert_goes_on(VirtualWorld(4, 2, servers=3), course)
-
-
-@courses(COURSES)
-def test_goes_on_in_shared_memory(course: Course) -> None:
-    assert_goes_on(VirtualWorld(3), course)
-
-
-@courses(LEVELLED)
-def test_goes_on_with_two_levels(course: Course) -> None:
-    assert_goes_on(VirtualWorld(4, 2, servers=2, levels=2, server_period=3), course)
-
-
 @pytest.mark.parametrize("servers", [0, 2])
-def test_the_optimizer_goes_on_at_another_number_of_workers(servers: int) -> None:
+def test_the_optimizer_resumes_at_another_number_of_workers(servers: int) -> None:
     """Workers that make one update together follow the uninterrupted run."""
     course = Course(ParamServer(), dtype=torch.float64)
     left = VirtualWorld(3).run(begin, course)

@@ -8,15 +8,7 @@ from functools import partial
 import pytest
 
 from tests.comm.ranks import World
-from tests.contracts.strategy import (
-    CHECKS,
-    NAMES,
-    Setting,
-    brisk,
-    faults_of_going_on,
-    leave_each,
-    setting,
-)
+from tests.contracts.strategy import CHECKS, NAMES, Setting, brisk, faults_of_going_on, leave_each, setting
 from tests.contracts.training import Run, clouds, train_until_killed
 from tests.mpi.mpirun import mpirun, needs_mpirun, results
 from tutti.errors import PeerLost
@@ -31,7 +23,7 @@ def test_on_virtual_ranks(check: Callable[[type[Strategy], Setting], None], name
     check(STRATEGIES[name], setting(STRATEGIES[name]))
 
 
-def test_new_processes_go_on_where_others_have_stopped() -> None:
+def test_new_processes_resume_where_others_stopped() -> None:
     """By every strategy of the table, in one start of processes."""
     with World(RANKS, cores=2) as world:
         left = world.run(leave_each)
@@ -54,7 +46,7 @@ def test_the_loss_of_a_process_is_noticed_by_all_others(name: str) -> None:
 @pytest.mark.mpi
 @needs_mpirun
 @pytest.mark.timeout(240)
-def test_ranks_under_mpirun_learn_go_on_and_end_with_the_same_weights() -> None:
+def test_ranks_under_mpirun_learn_resume_and_end_with_equal_weights() -> None:
     """Two hosts, and fewer epochs; a strategy with a centre has a server there, and all have been seen on one
     host above.
     """

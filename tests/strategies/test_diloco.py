@@ -100,11 +100,6 @@ def test_the_trajectory_is_the_papers(strategy: DiLoCo, hosts: tuple[int, ...]) 
             assert_close(outcome.steps[-1], wanted)
 
 
-def test_a_plain_outer_step_is_local_sgd() -> None:
-    strategy = DiLoCo(every=4, outer_lr=1.0, outer_momentum=0.0)
-    assert_close(run(Setting(strategy))[0].final, run(Setting(Local(every=4)))[0].final)
-
-
 def test_eager_numbers_worked_by_hand() -> None:
     """With v = 0.5 v + u, a = a - (u + 0.5 v): u is half of the own slopes, then the mean of all slopes."""
     strategy = DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.5, eager=True)
@@ -120,6 +115,7 @@ def test_eager_numbers_worked_by_hand() -> None:
         (DiLoCo(every=4, eager=True), DiLoCo(every=4), 1),
         (DiLoCo(every=4, outer_momentum=0.0, outer_lr=0.5), SparseLoCo(4, 1.0, 0.0, False, 0.5), 3),
         (Local(every=4), SparseLoCo(4, 1.0, 0.0, False), 3),
+        (Local(every=4), DiLoCo(every=4, outer_lr=1.0, outer_momentum=0.0), 3),
     ],
     ids=str,
 )
@@ -177,7 +173,7 @@ def test_muon_inside_is_muloco() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> None:
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadOption, match=words):
         run(Setting(DiLoCo(**options)))
 
@@ -200,14 +196,14 @@ def test_fragments_are_about_equal_and_none_is_empty(
 
 
 @pytest.mark.parametrize("options", [{"eager": True}, {"delay": 1, "mixing": 0.5}], ids=str)
-def test_other_ranks_go_on_with_what_they_can(options: dict[str, Any]) -> None:
+def test_other_ranks_resume_what_they_can(options: dict[str, Any]) -> None:
     check_other_ranks_go_on_from_the_agreed_weights(
         DiLoCo, replace(setting(DiLoCo), brisk={"every": 3, **options})
     )
 
 
 @pytest.mark.parametrize("step", [1, 3, 5])
-def test_what_is_evaluated_is_what_a_run_that_ends_there_gives(step: int) -> None:
+def test_an_evaluation_sees_the_result_of_a_run_that_ends_there(step: int) -> None:
     def program(comm: Communicator) -> bool:
         module = Point()
         replica = place(module, comm, DiLoCo.home)

@@ -112,7 +112,7 @@ def test_the_trajectory_is_the_papers(strategy: Downpour) -> None:
         assert_close(outcome.steps[-1], weights[rank])
 
 
-def test_what_is_left_is_pushed_in_the_end() -> None:
+def test_the_rest_is_pushed_at_the_end() -> None:
     setting = Setting(Downpour(push_every=5, pull_every=5))
     assert_close(run(setting)[0].final, by_hand(setting)[0])
 

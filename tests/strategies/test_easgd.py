@@ -8,16 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.strategies.alone import (
-    Point,
-    Setting,
-    assert_close,
-    finishes,
-    gradient,
-    run,
-    sgd,
-    start,
-)
+from tests.strategies.alone import Point, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.strategies import EASGD, Clip, EASGDSync

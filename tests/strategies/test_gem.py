@@ -8,15 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.strategies.alone import (
-    LENGTH,
-    Setting,
-    finishes,
-    gradient,
-    run,
-    sgd,
-    start,
-)
+from tests.strategies.alone import LENGTH, Setting, finishes, gradient, run, sgd, start
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.strategies import GEM
 
@@ -70,7 +62,7 @@ def test_staleness_is_counted_from_where_the_gradient_was_computed() -> None:
 
 
 @pytest.mark.parametrize(("servers", "headers"), [(0, 0), (1, 2)])
-def test_what_a_worker_sends_for_its_pulls_and_for_its_pushes_is_counted(servers: int, headers: int) -> None:
+def test_bytes_of_pulls_and_pushes_are_counted(servers: int, headers: int) -> None:
     """A vector for each step, with two parameters, each at an aligned place; a header is two numbers."""
     for outcome in run(Setting(GEM(), sgd(LR)), VirtualWorld(WORKERS, servers=servers)):
         assert outcome.traffic.exchanges == 12

@@ -7,17 +7,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import tutti
-from tests.strategies.alone import (
-    LENGTH,
-    SPEEDS,
-    Setting,
-    assert_close,
-    finishes,
-    gradient,
-    run,
-    sgd,
-    start,
-)
+from tests.strategies.alone import LENGTH, SPEEDS, Setting, assert_close, finishes, gradient, run, sgd, start
 from tutti.comm.base import Communicator
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
@@ -44,7 +34,7 @@ def by_hand(setting: Setting, momentum: float = 0.0) -> tuple[Tensor, dict[int, 
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_the_trajectory_is_that_of_updates_on_one_vector(momentum: float) -> None:
+def test_the_trajectory_equals_updates_of_one_vector(momentum: float) -> None:
     """Each worker has a momentum of its own."""
     setting = Setting(Hogwild(), sgd(LR, momentum=momentum))
     assert_close(run(setting)[0].final, by_hand(setting, momentum)[0])

@@ -89,7 +89,7 @@ def demanding(shape: object, outputs: int) -> nn.Module:
     return Demanding()
 
 
-def test_a_run_of_groups_is_that_of_workers_of_one_rank() -> None:
+def test_groups_train_like_workers_of_one_rank() -> None:
     """BatchNorm, dropout, a loss with its own denominator, accumulation, and an update that is left out."""
     inputs, targets = clouds(150)[0].take(torch.arange(150))
     inputs[17, 0] = 1e3
@@ -126,7 +126,7 @@ def test_a_run_of_groups_is_that_of_workers_of_one_rank() -> None:
         ({"inside": "sync", "group": 2}, {"ranks": 3}, "a host has 3 ranks"),
     ],
 )
-def test_what_makes_no_groups_is_refused(
+def test_impossible_groups_are_refused(
     options: dict[str, Any], world: dict[str, Any] | None, told: str
 ) -> None:
     with pytest.raises(BadOption, match=told):

@@ -134,15 +134,6 @@ def test_moments_that_an_optimizer_does_not_keep_are_refused(options: dict[str, 
         run(Setting(Local(**options), lambda module: kind(module.parameters(), lr=0.1)))
 
 
-def test_averaged_momentum_after_each_step_is_synchronous_training() -> None:
-    """As `after` does, where momentum is linear."""
-    found, expected = (
-        run(Setting(strategy, sgd(LR, momentum=0.9)))[0].final
-        for strategy in (Local(every=1, first_moment_every=1), Local(every=1, after=12))
-    )
-    assert_close(found, expected)
-
-
 def test_exchanges_are_counted() -> None:
     traffic = run(Setting(Local(every=4, after=2), steps=12))[0].traffic
     assert traffic.exchanges == 4  # after steps 1, 2, 6, 10

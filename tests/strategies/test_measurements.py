@@ -21,7 +21,7 @@ def test_ages_are_summed_up_by_mean_percentile_and_maximum() -> None:
     assert (figures["age_s_mean"], figures["age_s_p99"], figures["age_s_max"]) == (99.5, 198.0, 199.0)
 
 
-def test_taking_begins_anew() -> None:
+def test_taking_resets_the_counts() -> None:
     traffic = Traffic()
     traffic.add(bytes_sent=8, wait_s=0.5, staleness=1)
     assert traffic.take().wait_s == 0.5

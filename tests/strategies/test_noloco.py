@@ -14,19 +14,9 @@ from tests.strategies.test_diloco import adamw
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.errors import BadOption
 from tutti.strategies import DiLoCo, NoLoCo
-from tutti.strategies.noloco import move_in_pair, partner_of
+from tutti.strategies.noloco import partner_of
 
 SPEEDS = (1.0, 1.31, 0.77, 0.9, 1.17)
-
-
-def test_an_outer_step_of_a_pair() -> None:
-    """Numbers worked out by hand, for both of a pair."""
-    anchor, velocity = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0])
-    mine, theirs = torch.tensor([0.25, 0.5, 1.0, 2.0]), torch.tensor([0.75, -0.5, 0.0, 4.0])
-    move_in_pair(anchor, velocity, mine, theirs, lr=0.5, momentum=0.25, pull=0.5)
-    # 0.25 * 0.5 + 0.5 * (0.25 + 0.75) / 2 + 0.5 * (1 - 0) / 2, and 0 + 0 + 0.5 * (2 - 4) / 2
-    assert velocity.tolist() == [0.625, -0.5]
-    assert anchor.tolist() == [0.375, 2.5]
 
 
 def by_hand(strategy: NoLoCo, steps: int, workers: int) -> Tensor:
@@ -93,14 +83,6 @@ def test_two_workers_are_diloco_on_average() -> None:
     diloco = DiLoCo(every=4, outer_lr=0.6, outer_momentum=0.0)
     found, expected = (run(Setting(one, speeds=(1.0, 1.31)))[0].final for one in (noloco, diloco))
     assert_close(found, expected)
-
-
-def test_the_pull_keeps_replicas_together() -> None:
-    def apart(pull: float) -> float:
-        setting = Setting(NoLoCo(every=2, pull=pull), steps=40, speeds=SPEEDS[:4])
-        return float(torch.stack([outcome.steps[-1] for outcome in run(setting)]).std(0).norm())
-
-    assert apart(0.7) < apart(0.0) / 2
 
 
 def test_exchanges_are_counted() -> None:

@@ -70,14 +70,7 @@ def test_the_help_of_an_option_says_what_it_may_be(
 
 
 BOUNDS = {
-    "async_diloco": {
-        "every": 0,
-        "outer_lr": 0.0,
-        "outer_momentum": 1.0,
-        "delay": -1,
-        "dynamic": "yes",
-        "centre": 7,
-    },
+    "async_diloco": {"outer_lr": 0.0, "outer_momentum": 1.0, "delay": -1, "dynamic": "yes", "centre": 7},
     "diloco": {"mixing": 1.0, "compress": "int8"},
     "downpour": {"push_every": 0, "pull_every": 1.5, "staleness": "some", "side": "left", "decay": 1.0},
     "noloco": {"every": 0, "outer_lr": 0.0, "outer_momentum": 1.0, "pull": 1.5, "seed": -1},

@@ -148,7 +148,7 @@ def test_servers_do_what_shared_memory_does(servers: int, clip: Clip) -> None:
     assert_close(run(setting, world)[0].final, run(setting)[0].final)
 
 
-def test_a_late_worker_needs_nobody_who_waits_for_it_elsewhere() -> None:
+def test_a_late_worker_waits_for_no_other() -> None:
     """As in a loop of one's own, where the ranks meet to deal batches, and none leaves out a step."""
 
     def train(comm: Communicator) -> int:

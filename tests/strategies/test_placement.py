@@ -102,7 +102,7 @@ def test_frozen_parameters_are_laid_out_where_that_is_asked_for(frozen: bool) ->
     assert "frozen" not in VirtualWorld(1).run(names)[0]
 
 
-def test_each_rank_has_weights_of_its_own_that_the_others_of_its_host_see() -> None:
+def test_each_rank_has_its_own_weights_visible_on_its_host() -> None:
     def look(comm: Communicator) -> tuple[list[list[float]], list[list[float]]]:
         memory, copies = visible_memory(comm)
         replica = place(Mixed(0), comm, WeightPlacement.PRIVATE, memory)
@@ -120,7 +120,7 @@ def test_each_rank_has_weights_of_its_own_that_the_others_of_its_host_see() -> N
     assert found[2:] == [([[2.0], [3.0], [4.0]], [[12.0], [13.0], [14.0]])] * 3
 
 
-def test_what_is_expanded_need_not_be_written_to() -> None:
+def test_expanded_tensors_are_not_written_to() -> None:
     def program(comm: Communicator) -> list[int]:
         module = nn.Linear(2, 2)
         module.register_buffer("ids", torch.full((1,), 3).expand(4))

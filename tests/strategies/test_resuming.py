@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.contracts.resuming import Course, Left, begin, checkpoint, go_on
-from tests.contracts.strategy import (
-    check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped,
-    setting,
-)
+from tests.contracts.strategy import check_a_run_goes_on_from_its_state_as_if_it_had_never_stopped, setting
 from tests.optim.odd import Odd
 from tutti.comm.virtual.world import VirtualWorld
 from tutti.optim.optimizers.lars import LARS
@@ -76,7 +73,7 @@ def test_with_particular_optimizers_and_models(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "anew"),
+    ("strategy", "parts"),
     [
         (Sync(), ()),
         (
@@ -87,11 +84,11 @@ def test_with_particular_optimizers_and_models(name: str) -> None:
         (Hogwild(), ("the state of each worker's optimizer",)),
     ],
 )
-def test_what_begins_anew_on_other_ranks_is_named(strategy: Strategy, anew: tuple[str, ...]) -> None:
+def test_state_that_restarts_on_other_ranks_is_named(strategy: Strategy, parts: tuple[str, ...]) -> None:
     course = Course(strategy)
     left: list[Left] = VirtualWorld(2).run(begin, course)
     for after in VirtualWorld(3).run(go_on, course, checkpoint(left, 3)):
-        assert after.restarts == anew
+        assert after.restarts == parts
 
 
 @pytest.mark.parametrize("strategy", [Local, DiLoCo, Gossip, Sync])

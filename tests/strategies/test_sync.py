@@ -189,7 +189,7 @@ def test_state_that_the_optimizer_has_already_is_carried_over(ranks: int) -> Non
 
 
 @pytest.mark.parametrize("ranks", [1, 3, (2, 3)], ids=str)
-def test_the_norm_of_a_divided_model_is_that_of_what_counts_here_and_elsewhere(
+def test_the_norm_of_a_divided_model_covers_all_ranks(
     ranks: int | tuple[int, ...],
 ) -> None:
     def program(comm: Communicator) -> Tensor:

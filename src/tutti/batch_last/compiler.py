@@ -45,11 +45,7 @@ _ARGUMENTS: Final = {"convolve": 5, "input_gradient": 4, "weight_gradient": 4, "
 
 @cache
 def kernels(real: str) -> ctypes.CDLL:
-    """Return the kernels for "float" or "double", compiled at this user's first use on such a processor.
-
-    Raises:
-        BadOption: there is no C compiler, it fails, or its output can be neither kept nor loaded.
-    """
+    """Return the kernels for "float" or "double", compiled at this user's first use on such a processor."""
     path = compiled(real)
     try:
         library = ctypes.CDLL(str(path))

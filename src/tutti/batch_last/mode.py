@@ -20,7 +20,7 @@ from typing_extensions import override
 from tutti.batch_last.functions import REALS, Convolution, MaximumPooling, Pair, library
 
 PLACES: Final = 256
-"""Windows of so many numbers at the most are pooled: a place in one is kept as a byte."""
+"""The largest window that is pooled, in numbers: a place in one is kept as a byte."""
 
 
 class BatchLast(TorchFunctionMode):

@@ -102,7 +102,7 @@ class Communicator(ABC):
     def exchange(self, outgoing: Tensor, to: int, incoming: Tensor, source: int, tag: int = 0) -> None:
         """Send `outgoing` to rank `to` while `incoming` is overwritten with the next message from `source`.
 
-        Both go on at the same time: ranks that all exchange in a ring, or in pairs, never deadlock, however
+        Both happen at the same time: ranks that all exchange in a ring, or in pairs, never deadlock, however
         long the vectors are. The two may differ in length and dtype, but not overlap in memory. The other
         side may `exchange`, or `send` and `recv`.
 
@@ -192,19 +192,12 @@ SERVER_PERIOD: Final = 10
 
 @dataclass(frozen=True)
 class Servers:
-    """Ranks that are kept for parameter centres, and the workers' way to them.
+    """Ranks that are kept for parameter centres, and the workers' way to them."""
 
-    Attributes:
-        comm: the workers, in their order, and after them the servers.
-        ranks: the servers, numbered in `comm`.
-        levels: 1: workers talk to the servers; 2: to a centre on their host, and that to the servers.
-        server_period: with two levels, the exchanges of a host's workers with its centre per exchange of that
-            centre with the servers.
-    """
-
-    comm: Communicator
-    ranks: tuple[int, ...]
-    levels: int = 1
+    comm: Communicator  # the workers, in their order, and after them the servers
+    ranks: tuple[int, ...]  # the servers, numbered in `comm`
+    levels: int = 1  # 1: workers talk to the servers; 2: to a centre on their host, and that to the servers
+    # with two levels, exchanges of a host's workers with its centre per exchange of this with the servers
     server_period: int = SERVER_PERIOD
 
     @property
@@ -234,15 +227,10 @@ def keep_servers(
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks of one worker, where workers have several, and this rank's counterparts.
+    """The ranks of one worker, where workers have several, and this rank's counterparts."""
 
-    Attributes:
-        ranks: the ranks of this worker, all on one host.
-        lane: the ranks with this one's place in each worker, in the order of the workers.
-    """
-
-    ranks: Communicator
-    lane: Communicator
+    ranks: Communicator  # the ranks of this worker, all on one host
+    lane: Communicator  # the ranks with this one's place in each worker, in the order of the workers
 
     @classmethod
     def of(cls, comm: Communicator, size: int) -> Group:

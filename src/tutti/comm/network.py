@@ -1,6 +1,6 @@
 """The cost of communication: latency + bytes / bandwidth for a message, closed forms for collectives.
 
-The forms are those of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
+The forms come from R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH", Int. Journal of High Performance Computing Applications 19(1), 2005 (below: TRG):
 
     p  ranks        α  latency of a link in s        n  bytes of the whole vector        β  seconds per byte

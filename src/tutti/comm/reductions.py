@@ -13,19 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduction of the ranks' vectors to one vector.
+    """One reduction of the ranks' vectors to one vector."""
 
-    Attributes:
-        name: its name in `torch.distributed`, in small letters.
-        number: its number in a `Call`.
-        combine: reduces two vectors, into `out`.
-        mean: whether the result is divided by the number of ranks.
-    """
-
-    name: str
-    number: int
-    combine: Callable[..., Any]
-    mean: bool = False
+    name: str  # in `torch.distributed`, in small letters
+    number: int  # in a `Call`
+    combine: Callable[..., Any]  # reduces two vectors, into `out`
+    mean: bool = False  # whether the result is divided by the number of ranks
 
     @cached_property
     def partial(self) -> Reduction:

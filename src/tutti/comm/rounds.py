@@ -1,4 +1,4 @@
-"""Rounds of messages that are under way at once, of which collectives are made, and their seconds."""
+"""Rounds of simultaneous messages, the parts of a collective, and their seconds."""
 
 from __future__ import annotations
 
@@ -47,11 +47,7 @@ def messages(kind: Round, ranks: int) -> Iterator[tuple[int, int]]:
 
 
 class Contended:
-    """The links between ranks whose messages contend where they share a port.
-
-    Args:
-        route: the ports from one rank to another.
-    """
+    """The links between ranks whose messages contend where they share a port."""
 
     def __init__(self, route: Callable[[int, int], tuple[Hop, ...]]) -> None:
         self._route = route

@@ -21,17 +21,11 @@ from typing_extensions import override
 
 @dataclass(frozen=True)
 class Link:
-    """One kind of link.
+    """One kind of link."""
 
-    Args:
-        latency_s: seconds before the first byte of a message arrives.
-        bandwidth_bytes_per_s: bytes per second after that; `inf` for none to pay.
-        overhead_s: seconds of the processor for a message, at each end.
-    """
-
-    latency_s: float
-    bandwidth_bytes_per_s: float
-    overhead_s: float = 0.0
+    latency_s: float  # seconds before the first byte of a message arrives
+    bandwidth_bytes_per_s: float  # bytes per second after that; `inf` for none to pay
+    overhead_s: float = 0.0  # seconds of the processor for a message, at each end
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "overhead_s"):
@@ -87,7 +81,7 @@ class Switch:
         return 0
 
     def uplink(self, link: Link) -> Link:
-        """Return the link of a group, where `link` is that of a host; its latency comes on top."""
+        """Return the link of a group, where `link` is a host's; its latency comes on top."""
         return _tail(link)
 
     def route(self, here: int, there: int, size: int, link_of: LinkOf) -> tuple[Hop, ...]:
@@ -133,7 +127,7 @@ class FatTree(Shared):
 
 @dataclass(frozen=True)
 class Sites(Switch):
-    """Places with as many hosts each. A link leads from each to the others; its latency comes on top."""
+    """Places with equal numbers of hosts. A link leads from each to the others; its latency comes on top."""
 
     sites: int
     bandwidth_bytes_per_s: float

@@ -89,25 +89,16 @@ def gradient_of(tensor: Tensor) -> Tensor:
 
 
 class Portion(ABC):
-    """One rank's portion of a model.
+    """One rank's portion of a model."""
 
-    Attributes:
-        module: takes whole inputs and gives whole outputs, on every rank; the ranks of a team call it
-            together.
-        peers: the ranks over which samples are dealt and results added up: one of each group that computes
-            the same samples together.
-        data: the ranks that hold the same portion, over which the worker adds up gradients.
-        parameters: trainable numbers of the whole model.
-        group: the ranks of this rank's worker; None: the rank is a whole worker.
-        compute: forward and backward of a batch; None: as for any module, outputs first, then the loss.
-    """
-
+    # Takes whole inputs and gives whole outputs, on every rank; the ranks of a team call it together.
     module: nn.Module
+    # The ranks over which samples are dealt and results added up: one of each group that computes the same.
     peers: Communicator
-    data: Communicator
-    parameters: int
-    group: Group | None = None
-    compute: Compute | None = None
+    data: Communicator  # the ranks that hold the same portion, over which the worker adds up gradients
+    parameters: int  # trainable numbers of the whole model
+    group: Group | None = None  # the ranks of this rank's worker; None: the rank is a whole worker
+    compute: Compute | None = None  # forward and backward of a batch; None: outputs first, then the loss
 
     @abstractmethod
     def place(self, strategy: Strategy) -> Replica:
@@ -115,11 +106,7 @@ class Portion(ABC):
 
     @abstractmethod
     def worker(self, strategy: Strategy, replica: Replica, optimizer: Optimizer, clip: Clip) -> Worker:
-        """Make the worker that moves this portion, given its gradient (collective).
-
-        Raises:
-            BadOption: the gradient cannot be clipped like that.
-        """
+        """Make the worker that moves this portion, given its gradient (collective)."""
 
     @abstractmethod
     def state(self, of: Of = values_of) -> dict[str, Any]:
@@ -216,7 +203,7 @@ class TeamPortion(Portion):
 
 def of_portion(saved: Saved, number: int) -> Saved:
     """Return the state from which the trainer of a portion continues, given `TeamPortion.to_save`'s."""
-    assert saved.own is not None, "it is of as many ranks"
+    assert saved.own is not None, "it is of the same number of ranks"
     return replace(saved, joint=found_under(str(number), saved.joint), **saved.own)
 
 

@@ -18,18 +18,11 @@ BACKEND: Final = "tutti"
 """The process groups' backend."""
 
 PATIENCE: Final = timedelta(minutes=30)
-"""Patience of a rank with another; one that is gone is noticed much earlier by who started the ranks."""
+"""Patience of a rank with another; the launcher notices one that is gone much earlier."""
 
 
 class TeamMesh:
-    """The process group of all ranks, and its mesh of (teams, ranks of a team); made together (collective).
-
-    Attributes:
-        team: the ranks of this rank's team.
-
-    Raises:
-        BadOption: torch.distributed is in use already.
-    """
+    """The process group of all ranks, and its mesh of (teams, ranks of a team) (collective)."""
 
     def __init__(self, comm: Communicator, team: int) -> None:
         if dist.is_initialized():

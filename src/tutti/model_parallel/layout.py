@@ -41,21 +41,13 @@ WAYS: Final[dict[str, list[str]]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """A division of the ranks into teams that hold one model each.
+    """A division of the ranks into teams that hold one model each."""
 
-    Attributes:
-        way: the name of one of `WAYS`.
-        team: the number of ranks that hold one model together; they are neighbours.
-        data: the number of teams.
-        schedule: of a pipeline: one of `SCHEDULES`.
-        microbatches: of a pipeline: the parts into which each team cuts its batch; by default twice the
-            number of stages.
-    """
-
-    way: str
-    team: int
-    data: int
-    schedule: str = "1f1b"
+    way: str  # the name of one of `WAYS`
+    team: int  # the number of ranks that hold one model together; they are neighbours
+    data: int  # the number of teams
+    schedule: str = "1f1b"  # of a pipeline: one of `SCHEDULES`
+    # of a pipeline: the parts into which each team cuts its batch; by default twice the number of stages
     microbatches: int | None = None
 
     def __post_init__(self) -> None:
@@ -78,15 +70,8 @@ class Layout:
 def parse_layout(text: str, options: Mapping[str, Any], ranks: int) -> Layout:
     """Return the layout that `text` means on `ranks` ranks.
 
-    Args:
-        text: one of `WAYS`, with `=N` for the ranks that hold one model together; and `data=N` for the
-            teams, with a comma. A missing number follows from the others.
-        options: of the way, by name.
-        ranks: their number.
-
-    Raises:
-        UnknownName: there is no such way, or it has no such option.
-        BadOption: the numbers do not fit the ranks, or a value cannot be used.
+    It is one of `WAYS`, with `=N` for the ranks that hold one model together; after a comma, `data=N` is for
+    the teams. A missing number follows from the others.
     """
     way, team, data = _sizes(text)
     if team is None and data is None:
@@ -140,12 +125,7 @@ def _sizes(text: str) -> tuple[str, int | None, int | None]:
 def portion_of(
     layout: Layout | None, comm: Communicator, module: nn.Module, workload: Workload, strategy: Strategy
 ) -> Portion:
-    """Make this rank's portion of a model (collective); without a layout each rank has the whole.
-
-    Raises:
-        BadModel: the model cannot be divided like that; the message names the layer.
-        BadOption: an option does not fit the model.
-    """
+    """Make this rank's portion of a model (collective); without a layout each rank has the whole."""
     if layout is None:
         from tutti.model_parallel.base import Whole
 

@@ -28,15 +28,7 @@ from tutti.comm.base import Communicator
 from tutti.data.batches import Batch
 from tutti.data.columns import Columns
 from tutti.errors import BadOption
-from tutti.model_parallel.base import (
-    LayoutRanks,
-    Of,
-    TeamPortion,
-    Workload,
-    count_of,
-    taken,
-    values_of,
-)
+from tutti.model_parallel.base import LayoutRanks, Of, TeamPortion, Workload, count_of, taken, values_of
 from tutti.model_parallel.group import TeamMesh
 from tutti.model_parallel.layout import Layout
 from tutti.model_parallel.memory import MemoryNeed, PeakMemory, held, of_teams, on_meta
@@ -49,26 +41,17 @@ from tutti.training.run_parts import Computed
 
 @dataclass(frozen=True)
 class StageDivision:
-    """The division of a model into the stages of a pipeline.
-
-    Attributes:
-        stages: one for each rank.
-        shapes: of the input of each stage, and the output of the last, for a microbatch: on the meta device.
-    """
+    """The division of a model into the stages of a pipeline."""
 
     schedule: str
     microbatches: int
-    stages: list[Stage]
+    stages: list[Stage]  # one for each rank
+    # of the input of each stage, and the output of the last, for a microbatch: on the meta device
     shapes: list[Tensor]
 
 
 def divide(layout: Layout, module: nn.Module, workload: Workload) -> StageDivision:
-    """Divide a model, which is unchanged, into stages; every rank finds the same.
-
-    Raises:
-        BadModel: the model's forward cannot be traced, or there are fewer blocks than stages.
-        BadOption: the microbatches do not fit the batch or the schedule.
-    """
+    """Divide a model, which is unchanged, into stages; every rank finds the same."""
     arithmetic, schedule = workload.arithmetic, layout.schedule
     if arithmetic.layout != "contiguous":
         raise BadOption(
@@ -195,11 +178,7 @@ class PipelinePortion(TeamPortion):
 
 
 class Stage(nn.Module):
-    """Consecutive blocks of a model.
-
-    Attributes:
-        layers: modules, parameters and buffers by their names in the model.
-    """
+    """Consecutive blocks of a model."""
 
     def __init__(self, block: GraphBlock, arithmetic: Arithmetic) -> None:
         super().__init__()

@@ -10,11 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-)
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from typing_extensions import override
 
 from tutti.errors import BadOption
@@ -46,12 +42,7 @@ def in_flight(schedule: str, microbatches: int, stage: int, stages: int) -> int:
 
 
 class MicrobatchPasses:
-    """The passes of batches through the stages of a team.
-
-    Attributes:
-        spans: the work of this rank in the last whole step.
-        idle: the share of its time that it waited there.
-    """
+    """The passes of batches through the stages of a team."""
 
     def __init__(
         self, schedule: str, stage: nn.Module, shapes: Sequence[Tensor], group: ProcessGroup, loss: Loss
@@ -61,6 +52,7 @@ class MicrobatchPasses:
         self._reported = self._denominator = 0.0
         self._made: dict[tuple[int, int], Any] = {}
         self._began, self._latest = monotonic(), list[PipelineSpan]()
+        # The work of this rank in the last whole step, and the share of its time that it waited there.
         self.spans, self.idle = list[PipelineSpan](), 0.0
 
     def run(

@@ -44,23 +44,15 @@ _SAME: Final = 1e-2
 
 @dataclass(frozen=True)
 class GraphBlock:
-    """Consecutive operations of a model, with one tensor as input and one as output.
-
-    Attributes:
-        root: the model.
-        nodes: the operations, in order.
-        before: the operation that makes the input.
-        last: the operation that makes the output.
-        work: arithmetic operations of a forward pass, and `OPERATIONS_PER_BYTE` for the bytes of its results.
-        made: the bytes of its results.
-    """
+    """Consecutive operations of a model, with one tensor as input and one as output."""
 
     root: nn.Module
-    nodes: tuple[Node, ...]
-    before: Node
-    last: Node
+    nodes: tuple[Node, ...]  # the operations, in order
+    before: Node  # the operation that makes the input
+    last: Node  # the operation that makes the output
+    # arithmetic operations of a forward pass, and `OPERATIONS_PER_BYTE` for the bytes of its results
     work: float
-    made: int
+    made: int  # the bytes of its results
 
     @cached_property
     def layers(self) -> dict[str, Any]:
@@ -124,9 +116,6 @@ def stages_of(
     """Cut a model, which is unchanged, into `count` stages, the same on every rank and in every run.
 
     Return the stages, and the shapes, on the meta device, of the input of each and the output of the last.
-
-    Raises:
-        BadModel: the model's forward cannot be traced, or it has fewer blocks than stages.
     """
     blocks, edges = blocks_of(module, inputs, arithmetic)
     if len(blocks) < count:
@@ -291,7 +280,7 @@ def _refusal(module: nn.Module, why: str) -> str:
 
 
 class _Tracer(Tracer):
-    """Traces the model's own forward and those of nn.Sequential."""
+    """Traces the forward methods of the model and of nn.Sequential."""
 
     @override
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -53,15 +53,10 @@ class Cut:
     """A cut of one dimension of a tensor over the ranks of a team.
 
     On the meta device nothing is exchanged.
-
-    Attributes:
-        team: the ranks.
-        widths: the length of each rank's part; the parts follow one another.
-        dim: the dimension.
     """
 
     team: Communicator
-    widths: tuple[int, ...]
+    widths: tuple[int, ...]  # the length of each rank's part; the parts follow one another
     dim: int
 
     @classmethod

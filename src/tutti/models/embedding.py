@@ -18,10 +18,6 @@ class EmbeddedTable(nn.Module):
 
     Guo and Berkhahn 2016, "Entity Embeddings of Categorical Variables", section 3. The width for c categories
     is fastai's `emb_sz_rule`, min(600, round(1.6 c^0.56)), unless `embed` is a number.
-
-    Attributes:
-        table: the inputs.
-        width: of the outputs.
     """
 
     def __init__(self, table: TableInputs, embed: object = "auto") -> None:
@@ -39,11 +35,7 @@ class EmbeddedTable(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return numbers, flags and vectors, of shape (n, width).
-
-        Args:
-            inputs: numbers, flags and category numbers, of shape (n, columns).
-        """
+        """Return numbers, flags and vectors, of shape (n, width), of inputs of shape (n, columns)."""
         if not self.embeddings:
             return inputs
         known = self.table.numbers + self.table.flags

@@ -94,13 +94,7 @@ def googlenet(
 
 
 class Inception(nn.Module):
-    """Convolutions of three sizes and a pooling over the same inputs, their maps side by side: figure 2b.
-
-    Args:
-        inputs: channels of the inputs.
-        maps: of the convolutions, in the order of `MODULES`.
-        normed: whether BatchNorm follows each.
-    """
+    """Convolutions of three sizes and a pooling over the same inputs, their maps side by side: figure 2b."""
 
     def __init__(self, inputs: int, maps: tuple[int, int, int, int, int, int], normed: bool) -> None:
         super().__init__()

@@ -50,16 +50,7 @@ def gru(
 
 
 class Recurrent(nn.Module):
-    """Layers of gated recurrent units, and a dense one on the last state.
-
-    Args:
-        steps: the first layer.
-        hidden: units of a layer, in each direction.
-        layers: how many there are.
-        bidirectional: whether each reads in both directions.
-        dropout: between them, and before the dense layer.
-        outputs: size of the dense layer.
-    """
+    """Layers of gated recurrent units, and a dense one on the last state."""
 
     def __init__(
         self, steps: Steps, hidden: int, layers: int, bidirectional: bool, dropout: float, outputs: int
@@ -77,12 +68,7 @@ class Recurrent(nn.Module):
 
     @override
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the outputs, of shape (n, outputs).
-
-        Args:
-            inputs: of shape (n, length) or (n, length, features), or images.
-            lengths: of the sequences, of shape (n,); None: none is padded.
-        """
+        """Return the outputs, of shape (n, outputs) without the padding behind `lengths`, of shape (n,)."""
         states: Tensor = self.steps(inputs)
         last = states[:, 0]
         for number, layer in enumerate(self.layers):

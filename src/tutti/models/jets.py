@@ -65,12 +65,7 @@ def jets(
 
 
 class ParticleFlow(nn.Module):
-    """A function of the sum over particles.
-
-    Args:
-        phi: of each particle.
-        f: of the sum.
-    """
+    """A function of the sum over particles."""
 
     def __init__(self, phi: nn.Module, f: nn.Module) -> None:
         super().__init__()
@@ -78,11 +73,9 @@ class ParticleFlow(nn.Module):
 
     @override
     def forward(self, particles: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the outputs, of shape (n, outputs).
+        """Return the outputs, of shape (n, outputs), of particles of shape (n, particles, features).
 
-        Args:
-            particles: of shape (n, particles, features).
-            lengths: how many particles there are, of shape (n,); None: those with a feature that is not 0.
+        Without `lengths`, of shape (n,), a particle is one with a feature that is not 0.
         """
         there = particles.ne(0).any(dim=2)
         if lengths is not None:

@@ -82,14 +82,7 @@ def mobilenet(
 
 
 class InvertedResidual(nn.Module):
-    """A 1 x 1 convolution to more maps, a depthwise one, and a linear one to few maps: figure 4d.
-
-    Args:
-        inputs: channels of the inputs.
-        outputs: channels of the outputs; where they are as many and the stride is 1, the inputs are added.
-        expansion: factor from `inputs` to the maps of the depthwise convolution.
-        stride: of that.
-    """
+    """A 1 x 1 convolution to more maps, a depthwise one, and a linear one to few maps: figure 4d."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
         super().__init__()

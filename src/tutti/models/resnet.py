@@ -35,14 +35,9 @@ def resnet50(shape: tuple[int, ...], outputs: int, stem: str = "auto") -> nn.Mod
 
 
 class ResidualBlock(nn.Module):
-    """Convolutions whose outputs are added to their inputs.
+    """Convolutions whose outputs are added to their inputs; the parts are named as torchvision's.
 
-    The parts are named as torchvision's.
-
-    Args:
-        inputs: channels of the inputs.
-        maps: of the 3 x 3 convolutions; the outputs have `maps * expansion` channels.
-        stride: 2 halves height and width.
+    The outputs have `maps * expansion` channels; stride 2 halves height and width.
     """
 
     expansion = 1

@@ -15,19 +15,9 @@ from tutti.models.fitting import whole_number
 class Steps(nn.Module):
     """The first layer of a model for sequences: it makes each step of a sequence a vector.
 
-    Args:
-        model: its name, for messages.
-        shape: of one input: (length,) of numbers, or of tokens if there is a vocabulary; (length, features);
-            or (channels, height, width) of an image, whose rows are the steps.
-        vocabulary: how many tokens there are; None: the inputs are numbers.
-        width: of the vectors of tokens.
-
-    Attributes:
-        features: size of the vectors.
-
-    Raises:
-        BadModel: the inputs are no sequences.
-        BadOption: the vocabulary is no whole number above 0.
+    Inputs have shape (length,), of numbers or of tokens if there is a vocabulary; (length, features); or
+    (channels, height, width) of an image, whose rows are the steps. `model` is a name for messages, `width`
+    the length of the vectors of tokens, `features` the length of the vectors.
     """
 
     def __init__(self, model: str, shape: tuple[int, ...], vocabulary: object, width: int) -> None:
@@ -48,11 +38,7 @@ class Steps(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the vectors, of shape (n, length, features).
-
-        Raises:
-            BadModel: whole numbers without a vocabulary, other numbers with one, or tokens outside of it.
-        """
+        """Return the vectors, of shape (n, length, features); raise BadModel for wrong numbers or tokens."""
         if self.tokens is not None:
             return self._embedded(inputs, self.tokens)
         if not inputs.is_floating_point():
@@ -82,14 +68,9 @@ class Steps(nn.Module):
 
 
 def is_there(steps: Tensor, lengths: Tensor) -> Tensor:
-    """Return which steps belong to their sequence and are no padding; an empty one has its first.
+    """Return which steps belong to their sequence and are no padding, of shape (n, longest).
 
-    Args:
-        steps: of shape (n, longest, ...).
-        lengths: of the sequences, of shape (n,).
-
-    Returns:
-        Of shape (n, longest), true for steps that belong to it.
+    An empty sequence has its first step.
     """
     return torch.arange(steps.shape[1], device=steps.device) < lengths.to(steps.device).clamp(
         min=1

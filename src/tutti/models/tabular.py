@@ -50,7 +50,7 @@ def tabular(
         number      x, and A cos(2 pi f x + p) + c, where each column has its own f, p, A and c
         text        a vector, as in `EmbeddedTable`
         member m    h_m = r_m * columns; h_m <- dropout(relu(W h_m + b)) in each layer; y_m = V_m h_m + v_m
-        output      the mean of all y_m; in training each member has a loss of its own
+        output      the mean of all y_m; in training each member has its own loss
 
     Gorishniy et al. 2024, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling",
     section 3.3, TabM-mini: each r begins as -1 or 1 by chance. Here members drop the same numbers of a

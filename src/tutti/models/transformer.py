@@ -62,15 +62,7 @@ def transformer(
 
 
 class TransformerEncoder(nn.Module):
-    """Layers of self-attention over a sequence, and a dense one on the mean of its steps.
-
-    Args:
-        steps: the first layer.
-        width: of the vectors.
-        layers: of the encoder.
-        dropout: on the positions.
-        outputs: size of the dense layer.
-    """
+    """Layers of self-attention over a sequence, and a dense one on the mean of its steps."""
 
     def __init__(
         self, steps: Steps, width: int, layers: list[EncoderLayer], dropout: float, outputs: int
@@ -92,12 +84,7 @@ class TransformerEncoder(nn.Module):
 
     @override
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Return the outputs, of shape (n, outputs).
-
-        Args:
-            inputs: of shape (n, length) or (n, length, features), or images.
-            lengths: of the sequences, of shape (n,); None: none is padded.
-        """
+        """Return the outputs, of shape (n, outputs) without the padding behind `lengths`, of shape (n,)."""
         vectors: Tensor = self.project(self.steps(inputs))
         if self.steps.tokens is not None:
             vectors = vectors * math.sqrt(self.width)
@@ -115,14 +102,7 @@ class TransformerEncoder(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and two dense layers, each added to its inputs.
-
-    Args:
-        width: of the vectors.
-        heads: of the attention.
-        hidden: units between the two dense layers.
-        dropout: behind both sublayers.
-    """
+    """Self-attention and two dense layers, each added to its inputs."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -135,11 +115,9 @@ class EncoderLayer(nn.Module):
 
     @override
     def forward(self, vectors: Tensor, there: Tensor | None) -> Tensor:
-        """Return the vectors behind both sublayers.
+        """Return the vectors behind both sublayers, of shape (n, length, width).
 
-        Args:
-            vectors: of shape (n, length, width).
-            there: which of them belong to their sequence, of shape (n, length); None: all.
+        `there`, of shape (n, length), marks the steps that belong to their sequence; None: all.
         """
         vectors = vectors + self.attention_dropout(self._attend(self.attention_norm(vectors), there))
         outputs: Tensor = vectors + self.dense_dropout(self.dense(self.dense_norm(vectors)))
@@ -158,11 +136,7 @@ class EncoderLayer(nn.Module):
 
 
 def positions(vectors: Tensor) -> Tensor:
-    """Return the sinusoids of each step, of shape (length, width): section 3.5.
-
-    Args:
-        vectors: of shape (n, length, width).
-    """
+    """Return the sinusoids of each step, of shape (length, width): section 3.5."""
     _, length, width = vectors.shape
     # In 16 bits the step numbers beyond 256 are not exact.
     precise = torch.promote_types(vectors.dtype, torch.float32)

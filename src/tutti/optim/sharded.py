@@ -28,13 +28,7 @@ from torch.optim import Optimizer
 
 from tutti.errors import BadModel, BadOption
 from tutti.optim.parameterwise import ParameterWise, is_parameterwise
-from tutti.optim.sliced_optimizer import (
-    COUNTERS,
-    GroupOptimizer,
-    ParameterSlice,
-    is_elementwise,
-    is_fused,
-)
+from tutti.optim.sliced_optimizer import COUNTERS, GroupOptimizer, ParameterSlice, is_elementwise, is_fused
 from tutti.optim.state import held_by
 from tutti.replica import ALIGNMENT, NONE_MISSING, Flat, Missing, Replica
 from tutti.state import LocalState
@@ -107,25 +101,15 @@ class ShardedOptimizer:
     every step, so that a learning-rate scheduler attached to it takes effect. Its existing state is carried
     over. An optimizer that may combine parameters is stepped if this rank's slices cover the whole model.
 
-    Args:
-        slices: this rank's slice of each of `replica.flats`, from `own_slices`; by default all of it.
-        grads: the gradients to use instead of `flat.grads`, a vector for each of `replica.flats`.
-
-    Attributes:
-        pieces: stretches of the vectors.
-        joint: whether `step` moves all pieces at once; otherwise each can be stepped alone.
-
-    Raises:
-        BadOption: the optimizer cannot be used like this.
-        BadModel: the optimizer moves a parameter that is not part of the model.
+    BadOption: the optimizer cannot be used like this. BadModel: it moves a parameter of no model.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         replica: Replica,
-        slices: Sequence[slice] | None = None,
-        grads: Sequence[Tensor] | None = None,
+        slices: Sequence[slice] | None = None,  # of each vector, from `own_slices`; None: all of it
+        grads: Sequence[Tensor] | None = None,  # instead of `flat.grads`, for each vector
     ) -> None:
         check_usable(type(optimizer))
         if slices is None:
@@ -188,13 +172,7 @@ class ShardedOptimizer:
 
 
 class FlatPiece:
-    """A part of one flat vector; small enough for a core's cache where the optimizer's calls are cheap.
-
-    Attributes:
-        flat: the vector.
-        place: its slice of the vector.
-        runs: the optimizers, one for each param group; none where the pieces are moved jointly.
-    """
+    """A part of one flat vector; small enough for a core's cache where the optimizer's calls are cheap."""
 
     def __init__(
         self,
@@ -206,6 +184,7 @@ class FlatPiece:
     ) -> None:
         self.flat, self.place = flat, place
         by_group = {} if joint else _slices(optimizer, flat, place)
+        # One for each param group; none where the pieces are moved jointly.
         self.runs = tuple(
             GroupOptimizer(optimizer, group, flat, grads, slices) for group, slices in by_group.items()
         )

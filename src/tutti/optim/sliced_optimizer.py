@@ -71,28 +71,15 @@ def is_fused(optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[T
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """Consecutive elements of a parameter, in the order of memory.
-
-    Attributes:
-        parameter: the user's parameter.
-        elements: the range of its elements.
-        place: their slice of the flat vector; with the gap behind them, if the parameter may be cut.
-    """
+    """Consecutive elements of a parameter, in the order of memory."""
 
     parameter: nn.Parameter
-    elements: slice
-    place: slice
+    elements: slice  # the range of its elements
+    place: slice  # their slice of the flat vector; with the gap behind them, if the parameter may be cut
 
 
 class GroupOptimizer:
-    """An optimizer of the user's class for slices of one param group's parameters.
-
-    Attributes:
-        group: the number of its param group.
-        slices: the slices that it moves.
-        optimizer: of the user's class, over `slices`, with its own state.
-        parameters: the slices, as it sees them: in the parameter's shape if it may not be cut.
-    """
+    """An optimizer of the user's class for slices of one param group's parameters."""
 
     def __init__(
         self, user: Optimizer, group: int, flat: Flat, grads: Tensor, slices: list[ParameterSlice]
@@ -119,7 +106,7 @@ class GroupOptimizer:
         return view_like(vector[one.place], one.parameter) if self._whole else vector[one.place]
 
     def step(self, missing: Missing = NONE_MISSING) -> None:
-        """Move the weights, but for `missing` parameters, by the options that the user's param group has."""
+        """Move the weights, except `missing` parameters, by the options of the user's param group."""
         present: Sequence[int] = range(len(self.parameters))
         if not missing.isdisjoint(self._theirs):
             present = [n for n, one in enumerate(self.slices) if one.parameter not in missing]
@@ -145,7 +132,7 @@ class GroupOptimizer:
                 add_slice(held, name, one.parameter, one.elements, kept, COUNTERS)
 
     def load(self, kept: Mapping[Any, dict[str, Any]]) -> None:
-        """Go on from what another optimizer has kept for the user's parameters."""
+        """Continue from the state of another optimizer for the user's parameters."""
         self.optimizer.state.clear()
         for parameter, one in zip(self.parameters, self.slices, strict=True):
             given = kept.get(one.parameter, {})

@@ -27,11 +27,7 @@ from tutti.run.restore import load_model
 from tutti.state import Saved, State, Values, found_under, name_of, put_under, whole_piece
 from tutti.terminal import warn_on_stderr
 from tutti.training.evaluation import load_buffers, mean_buffers, named_buffers
-from tutti.training.module_state import (
-    ModuleState,
-    load_random_state,
-    random_state,
-)
+from tutti.training.module_state import ModuleState, load_random_state, random_state
 
 WEIGHTS: Final = "weights"
 """The first word of the names of a model's weights."""
@@ -39,17 +35,11 @@ WEIGHTS: Final = "weights"
 
 @dataclass(frozen=True)
 class RankReport:
-    """A rank's message to the others before a checkpoint.
+    """A rank's message to the others before a checkpoint."""
 
-    Attributes:
-        step: the number of steps made, as the program counts.
-        stepped: for each unfinished iteration, the innermost last, the batches trained on.
-        random: a checksum of each kind of random numbers.
-    """
-
-    step: int
-    stepped: list[int]
-    random: dict[str, int]
+    step: int  # the number of steps made, as the program counts
+    stepped: list[int]  # for each unfinished iteration, the innermost last, the batches trained on
+    random: dict[str, int]  # a checksum of each kind of random numbers
 
 
 class Checkpoints:
@@ -82,7 +72,7 @@ class Checkpoints:
         atexit.register(self.close)
 
     def save(self, step: int, *, wait: bool = False, score: float | None = None, **values: Any) -> bool:
-        """Take a checkpoint between two steps (collective). It is written while the loop goes on.
+        """Take a checkpoint between two steps (collective). It is written while the loop continues.
 
         Args:
             step: the number of steps made.
@@ -279,7 +269,7 @@ class Checkpoints:
         if len(shared["steppers"]) != len(self._loop.steppers):
             raise BadCheckpoint(
                 f"the checkpoint has the state of {len(shared['steppers'])} optimizers, and distribute() was "
-                f"given {len(self._loop.steppers)}; go on with the program that wrote it"
+                f"given {len(self._loop.steppers)}; continue with the program that wrote it"
             )
         if new and self._loop.comm.rank == 0:
             warn_on_stderr(f"the checkpoint has no state of {', '.join(new)}")

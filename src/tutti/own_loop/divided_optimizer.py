@@ -24,14 +24,7 @@ from tutti.errors import BadOption
 from tutti.optim.sharded import FlatPiece, announce, groups_of
 from tutti.optim.sliced_optimizer import COUNTERS, GroupOptimizer, is_elementwise
 from tutti.optim.sparse import sparse_tables
-from tutti.replica import (
-    ALIGNMENT,
-    NONE_MISSING,
-    Missing,
-    Replica,
-    stretch_like,
-    view_like,
-)
+from tutti.replica import ALIGNMENT, NONE_MISSING, Missing, Replica, stretch_like, view_like
 
 Entry = tuple[str, int, torch.dtype]
 """An entry of the optimizer's state: its name, the number of the flat vector, and its dtype."""
@@ -49,19 +42,14 @@ class GradientCell(NamedTuple):
 
 
 class DividedOptimizer:
-    """Steps the user's optimizer, divided over the ranks `node` of a host.
-
-    Args:
-        copies: for each of the replica's vectors of weights, those of all ranks of this host.
-        gradients: vectors of the same lengths for the gradients, which may hold them already.
-    """
+    """Steps the user's optimizer, divided over the ranks `node` of a host."""
 
     def __init__(
         self,
         optimizer: Optimizer,
         replica: Replica,
-        copies: Sequence[Sequence[Tensor]],
-        gradients: Sequence[Tensor],
+        copies: Sequence[Sequence[Tensor]],  # for each vector of weights, those of all ranks of this host
+        gradients: Sequence[Tensor],  # vectors of the same lengths, which may hold the gradients already
         node: Communicator,
     ) -> None:
         self._optimizer, self._node = optimizer, node
@@ -124,8 +112,7 @@ class DividedOptimizer:
     def changed(self) -> bool:
         """Return whether the program has replaced values in the optimizer's state since the last step.
 
-        Raises:
-            BadOption: it has changed a value in place, which all ranks of the host share.
+        Raise BadOption if it has changed a value in place, which all ranks of the host share.
         """
         if self._state is None:
             return True

@@ -31,20 +31,13 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Cell:
-    """The place where one parameter's gradient is exchanged.
-
-    Attributes:
-        view: its place in this rank's row, in its shape.
-        flat: the number of its vector.
-        span: its place in the vector.
-        sparse: whether its gradient has only rows of an embedding table.
-    """
+    """The place where one parameter's gradient is exchanged."""
 
     parameter: nn.Parameter
-    view: Tensor
-    flat: int
-    span: slice
-    sparse: bool
+    view: Tensor  # its place in this rank's row, in its shape
+    flat: int  # the number of its vector
+    span: slice  # its place in the vector
+    sparse: bool  # whether its gradient has only rows of an embedding table
 
     @cached_property
     def address(self) -> int:
@@ -115,7 +108,7 @@ class GradientExchange:
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
         handle = cast("Any", parameter).register_post_accumulate_grad_hook(arrived)
-        # Before those of the program, which may step.
+        # Before the program's hooks, which may step.
         cast("Any", parameter)._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
         parameter.requires_grad_(trained)
 

@@ -17,12 +17,17 @@ from tutti.errors import BadOption
 from tutti.own_loop.gradient_exchange import GradientExchange
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart, length_of
-from tutti.own_loop.sums import is_sum
 
 Number = TypeVar("Number", float, Tensor)
 
 JUDGED: Final = 3
 """The number of losses of a kind to check for sums."""
+
+SUM: Final = 2
+"""The number of reduction="sum" in torch's loss functions."""
+
+TERMS: Final = ("AddBackward0", "SubBackward0", "NegBackward0")
+"""Nodes whose inputs are the terms of a loss."""
 
 
 class SampleCounts(NamedTuple):
@@ -34,27 +39,16 @@ class SampleCounts(NamedTuple):
 
 @dataclass(eq=False)
 class OpenIteration:
-    """An unfinished iteration over dealt batches.
+    """An unfinished iteration over dealt batches."""
 
-    Attributes:
-        start: its start; None: no checkpoints are taken.
-        counts: of its current batch.
-        samples: the number of this rank's samples of all its batches together.
-        trained: whether its batch was dealt with gradients enabled.
-        dealt: the number of batches that this rank was dealt.
-        stepped: the number of them before the last step of an optimizer.
-        waiting: the counts of batches that may not have had their backward pass.
-        lag: the number of batches that the program fetches ahead of its backward passes; None: unknown yet.
-    """
-
-    start: IterationStart | None = None
-    counts: SampleCounts | None = None
-    samples: int = 0
-    trained: bool = False
-    dealt: int = 0
-    stepped: int = 0
-    waiting: list[SampleCounts] = field(default_factory=list)
-    lag: int | None = None
+    start: IterationStart | None = None  # its start; None: no checkpoints are taken
+    counts: SampleCounts | None = None  # of its current batch
+    samples: int = 0  # of this rank, in all its batches together
+    trained: bool = False  # whether its batch was dealt with gradients enabled
+    dealt: int = 0  # batches that this rank was dealt
+    stepped: int = 0  # those before the last step of an optimizer
+    waiting: list[SampleCounts] = field(default_factory=list)  # batches without a backward pass so far
+    lag: int | None = None  # batches fetched ahead of their backward passes; None: unknown yet
 
     def note_pass(self) -> None:
         """Forget the batches whose backward pass has come."""
@@ -65,31 +59,19 @@ class OpenIteration:
 
 @dataclass
 class LoopBatches:
-    """The ranks of a user's loop, and the batches that they are dealt.
-
-    Attributes:
-        comm: all ranks.
-        reduction: the reduction over samples that `distribute` was given, "mean" or "sum"; None: a mean,
-            which is checked.
-        counts: of the last training batch dealt in the innermost loop; gradients are weighted by them.
-        samples: this rank's samples of the batch dealt last; after a loop, of all its batches.
-        open: the unfinished iterations, the innermost last.
-        unstepped: the counts of the batches since the last step.
-        loaders: of the parts of a loader with persistent workers.
-        exchange: of the models' gradients.
-        keeps_places: whether checkpoints are taken.
-        resumed: the starts of the next training iterations.
-    """
+    """The ranks of a user's loop, and the batches that they are dealt."""
 
     comm: Communicator
+    # the reduction over samples that `distribute` was given, "mean" or "sum"; None: a mean, which is checked
     reduction: str | None = None
-    samples: int = 1
-    open: list[OpenIteration] = field(default_factory=list)
-    unstepped: list[SampleCounts] = field(default_factory=list)
-    keeps_places: bool = False
-    resumed: list[IterationStart] = field(default_factory=list)
+    samples: int = 1  # this rank's samples of the batch dealt last; after a loop, of all its batches
+    open: list[OpenIteration] = field(default_factory=list)  # the unfinished iterations, the innermost last
+    unstepped: list[SampleCounts] = field(default_factory=list)  # the batches since the last step
+    keeps_places: bool = False  # whether checkpoints are taken
+    resumed: list[IterationStart] = field(default_factory=list)  # the starts of the next training iterations
 
     def __post_init__(self) -> None:
+        # Of the last training batch dealt in the innermost loop; gradients are weighted by them.
         self.counts = self._before_all = SampleCounts(1, self.comm.size)
         self.exchange = GradientExchange(self.comm)
         self.loaders = WeakKeyDictionary[DataLoader[Any], DataLoader[Any]]()
@@ -128,10 +110,6 @@ class LoopBatches:
         """Begin a backward pass; return the weight of its loss, by this rank's share of the current batch.
 
         `roots` are the last nodes of its graph.
-
-        Raises:
-            BadOption: it may be of batches that ranks share differently, its loss is a sum, or the batches
-                were dealt for an evaluation.
         """
         if self.comm.size == 1:
             return 1.0
@@ -175,7 +153,7 @@ class LoopBatches:
                 if is_sum(root, own):
                     raise BadOption(
                         "the loss is a sum over the samples, and distribute() takes it for their mean; give "
-                        "distribute(..., reduction='sum'), or reduction='mean' if it is a mean all the same"
+                        "distribute(..., reduction='sum'), or reduction='mean' if it is a mean"
                     )
 
     def close(self, ended: OpenIteration) -> None:
@@ -192,9 +170,6 @@ class LoopBatches:
         """Return the loss over all ranks, given this rank's from a closure (collective).
 
         `batches` were dealt in the closure; if there are none, the loss is of the current batch.
-
-        Raises:
-            BadOption: it is of several batches that ranks share differently.
         """
         size, batches = self.comm.size, batches or [self.counts]
         table = torch.zeros(size, 2, dtype=torch.float64)
@@ -234,3 +209,32 @@ def like(value: Number, figure: float, dtype: torch.dtype | None = None) -> Numb
     if not isinstance(value, Tensor):
         return figure
     return torch.full_like(value, figure, dtype=dtype, requires_grad=False)
+
+
+def is_sum(root: Any, own: int) -> bool:
+    """Return whether the loss with this node is recognisably a sum over a rank's `own` samples.
+
+        cross_entropy(out, targets, reduction="sum")     (out - targets).square().sum() + penalty
+
+    A sum that is multiplied or divided by something is taken for a mean.
+    """
+    nodes = [root]
+    for node in nodes:  # grows
+        if getattr(node, "_saved_reduction", None) == SUM or _sums_samples(node, own):
+            return True
+        if node.name() in TERMS:
+            nodes += [one for one, _ in node.next_functions if one is not None]
+    return False
+
+
+def _sums_samples(node: Any, own: int) -> bool:
+    """Return whether a node sums over a dimension of samples, or over all elements of such rows."""
+    if not node.name().startswith("Sum"):
+        return False
+    sizes = node._saved_self_sym_sizes
+    # Torch keeps -1 as 2^64 - 1.
+    dims = [
+        (dim - 2**64 if dim >= 2**63 else dim) % len(sizes)
+        for dim in getattr(node, "_saved_dim", None) or range(len(sizes))
+    ]
+    return any(sizes[dim] == own or (dim == 0 and sizes[dim] % own == 0) for dim in dims)

@@ -64,16 +64,11 @@ MOST_KNOWN: Final = 256
 
 
 class Meetings:
-    """The meetings of all ranks.
-
-    Attributes:
-        iterations: the training iterations over `shard` that this rank has begun.
-        batches: the batches that it was dealt in them.
-        steps: the optimizer steps that it has made.
-    """
+    """The meetings of all ranks."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
+        # This rank's training iterations over `shard`, batches dealt in them, and optimizer steps.
         self.iterations = self.batches = self.steps = 0
         self._thread: int | None = None
         self._known: dict[tuple[int, ...], tuple[Tensor, NDArray[np.int64]]] = {}
@@ -89,10 +84,6 @@ class Meetings:
 
         `touched` are the numbers of the parameters whose gradients this rank brings. Return every rank's
         details or touched parameters, (ranks, words); None if all equal this rank's.
-
-        Raises:
-            BadOption: the ranks' loops have gone apart, or another thread has met the others before.
-            PeerLost: a rank has left, or is lost.
         """
         if self._comm.size == 1:
             return None

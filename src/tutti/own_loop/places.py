@@ -28,21 +28,13 @@ T = TypeVar("T")
 
 @dataclass
 class IterationStart:
-    """The state of everything that a sampler may draw from, before the first batch of an iteration.
+    """The state of everything that a sampler may draw from, before the first batch of an iteration."""
 
-    Attributes:
-        length: the number of samples of the data set; -1: unknown.
-        first: the number of batches of all ranks to leave out, as they were trained on earlier.
-        random: of this process's random numbers.
-        generators: of the loader's own.
-        check: a checksum of the first batch's indices; 0: there is none yet.
-    """
-
-    length: int = -1
-    first: int = 0
-    random: Values = field(default_factory=dict)
-    generators: list[Tensor] = field(default_factory=list)
-    check: int = 0
+    length: int = -1  # the number of samples of the data set; -1: unknown
+    first: int = 0  # the number of batches of all ranks to leave out, as they were trained on earlier
+    random: Values = field(default_factory=dict)  # of this process's random numbers
+    generators: list[Tensor] = field(default_factory=list)  # of the loader's own
+    check: int = 0  # a checksum of the first batch's indices; 0: there is none yet
 
     def begin(self, batches: Iterable[T], generators: Sequence[torch.Generator] = ()) -> Iterator[T]:
         """Begin the iteration over the batches of all ranks, drawn from generators, or continue it."""
@@ -58,7 +50,7 @@ class IterationStart:
         for number, one in enumerate(islice(source, self.first)):
             if not number and self.check not in (0, check_of(one)):
                 raise BadOption(
-                    "the loop cannot go on in the middle of its epoch: the loader's sampler gives other "
+                    "the loop cannot continue in the middle of its epoch: the loader's sampler gives other "
                     "samples than before the checkpoint. Give the loader the same data set and batch size, "
                     "and a sampler whose order depends on torch.manual_seed, on the epoch (set_epoch), or on "
                     "a torch.Generator that tutti.checkpoints() is given"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from itertools import chain, islice
-from typing import Any, cast
+from typing import Any, Final, cast
 from zlib import crc32
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,7 +25,6 @@ from torch.utils.data import (
 
 from tutti.comm.base import Communicator, cut
 from tutti.errors import BadOption
-from tutti.own_loop.batches import BLOCKS, Values, blocks_in, mapped
 from tutti.own_loop.loop import LoopBatches, OpenIteration, SampleCounts
 from tutti.own_loop.meetings import Purpose
 from tutti.own_loop.places import IterationStart, check_of, generators_of, length_of
@@ -43,6 +44,18 @@ AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandom
 
 Dealt = tuple[Any, SampleCounts]
 """A batch of this rank, with its counts."""
+
+Block = Tensor | np.ndarray[Any, Any]
+"""Numbers that may have the samples along their first dimension."""
+
+BLOCKS: Final = (Tensor, np.ndarray)
+"""Their types."""
+
+Values = Block | list[Any] | tuple[Any, ...]
+"""A part of a batch with an item for each of its samples."""
+
+PLAIN: Final = (int, float, str, bytes)
+"""Types in the lists that a program may have besides the tensors of a batch."""
 
 
 def dealt_to(loop: LoopBatches, batches: Iterable[Any]) -> Iterator[Any]:
@@ -77,12 +90,8 @@ def _in_loop(dealt: Iterator[Dealt], mine: OpenIteration, loop: LoopBatches) -> 
 class ShardSampler:
     """A batch sampler: this rank's part of each of rank 0's batches.
 
-    Every rank draws all batches from its own sampler, so that random numbers go on as in plain torch. Rank
+    Every rank draws all batches from its own sampler, so that random numbers continue as in plain torch. Rank
     0's are dealt, as programs may seed their samplers differently on each rank.
-
-    Attributes:
-        counts: of the batches dealt and not yet loaded.
-        start: the start of the iteration, if checkpoints are taken.
     """
 
     def __init__(self, loader: DataLoader[Any], loop: LoopBatches) -> None:
@@ -90,8 +99,8 @@ class ShardSampler:
         self.batches = cast("Iterable[list[Any]]", loader.batch_sampler)
         self.dataset, self.loop = loader.dataset, loop
         self._generators = generators_of(loader)
-        self.counts: list[SampleCounts] = []
-        self.start: IterationStart | None = None
+        self.counts: list[SampleCounts] = []  # of the batches dealt and not yet loaded
+        self.start: IterationStart | None = None  # if checkpoints are taken
 
     def __iter__(self) -> Iterator[list[Any]]:
         loop, comm, start = self.loop, self.loop.comm, self.start
@@ -213,4 +222,37 @@ def _length(batch: Any) -> int:
             return len(block)
     raise BadOption(
         f"shard() needs batches with samples along the first dimension, not {type(batch).__name__}"
+    )
+
+
+def blocks_in(batch: Any) -> Iterator[Block]:
+    """Yield the tensors and arrays in a batch, which may be nested."""
+    if isinstance(batch, BLOCKS):
+        yield batch
+    elif isinstance(batch, (tuple, list, Mapping)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from blocks_in(value)
+
+
+def mapped(batch: Any, function: Callable[[Values], Values]) -> Any:
+    """Apply `function` to all tensors, arrays, and lists and tuples of numbers or text in a batch."""
+    if isinstance(batch, BLOCKS):
+        return function(batch)
+    if batch is None or isinstance(batch, PLAIN):
+        return batch
+    if isinstance(batch, Mapping):
+        values = {key: mapped(value, function) for key, value in batch.items()}
+        if isinstance(batch, dict) or not isinstance(batch, MutableMapping):
+            return values
+        moved = copy.copy(batch)  # such as a batch of Hugging Face's collators
+        moved.update(values)
+        return moved
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(value, function) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        if batch and all(isinstance(value, PLAIN) for value in batch):
+            return function(batch)
+        return type(batch)(mapped(value, function) for value in batch)
+    raise BadOption(
+        f"shard() can cut tensors, arrays, and tuples, lists and dicts of them, not {type(batch).__name__}"
     )

@@ -30,11 +30,7 @@ NUMBERS: Final = (int, float, tuple, Tensor)
 
 
 class Stepper:
-    """The steps of one optimizer, whose `step` it replaces; `number` is its place among the loop's.
-
-    Args:
-        copies: for each of the replica's vectors of weights, those of all ranks of this host.
-    """
+    """The steps of one optimizer, whose `step` it replaces; `number` is its place among the loop's."""
 
     def __init__(
         self,
@@ -141,15 +137,10 @@ class Stepper:
 
 @dataclass
 class OwnLoop(LoopBatches):
-    """The state of a user's loop.
+    """The state of a user's loop."""
 
-    Attributes:
-        steppers: one for each optimizer.
-        folders: a function that ends the use of each folder of checkpoints.
-    """
-
-    steppers: list[Stepper] = field(default_factory=list)
-    folders: dict[Path, Callable[[], None]] = field(default_factory=dict)
+    steppers: list[Stepper] = field(default_factory=list)  # one for each optimizer
+    folders: dict[Path, Callable[[], None]] = field(default_factory=dict)  # each ends a folder's use
 
 
 def names_in(module: nn.Module) -> dict[nn.Parameter, str]:

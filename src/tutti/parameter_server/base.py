@@ -52,21 +52,14 @@ def slots_of(slices: Sequence[Sequence[slice]]) -> list[Slot]:
 
 @dataclass(slots=True)
 class Push:
-    """A message for one slot.
-
-    Attributes:
-        centre: the slot's weights.
-        reply: the destination of the answer, maybe `message`; None: no answer is wanted.
-        then: the weights at which the message was computed, if the rule `compares`.
-        staleness: the number of other workers' messages applied since this one last read the slot.
-    """
+    """A message for one slot."""
 
     slot: int
-    centre: tuple[Tensor, ...]
+    centre: tuple[Tensor, ...]  # the slot's weights
     message: tuple[Tensor, ...]
-    reply: tuple[Tensor, ...] | None
-    then: tuple[Tensor, ...] | None = None
-    staleness: int = 0
+    reply: tuple[Tensor, ...] | None  # where the answer goes, maybe `message`; None: no answer
+    then: tuple[Tensor, ...] | None = None  # the weights it was computed at, if the rule `compares`
+    staleness: int = 0  # the number of other workers' messages applied since this one last read the slot
 
 
 class Outcome(Enum):
@@ -78,17 +71,11 @@ class Outcome(Enum):
 
 
 class Rule(ABC):
-    """What a centre does with a message. Each process that applies the rule has its own object.
+    """The use of a message by a centre. Each process that applies the rule has its own object."""
 
-    Attributes:
-        compares: whether it needs `Push.then`.
-        remembers: whether a worker's last message may be applied again.
-        brings_weights: whether the messages are weights; else they are moves or gradients.
-    """
-
-    compares: bool = False
-    remembers: bool = False
-    brings_weights: bool = False
+    compares: bool = False  # it needs `Push.then`
+    remembers: bool = False  # a worker's last message may be applied again
+    brings_weights: bool = False  # messages are weights; else moves or gradients
 
     def cut(self, flats: Sequence[Flat], parts: int) -> list[Slot]:
         """Cut the vectors into at most `parts` slots that the rule can be applied to."""
@@ -125,33 +112,19 @@ class Rule(ABC):
 
     @abstractmethod
     def above(self, hosts: int) -> Rule:
-        """Return the rule of the centre above, whose workers are the hosts' centres.
-
-        Raises:
-            BadOption: the rule works with one level only.
-        """
+        """Return the rule of the centre above, whose workers are the hosts' centres."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Measurements of an exchange with the centre.
+    """Measurements of an exchange with the centre."""
 
-    Attributes:
-        staleness: other workers' messages applied since this one's last read, in the stalest slot; None:
-            unknown.
-        age_s: seconds since this worker's last read.
-        wait_s: seconds that it waited for others.
-        bytes_sent: sent, or written for others to read.
-        dropped: whether its message came too late and was not used, in some slot.
-        update_s: seconds in which this worker applied the rule.
-    """
-
-    staleness: int | None
-    age_s: float
-    wait_s: float
-    bytes_sent: int
-    dropped: bool = False
-    update_s: float = 0.0
+    staleness: int | None  # others' messages since this worker's last read, in the stalest slot
+    age_s: float  # seconds since this worker's last read
+    wait_s: float  # seconds that it waited for others
+    bytes_sent: int  # sent, or written for others to read
+    dropped: bool = False  # whether its message came too late and was not used, in some slot
+    update_s: float = 0.0  # seconds in which this worker applied the rule
 
 
 class Centre(ABC):
@@ -169,12 +142,10 @@ class Centre(ABC):
 
     @abstractmethod
     def push(self, message: Vectors, again: bool = False, at: Vectors = ()) -> Receipt:
-        """Push a message without an answer.
+        """Push a message, which may be overwritten, without an answer.
 
-        Args:
-            message: one vector for each of the replica's; may be overwritten.
-            again: the message is this worker's last one, unchanged, which the centre may remember.
-            at: the weights at which it was computed, if the rule `compares`.
+        With `again` it is this worker's last message, unchanged, which the centre may remember. `at` are the
+        weights at which it was computed, if the rule `compares`.
         """
 
     def pull(self, into: Vectors) -> Receipt:
@@ -192,7 +163,7 @@ class Centre(ABC):
     def tick(self, slack: int, into: Vectors) -> Receipt:
         """Count a step, wait until no other worker is more than `slack` steps behind, and read the weights.
 
-        Workers that have left are not waited for. The staleness is that of the last message pushed.
+        Workers that have left are not waited for. The staleness is the last pushed message's.
         """
         raise NotImplementedError
 

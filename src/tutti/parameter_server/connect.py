@@ -23,7 +23,7 @@ def join_centre(comm: Communicator, replica: Replica, rule: Rule) -> Centre:
 
 
 def workers_of_centre(comm: Communicator) -> int:
-    """Return the number of workers at this one's centre: all, or with two levels those of its host."""
+    """Return the number of workers at this one's centre: all, or with two levels the ones of its host."""
     return comm.node.size if comm.servers is not None and comm.servers.levels > 1 else comm.size
 
 

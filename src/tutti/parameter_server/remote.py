@@ -55,7 +55,7 @@ LOST: Final = (OSError, EOFError)  # of a connection whose other end is gone, or
 
 SILENCE_S: Final = 30  # after which a peer that does not answer is lost
 UNREACHABLE_S: Final = 10  # and one whose host does not acknowledge what was sent
-PATIENCE_S: Final = 60.0  # of a worker that cannot go on without the centre, at its begin and its end
+PATIENCE_S: Final = 60.0  # of a worker that needs the centre, at its start and its end
 MOST_PAUSE_S: Final = 5.0  # between two attempts to connect
 
 
@@ -166,7 +166,7 @@ class RemoteCentre(Centre):
             connection.close()
             self._connection = None
             why = f"silent for {SILENCE_S} s" if isinstance(error, BlockingIOError) else str(error)
-            warn_on_stderr(f"lost the centre at {self._address} ({why or 'closed'}); training goes on")
+            warn_on_stderr(f"lost the centre at {self._address} ({why or 'closed'}); training continues")
             self._search()
             return None
         return sent
@@ -225,14 +225,10 @@ class RemoteServer:
 
     A thread serves each connection: it receives without the lock, and moves the weights under it, so that a
     slow or stopped worker delays no other. `version` counts the messages applied.
-
-    Args:
-        key: the key that workers must have.
-        keep: the file with its state, loaded if it exists.
-        workers: N of the rule if its workers leave it open; 0: the number of connected workers.
     """
 
     def __init__(self, key: bytes, keep: Path, workers: int = 0) -> None:
+        # `keep` is the file with the state; `workers` is N of the rule if its workers leave it open.
         self._key, self._keep, self._workers = key, keep, workers
         self._lock, self._begun, self._ended = Lock(), False, False
         self._connections: dict[str, Connection] = {}
@@ -266,7 +262,7 @@ class RemoteServer:
     @torch.no_grad()
     def _serve(self, end: socket.socket, host: str) -> None:
         """Serve a worker until its connection ends."""
-        connection, worker = _connection_of(end), "nobody"
+        connection, worker = _connection_of(end), "an unknown worker"
         try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)

@@ -127,26 +127,18 @@ class OptimizerRule(Rule):
     messages, these travel with the gradient, and so do the parameters without one, which are left as they
     are. With levels, the optimizer runs in the centre of each host; the one above adds up the hosts' moves.
 
-    Args:
-        optimizer: the user's, whose class, options and param groups are used; it is not stepped.
-        messages: the vectors that hold the messages; others are copied there. By default shared vectors.
-        damped: whether the learning rate is divided by the staleness: Zhang, Gupta, Lian, Liu 2016,
-            "Staleness-aware Async-SGD for Distributed Deep Learning", arXiv:1511.05950, section 3.2.
-        compensation: the correction of stale gradients; None: none.
-        keep: whether a message may be applied again.
-
-    Attributes:
-        missing: the parameters for which the next message has no gradient, only zeros.
+    Source of `damped`: Zhang, Gupta, Lian, Liu 2016, "Staleness-aware Async-SGD for Distributed Deep
+    Learning", arXiv:1511.05950, section 3.2.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         replica: Replica,
-        messages: Vectors | None = None,
-        damped: bool = False,
+        messages: Vectors | None = None,  # the vectors that hold the messages; None: shared ones, for copies
+        damped: bool = False,  # divide the learning rate by the staleness
         compensation: Compensation | None = None,
-        keep: bool = False,
+        keep: bool = False,  # a message may be applied again
     ) -> None:
         check_usable(type(optimizer))
         check_parameters(optimizer, replica)
@@ -160,7 +152,7 @@ class OptimizerRule(Rule):
         self._means: Vectors = ()
         self._slots: dict[int, Slot] = {}
         self._runs: dict[int, list[tuple[GroupOptimizer, SharedState]]] = {}
-        self.missing: Missing = NONE_MISSING
+        self.missing: Missing = NONE_MISSING  # parameters for which the next message has only zeros
         self._names = replica.names
         self.parameters = list(self._names)
 
@@ -273,14 +265,10 @@ class Compensation:
     Source: Zheng et al. 2017, "Asynchronous Stochastic Gradient Descent with Delay Compensation",
     arXiv:1609.08326, equation 10 and algorithm 2 (DC-ASGD-c): g * g stands for the diagonal of the Hessian;
     section 5 (DC-ASGD-a).
-
-    Attributes:
-        strength: lambda.
-        decay: m; None: the strength is the same everywhere.
     """
 
-    strength: float
-    decay: float | None = None
+    strength: float  # lambda
+    decay: float | None = None  # m; None: the strength is the same everywhere
 
     def correct(self, gradients: Vectors, now: Vectors, then: Vectors, means: Vectors | None) -> None:
         """Correct gradients in place; `means` is s, which is updated in place."""
@@ -332,11 +320,6 @@ class Rounds(OptimizerRule):
     or when all workers have sent theirs; then the workers are answered. A later gradient is dropped.
     Parameters without a gradient in a round are left as they are. `norm` and `value` are the limits of
     `Clip`.
-
-    Attributes:
-        rank: the sender of the next message.
-        share: the share of the update's samples by which its gradient was weighted; 0: it has none.
-        round: the update that it is meant for, from 0.
     """
 
     def __init__(
@@ -351,8 +334,8 @@ class Rounds(OptimizerRule):
     ) -> None:
         super().__init__(optimizer, replica)
         self._workers, self._quorum, self._norm, self._value = workers, quorum, norm, value
-        self.share = 1 / workers
-        self.rank, self.round = rank, 0
+        # The next message: its share of the update's samples, its sender, and its update, from 0.
+        self.share, self.rank, self.round = 1 / workers, rank, 0
         # For each slot, of each worker: its message.
         self._boxes: dict[int, list[tuple[Tensor, ...]]] = {}
         # Likewise: whether it has come, and its share. Last: closed rounds.

@@ -28,21 +28,13 @@ from tutti.state import named
 
 @dataclass
 class _Client:
-    """A server's knowledge of a worker.
+    """A server's knowledge of a worker."""
 
-    Attributes:
-        seen: the slot's version when the worker last read it, plus its own messages since.
-        staleness: of its last message.
-        last: its last message, if the rule `remembers`.
-        steps: its step count; `GONE` if it has left.
-        slack: the steps that it may be ahead, while it waits for slower workers; else None.
-    """
-
-    seen: int = 0
-    staleness: int = 0
-    last: tuple[Tensor, ...] | None = None
-    steps: int = 0
-    slack: int | None = None
+    seen: int = 0  # the slot's version when the worker last read it, plus its own messages since
+    staleness: int = 0  # of its last message
+    last: tuple[Tensor, ...] | None = None  # its last message, if the rule `remembers`
+    steps: int = 0  # its step count; `GONE` if it has left
+    slack: int | None = None  # the steps that it may be ahead, while it waits for slower workers; else None
 
 
 class Server:

@@ -155,7 +155,7 @@ class ADPSGD(Strategy):
         x_i, x_j = (x_i + x_j) / 2            with a random neighbour j, as one operation
         x_i = optimizer(x_i, g_i)             g_i is from before the average, and x_i may have changed since
 
-    The even ranks are active and the odd ones passive. An active worker sends its weights, goes on computing,
+    The even ranks are active and the odd ones passive. An active worker sends its weights, keeps computing,
     and adds the answer when it arrives; it has one exchange under way at a time. A passive worker answers
     between two batches, and moves by the same amount in the other direction, so that the sum of the weights
     stays the same. Only active workers ask and only passive ones answer, so there is no deadlock.
@@ -195,10 +195,6 @@ def half_way(mine: Tensor, theirs: Tensor) -> None:
 
     Both are then at (x_i + x_j) / 2, and their sum is what it was, even if d arrives later.
 
-    Source: algorithm 1, step 4, of the paper that `ADPSGD` names.
-
-    Args:
-        mine: x_i.
-        theirs: x_j; overwritten with d.
+    `mine` is x_i; `theirs` is x_j, and becomes d. Source: algorithm 1, step 4, of the paper of `ADPSGD`.
     """
     theirs.sub_(mine).div_(2)

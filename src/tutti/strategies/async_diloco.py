@@ -61,7 +61,7 @@ class AsyncDiLoCo(Centred):
 
     With `centre` the workers are separate runs, on any machines, and the centre is a process, `tutti centre`.
     A worker that is lost, stopped or cut off delays no other. While it cannot reach the centre, its round
-    goes on; after a restart it takes the centre's weights and begins a round. Each run computes `dynamic`
+    continues; after a restart it takes the centre's weights and begins a round. Each run computes `dynamic`
     from its own ranks only. Frozen parameters and buffers are each run's own.
 
     No message is held back to be applied with others (the paper's grace period), and a worker's optimizer
@@ -173,7 +173,7 @@ class _AsyncDiLoCoWorker(CentredWorker):
     @override
     def load_state(self, saved: Saved) -> None:
         if self._strategy.centre:
-            return  # That centre has gone on meanwhile, and this worker has its weights.
+            return  # That centre has moved since, and this worker has its weights.
         super().load_state(saved)
         if saved.own is not None:
             self._batches, self._round = saved.own["batches"], saved.own["round"]

@@ -53,16 +53,12 @@ class WeightRows:
 
 
 class Average:
-    """The mean of vectors over all workers, bit-equal on all of them.
-
-    Attributes:
-        rows: the workers' rows, if they read each other's; else None.
-    """
+    """The mean of vectors over all workers, bit-equal on all of them."""
 
     def __init__(self, comm: Communicator, vectors: Sequence[Tensor]) -> None:
         self._comm = comm
         close = comm.hosts == 1 and 1 < comm.size <= MOST_ROWS
-        self.rows = WeightRows(comm, vectors) if close else None
+        self.rows = WeightRows(comm, vectors) if close else None  # if workers read each other's
 
     @torch.no_grad()
     def take(self, vectors: Sequence[Tensor], places: Sequence[slice] | None = None) -> int:
@@ -95,17 +91,14 @@ class PeerStrategy(GroupedStrategy):
 
 
 class PeerWorker(OwnWeightsWorker, Generic[S]):
-    """A worker that exchanges something with others in each `period`-th step.
-
-    Attributes:
-        rounds: the steps that it has made or skipped.
-    """
+    """A worker that exchanges something with others in each `period`-th step."""
 
     def __init__(
         self, strategy: S, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         super().__init__(replica, ShardedOptimizer(optimizer, replica), clip)
-        self.strategy, self.comm, self.rounds, self._met_at = strategy, comm, 0, comm.clock()
+        self.strategy, self.comm, self._met_at = strategy, comm, comm.clock()
+        self.rounds = 0  # steps made or skipped
 
     @override
     @torch.no_grad()

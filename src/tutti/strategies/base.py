@@ -94,7 +94,7 @@ class Worker(ABC):
     def late(self) -> bool:
         """True if the others have already made this update, so that a gradient for it would be useless.
 
-        Read before a round's forward pass. A loop that cannot leave out a round may `step` all the same.
+        Read before a round's forward pass. A loop that cannot leave out a round may `step` anyway.
         """
         return False
 
@@ -113,7 +113,7 @@ class Worker(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """Return what this worker must know to go on, besides what the replica holds after `settle`.
+        """Return what this worker needs to continue, besides what the replica holds after `settle`.
 
         Called by all workers between `settle` and `resume`. A worker made later, of a replica with those
         weights and an optimizer with the state in `joint` or `alone`, continues exactly as this one does

@@ -45,12 +45,7 @@ class Centred(Strategy):
 
 
 class CentredWorker(OwnWeightsWorker):
-    """A worker with its own weights and a centre, whose weights are evaluated and kept.
-
-    Args:
-        steps: the worker's own optimizer; None if the centre makes the steps.
-        centre: by default one that the workers of this run keep.
-    """
+    """A worker with its own weights and a centre, whose weights are evaluated and kept."""
 
     def __init__(
         self,
@@ -59,8 +54,8 @@ class CentredWorker(OwnWeightsWorker):
         rule: Rule,
         optimizer: Optimizer,
         clip: Clip,
-        steps: ShardedOptimizer | None = None,
-        centre: Centre | None = None,
+        steps: ShardedOptimizer | None = None,  # None: the centre makes the steps
+        centre: Centre | None = None,  # None: one that the workers of this run keep
     ) -> None:
         super().__init__(replica, steps, clip)
         self.centre = centre or join_centre(comm, replica, rule)

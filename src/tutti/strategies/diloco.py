@@ -25,7 +25,7 @@ from tutti.strategies.outer import VELOCITY, OuterWorker, move_outer
 from tutti.terminal import warn_on_stderr
 
 OUTER_GRADIENT: Final = "outer_gradient"
-"""The first word of the names of outer gradients that are on their way, in a checkpoint."""
+"""The first word of the names of outer gradients under way, in a checkpoint."""
 
 
 @part("diloco")
@@ -51,7 +51,7 @@ class DiLoCo(PeerStrategy):
 
     Streaming DiLoCo cuts the weights into `fragments`, so that less is exchanged at a time: each fragment has
     its own rounds of `every` steps, every / fragments steps after those of the previous one. An outer
-    gradient of step t arrives `delay` steps later. The worker has gone on, and keeps a share `mixing` of its
+    gradient of step t arrives `delay` steps later. The worker trains on, and keeps a share `mixing` of its
     own weights:
 
         d = 1/n sum over i of (x - x_i)                      of one fragment, x_i as in step t
@@ -77,7 +77,7 @@ class DiLoCo(PeerStrategy):
 
     Fragments are consecutive parameters of about equal length, as in MuLoCo's program; the paper prefers
     strided layers of a transformer. An outer gradient is measured from x, as in torchft's program. It is
-    exchanged when it is due, not during the `delay` steps: the numbers are those of the paper, but the time
+    exchanged when it is due, not during the `delay` steps: the numbers are the paper's, but the time
     of an exchange is not hidden. `compress` sends it as 4-bit floats to all workers, which add up in 32 bits;
     as in the paper, there is no error feedback.
 
@@ -110,7 +110,7 @@ class DiLoCo(PeerStrategy):
         super().__post_init__()
         if self.fragments > self.every:
             raise BadOption(
-                f"{self.as_given('fragments')}, but each needs a step of its own among the "
+                f"{self.as_given('fragments')}, but each needs its own step among the "
                 f"{self.every} of a round; give at most {self.every}, or a larger 'every'"
             )
         if self.delay >= self.every:
@@ -136,34 +136,22 @@ class DiLoCo(PeerStrategy):
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A stretch of a vector of the replica, with the state of its outer optimizer.
-
-    Attributes:
-        anchor: x, from which the outer optimizer steps.
-        velocity: v.
-        delta: this worker's outer gradient under way; with `eager` the previous round's.
-    """
+    """A stretch of a vector of the replica, with the state of its outer optimizer."""
 
     weights: Tensor
-    anchor: Tensor
-    velocity: Tensor
-    delta: Tensor
+    anchor: Tensor  # x, from which the outer optimizer steps
+    velocity: Tensor  # v
+    delta: Tensor  # this worker's outer gradient under way; with `eager` the previous round's
 
 
 @dataclass(frozen=True)
 class _Fragment:
-    """A stretch of each vector; they make their outer step together.
+    """A stretch of each vector; they make their outer step together."""
 
-    Attributes:
-        offset: the step of its first outer gradient.
-        places: its slices of the vectors.
-        sums: the sums of compressed outer gradients; empty without compression.
-    """
-
-    offset: int
-    places: list[slice]
+    offset: int  # the step of its first outer gradient
+    places: list[slice]  # its slices of the vectors
     stretches: list[_Stretch]
-    sums: list[Compressed]
+    sums: list[Compressed]  # of compressed outer gradients; empty without compression
 
 
 class _DiLoCoWorker(OuterWorker[DiLoCo]):
@@ -176,7 +164,7 @@ class _DiLoCoWorker(OuterWorker[DiLoCo]):
         self.common[VELOCITY] = self._velocities
         if strategy.delay or strategy.eager:
             self.private[OUTER_GRADIENT] = self._deltas
-            self.restarts += ("outer gradients on their way",)
+            self.restarts += ("outer gradients under way",)
         if strategy.eager:
             self.private |= self.common
             self.common = {}

@@ -44,7 +44,7 @@ class GEM(Centred):
 
     s is where the gradient was computed, w - s the centre's move by all workers since then (including this
     worker's last update), c the centre. The more the others have moved, the smaller is pi: the energy (half
-    the square) of the centre's moves stays equal to that of m.
+    the square) of the centre's moves stays equal to m's.
 
         worker 0   s ─ backward ─ w, push ─ backward ─ w, push
         centre     c0 ──────────── c1 ─ c2 ──────────── c3
@@ -105,14 +105,14 @@ class _GemWorker(CentredWorker):
 
 
 def match_energy(
-    update: Tensor,
-    moment: Tensor,
-    centre: Tensor,
-    then: Tensor,
+    update: Tensor,  # dw = -eta * gradient; overwritten
+    moment: Tensor,  # m, zeros at first; updated in place
+    centre: Tensor,  # w, the centre's weights now
+    then: Tensor,  # s, the centre's weights at which the gradient was computed
     *,
-    momentum: float,
-    amplification: float = 1.0,
-    least: float = 0.0,
+    momentum: float,  # mu
+    amplification: float = 1.0,  # kappa
+    least: float = 0.0,  # below 0, an update may be reversed
     most: float = 5.0,
     epsilon: float = 1e-16,
 ) -> None:
@@ -128,17 +128,6 @@ def match_energy(
     The kinetic energy of a move is half its square. |m| is what the proxy, SGD with momentum, would have
     moved; |w - s| is what all workers have moved the centre since this one read it; the rest of the proxy's
     energy is left for the update.
-
-    Args:
-        update: dw = -eta * gradient; overwritten.
-        moment: m, updated in place; zeros at first.
-        centre: w, the centre's weights now.
-        then: s, the centre's weights at which the gradient was computed.
-        momentum: mu.
-        amplification: kappa.
-        least: the smallest scale; below 0, an update may be reversed.
-        most: the largest scale.
-        epsilon: keeps the division from 0.
     """
     moment.mul_(momentum).add_(update)
     room = moment.abs().mul_(amplification).sub_((centre - then).abs_())

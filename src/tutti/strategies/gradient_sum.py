@@ -31,7 +31,7 @@ class JointlyMissing:
         rank 0   backward │ words, if they have changed │ barrier │ all rows, if its own has a gap │ barrier
         rank 1   backward │ words, if they have changed │ barrier │ all rows, if its own has a gap │ barrier
 
-    The barriers are those of the step. Where every parameter gets a gradient, a rank reads only its own
+    The step makes the barriers. Where every parameter gets a gradient, a rank reads only its own
     counters.
 
     Across hosts, the owners of a slice ask each other when a parameter's sum there is zero: they all have the

@@ -42,7 +42,7 @@ class Lazy(Centred):
             wait until no worker is more than `slack` batches behind
             w = c                                   with all updates of `slack` + 1 batches ago and before
 
-    The first condition is that of lazily aggregated gradients: a gradient that has changed less than the
+    The first condition comes from lazily aggregated gradients: a gradient that has changed less than the
     moves of the weights suggest may be used once more. The second makes the training stale synchronous: with
     `slack` 0 the workers go from batch to batch together, with more a worker may lag behind.
 
@@ -53,7 +53,7 @@ class Lazy(Centred):
     Each worker has its own batches. eta is the learning rate of the first param group, divided by 1 -
     momentum (there is no momentum in the paper); the comparison holds only for SGD, whose moves are eta times
     the gradient. So the default `threshold` is 0, which sends every gradient that has changed. The paper's is
-    0.1, for gradients of all samples; those of small batches also differ by noise, so that a larger one (10,
+    0.1, for gradients of all samples; small batches also differ by noise, so that a larger one (10,
     100) is needed before any is kept. In the paper all workers step together, and the moves are the centre's
     from step to step; here they are between two reads of one worker.
 
@@ -150,7 +150,7 @@ class _LazyWorker(CentredWorker):
         self.traffic.wait_s += self._read().wait_s
 
     def _read(self) -> Receipt:
-        """Count a step, wait as the bound demands, and go on from the centre's weights."""
+        """Count a step, wait as the bound demands, and continue from the centre's weights."""
         receipt = self.centre.tick(self._strategy.slack, self._new)
         if self._strategy.threshold:
             self._moves.append(squared_distance(self._new, self.weights))
@@ -181,7 +181,12 @@ def squared_distance(some: list[Tensor], others: list[Tensor]) -> float:
 
 
 def is_worth_sending(
-    change: float, moves: Iterable[float], *, threshold: float, lr: float, workers: int
+    change: float,  # |g_new - g_sent|^2
+    moves: Iterable[float],  # |w_(k+1-d) - w_(k-d)|^2 for d = 1 .. D
+    *,
+    threshold: float,  # xi; 0 sends every gradient that has changed at all
+    lr: float,  # eta, the step size of the centre
+    workers: int,  # M
 ) -> bool:
     """Return whether a worker should send its new gradient, or let the centre use its last one again.
 
@@ -190,13 +195,6 @@ def is_worth_sending(
     Source: Chen et al. 2018 (see `Lazy`), condition 15a (LAG-WK), with all weights xi_d equal. The right
     side estimates the square of the whole gradient by how far the weights went lately: less change than that,
     and a stale gradient does no harm.
-
-    Args:
-        change: |g_new - g_sent|^2.
-        moves: |w_(k+1-d) - w_(k-d)|^2 for d = 1 .. D, the squares of the latest moves of the weights.
-        threshold: xi; 0 sends every gradient that has changed at all.
-        lr: eta, the step size of the centre.
-        workers: M.
     """
     # The rate may be 0, as in a schedule: then no gradient moves anything, and none is worth sending.
     return change * (lr * workers) ** 2 > threshold * sum(moves)

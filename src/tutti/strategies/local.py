@@ -160,11 +160,8 @@ def steepest(beta1: float, beta2: float) -> float:
         |u| <= C sqrt(v)          C^2 = (1 - beta1)^2 / ((1 - beta2) (1 - beta1^2 / beta2))
 
     This is the Cauchy-Schwarz inequality for u = (1 - beta1) sum over s of beta1^(t-s) g_s and
-    v = (1 - beta2) sum over s of beta2^(t-s) g_s^2. With betas of 0.9 and 0.999, C is 7.3.
-
-    Args:
-        beta1: decay of u.
-        beta2: decay of v; with beta1^2 and below there is no such bound, and C is inf.
+    v = (1 - beta2) sum over s of beta2^(t-s) g_s^2. With betas of 0.9 and 0.999, C is 7.3. With beta2 up to
+    beta1^2 there is no such bound, and C is inf.
     """
     if beta1**2 >= beta2:
         return math.inf

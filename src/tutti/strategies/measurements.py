@@ -19,25 +19,17 @@ EXACT: Final = 64
 
 @dataclass
 class Traffic:
-    """Counts of one worker since they were last taken.
+    """Counts of one worker since they were last taken."""
 
-    Attributes:
-        exchanges: its exchanges with others.
-        bytes_sent: sent, or written for others to read.
-        wait_s: seconds in which it waited for others.
-        staleness: {updates: times}: updates by others between computing a gradient and applying it.
-        ages_s: the latest ages, in seconds, of the weights that a gradient was computed from.
-        dropped: gradients that came too late and were not used.
-        skipped: exchanges that the strategy left out.
-    """
-
-    exchanges: int = 0
-    bytes_sent: int = 0
-    wait_s: float = 0.0
+    exchanges: int = 0  # its exchanges with others
+    bytes_sent: int = 0  # sent, or written for others to read
+    wait_s: float = 0.0  # seconds in which it waited for others
+    # {others' updates between computing a gradient and applying it: times}
     staleness: Counter[int] = field(default_factory=Counter)
+    # the latest ages, in seconds, of the weights that a gradient was computed from
     ages_s: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
-    dropped: int = 0
-    skipped: int = 0
+    dropped: int = 0  # gradients that came too late and were not used
+    skipped: int = 0  # exchanges that the strategy left out
 
     def add(
         self,
@@ -87,17 +79,11 @@ def _spread(name: str, values: list[float]) -> dict[str, float | None]:
 
 
 class Stopwatch:
-    """The sum of the seconds spent inside `with`; it cannot be nested.
-
-    Attributes:
-        clock: returns seconds.
-        seconds: since they were last taken.
-        trace: records each update; None: nothing does.
-    """
+    """The sum of the seconds spent inside `with`; it cannot be nested."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock, self.seconds = clock, 0.0
-        self.trace: Trace | None = None
+        self.trace: Trace | None = None  # records each update
 
     def __enter__(self) -> None:
         self._began = self.clock()

@@ -11,14 +11,7 @@ T = TypeVar("T")
 
 
 def option(default: T, help: str, expected: str, allows: Callable[[Any], bool]) -> T:
-    """Declare a field of a strategy.
-
-    Args:
-        default: its default.
-        help: its meaning, for `--help`.
-        expected: the allowed values, in words, for an error message.
-        allows: returns whether a value is allowed; `Strategy` refuses others.
-    """
+    """Declare a field of a strategy; `help` is for `--help`, `expected` for the message of a refusal."""
     return field(default=default, metadata={"help": help, "expected": expected, "allows": allows})
 
 

@@ -23,18 +23,14 @@ VELOCITY: Final = "velocity"
 
 
 class OuterWorker(AveragedWorker[S]):
-    """A worker whose rounds begin at an anchor.
-
-    Attributes:
-        anchors: the weights at which the round began.
-        common: vectors that are the same on all workers, by the first word of their names in a checkpoint.
-    """
+    """A worker whose rounds begin at an anchor."""
 
     def __init__(
         self, strategy: S, replica: Replica, comm: Communicator, optimizer: Optimizer, clip: Clip
     ) -> None:
         super().__init__(strategy, replica, comm, optimizer, clip)
         self.anchors = [weights.clone() for weights in self.weights]
+        # Vectors that are the same on all workers, by the first word of their names in a checkpoint.
         self.common = {ANCHOR: self.anchors}
 
     @override
@@ -64,15 +60,10 @@ def move_outer(anchor: Tensor, delta: Tensor, velocity: Tensor, lr: float, momen
         v = momentum v + d
         anchor = anchor - lr (d + momentum v)
 
+    `delta` is d, the anchor minus the workers' mean; `velocity` is v, zeros at first.
     Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models",
     arXiv:2311.08105, algorithm 1, line 14, with the optimizer of section 2.
-
-    Args:
-        anchor: the weights at which the round began.
-        delta: d, the outer gradient: the anchor minus the workers' mean.
-        velocity: v, zeros at first.
-        lr: learning rate of the outer optimizer.
-        momentum: of the outer optimizer; 0: plain SGD, which with lr 1 ends at the mean.
+    Without momentum and with lr 1 it ends at the workers' mean.
     """
     velocity.mul_(momentum).add_(delta)
     anchor.sub_(delta, alpha=lr).sub_(velocity, alpha=lr * momentum)

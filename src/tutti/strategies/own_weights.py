@@ -19,14 +19,7 @@ OWN: Final = "own_weights"
 
 
 class OwnWeightsWorker(Worker):
-    """A worker with its own weights, which are put aside while the agreed ones are evaluated.
-
-    Args:
-        steps: the worker's own optimizer; None if it makes no steps.
-
-    Attributes:
-        private: this worker's vectors besides its weights, by the first word of their names in a checkpoint.
-    """
+    """A worker with its own weights, which are put aside while the agreed ones are evaluated."""
 
     def __init__(self, replica: Replica, steps: ShardedOptimizer | None, clip: Clip) -> None:
         super().__init__()
@@ -34,6 +27,7 @@ class OwnWeightsWorker(Worker):
         self.weights = [flat.weights for flat in replica.flats]
         self.grads = [flat.grads for flat in replica.flats]
         self._aside: list[Tensor] = []
+        # This worker's vectors besides its weights, by the first word of their names in a checkpoint.
         self.private: dict[str, list[Tensor]] = {}
         own = ("each worker's own weights",)
         self.restarts = own if steps is None else (*own, "the state of each worker's optimizer")
@@ -82,7 +76,7 @@ class OwnWeightsWorker(Worker):
 
     @override
     def load_state(self, saved: Saved) -> None:
-        """Go on from this worker's own vectors if they were kept, else from the agreed weights."""
+        """Continue from this worker's own vectors if they were kept, else from the agreed weights."""
         if saved.alone is not None:
             for name, vectors in {OWN: self.weights, **self.private}.items():
                 fill_all(saved.alone.tensors, name, self.replica.flats, vectors)

@@ -50,13 +50,7 @@ class _SlicePiece:
 
 
 class SyncWorker(Worker):
-    """A worker that moves its slice of the host's weights.
-
-    Args:
-        between: makes the reduction of a slice's sums between hosts.
-        of_all: makes the reduction of all ranks' whole gradients; None: slices are summed instead.
-        whole: keep each parameter in one slice.
-    """
+    """A worker that moves its slice of the host's weights."""
 
     def __init__(
         self,
@@ -64,9 +58,9 @@ class SyncWorker(Worker):
         comm: Communicator,
         optimizer: Optimizer,
         clip: Clip,
-        between: MakeReduction,
-        of_all: MakeReduction | None = None,
-        whole: bool = False,
+        between: MakeReduction,  # of a slice's sums, between hosts
+        of_all: MakeReduction | None = None,  # of all ranks' whole gradients, instead of slices
+        whole: bool = False,  # keep each parameter in one slice
     ) -> None:
         super().__init__()
         self._node, self._clip, self._clock = comm.node, clip, comm.clock

@@ -12,18 +12,7 @@ from torch.optim import Optimizer
 
 from tests.own_loop.custom import Counting
 from tests.own_loop.jobs import Job, Outcome
-from tests.own_loop.loops.base import (
-    adam,
-    batches,
-    fit,
-    loop,
-    net,
-    of_net,
-    samples,
-    sgd,
-    train,
-    weights,
-)
+from tests.own_loop.loops.base import adam, batches, fit, loop, net, of_net, samples, sgd, train, weights
 
 
 @of_net(adam)

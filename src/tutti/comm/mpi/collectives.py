@@ -6,7 +6,7 @@
              rank 3   sum slice 1 of b │ exchange with rank 1, sum slice 1 of a and b │ give slice 1 to rank 2
 
 This is the hierarchical all-reduce: a sum crosses between two hosts once, not once for each of their ranks.
-Where hosts have unequally many ranks, as many slices are made as the smallest has ranks.
+Where hosts have different numbers of ranks, there are as many slices as ranks on the smallest host.
 
 MPI only moves bytes; sums are formed by the same code as inside a host, in the order of a
 host's ranks and then of the hosts. So every dtype and every operation is the same with and without MPI.

@@ -55,16 +55,11 @@ class MpiGroup:
 
 
 class Membership:
-    """A rank's membership of a group: its notices to the others at its end, and theirs.
-
-    Attributes:
-        begun: the number of collectives that this rank has begun.
-        done: the number of collectives that it has finished.
-    """
+    """A rank's membership of a group: its notices to the others at its end, and theirs."""
 
     def __init__(self, mpi: MpiGroup, rank: int, global_ranks: Sequence[int], peers: Peers) -> None:
         self.mpi, self.rank, self.global_ranks = mpi, rank, tuple(global_ranks)
-        self.begun = self.done = 0
+        self.begun = self.done = 0  # collectives of this rank
         self._others = [other for other in range(len(global_ranks)) if other != rank]
         self._peers = peers
         self._left: dict[int, tuple[int, float]] = {}

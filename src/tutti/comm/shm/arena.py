@@ -65,14 +65,10 @@ _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class Arena:
-    """One host's shared memory. Make one with `create`, `attach` or `open`.
-
-    Attributes:
-        fd: the descriptor of the file, the only one of this process; for child processes, with `pass_fds`.
-    """
+    """One host's shared memory. Make one with `create`, `attach` or `open`."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd = fd  # the only descriptor of this process; child processes get it by `pass_fds`
         self._header = self.words(0, _HEADER_WORDS)
         self._allocating = ByteLock(self, 0)
 
@@ -105,9 +101,8 @@ class Arena:
     def open(cls, address: FileAddress) -> Arena:
         """Return the arena of another process of this host and user, by that process's `address`.
 
-        Raises:
-            OSError: the process is gone, belongs to another user or lives in another container.
-            ValueError: the file is no arena of this user.
+        OSError: the process is gone, belongs to another user or lives in another container. ValueError: the
+        file is no arena of this user.
         """
         fd = address.open()
         try:
@@ -122,11 +117,7 @@ class Arena:
         return FileAddress.of(self.fd)
 
     def allocate(self, nbytes: int) -> int:
-        """Return the offset, a multiple of the page size, of new memory, all zero.
-
-        Raises:
-            MemoryError: the arena is used up.
-        """
+        """Return the offset, a multiple of the page size, of new memory, all zero."""
         # Rounded up to whole pages: `release` can free nothing less.
         length = max(PAGE, -(-nbytes // PAGE) * PAGE)
         with self._allocating:  # [1], [4]

@@ -41,13 +41,7 @@ from torch import Tensor
 
 from tutti.comm.base import cut
 from tutti.comm.reductions import Reduction
-from tutti.comm.shm.barrier import (
-    Call,
-    Collective,
-    HostBarrier,
-    Steps,
-    agree_on_lengths,
-)
+from tutti.comm.shm.barrier import Call, Collective, HostBarrier, Steps, agree_on_lengths
 from tutti.comm.shm.layout import ROW, HostGroup
 
 move: Final = ctypes.CDLL(None).memmove
@@ -168,7 +162,7 @@ class HostCollectives(HostBarrier):
     def short_all_reduce(self, tensor: Tensor, reduction: Reduction) -> Steps | None:
         """All-reduce a short tensor, contiguous and of any shape: every rank sums all of it.
 
-        Start at once and go on as long as the others keep up; return the remaining steps, or None.
+        Start at once and continue as long as the others keep up; return the remaining steps, or None.
         """
         key = (tensor.dtype, tensor.shape, reduction.number)
         call, sets = self._short_plans.get(key) or self._plan_short(*key)

@@ -34,15 +34,6 @@ class HostCommunicator(BlockingCommunicator):
     """The ranks of one machine. Joining is collective: it returns when all ranks have come.
 
     For one thread of each rank. After a rank was lost no further operation is possible.
-
-    Args:
-        cores: the cores that the ranks share; by default, what their affinities allow. With more ranks than
-            cores no wait spins.
-        join_timeout_s: seconds to wait for the other ranks.
-        peers: for a part of a communicator, its whole's knowledge of the processes.
-
-    Raises:
-        PeerLost: a rank died before it came, or did not come in time.
     """
 
     _collectives: HostCollectives
@@ -52,9 +43,9 @@ class HostCommunicator(BlockingCommunicator):
         self,
         group: HostGroup,
         *,
-        cores: int | None = None,
+        cores: int | None = None,  # None: by the ranks' affinities; if there are fewer, no wait spins
         join_timeout_s: float = JOIN_TIMEOUT_S,
-        peers: Peers | None = None,
+        peers: Peers | None = None,  # of the whole, for a part of a communicator
     ) -> None:
         self.rank, self.size, self.hosts = group.rank, group.size, 1
         self._group, self._arena = group, group.arena

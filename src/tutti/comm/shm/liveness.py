@@ -58,11 +58,7 @@ _PR_SET_TIMERSLACK: Final = 29
 
 
 class Peers:
-    """The processes of the job on this host: who lives, who has left, who is lost.
-
-    Raises:
-        PeerLost: a rank died or did not come in time.
-    """
+    """The processes of the job on this host: which live, which have left, which are lost."""
 
     def __init__(self, group: HostGroup, join_timeout_s: float, cores: int | None) -> None:
         self.group, self._words = group, group.words
@@ -161,12 +157,7 @@ class Peers:
 
 
 class Backoff:
-    """The rests of a rank that waits: it yields its core first, then takes short naps, then longer ones.
-
-    Attributes:
-        started: the time at which the wait began.
-        soon: whether naps begin early.
-    """
+    """The rests of a rank that waits: it yields its core first, then takes short naps, then longer ones."""
 
     def __init__(self, peers: Peers, moving_s: float | None) -> None:
         # A network takes longer than it pays to spin, and its driver may need this core.

@@ -43,9 +43,8 @@ class FileAddress(NamedTuple):
     def open(self, flags: int = 0) -> int:
         """Return a descriptor of the file, to read and write, with its own file description.
 
-        Raises:
-            OSError: the process is gone, belongs to another user or lives in another container.
-            ValueError: the file is not an anonymous one of this user.
+        OSError: the process is gone, belongs to another user or lives in another container. ValueError: the
+        file is not an anonymous one of this user.
         """
         fd = os.open(f"/proc/{self.process}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC | flags)
         try:

@@ -58,23 +58,14 @@ def as_bytes(vector: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Arrival:
-    """A message whose header has been read.
-
-    Attributes:
-        tag: its tag.
-        stamp: the time at which it was sent; all processes of the host have the same clock.
-        dtype: of its elements.
-        nbytes: of its body.
-        body: the destination of the body; None while it is still in the ring.
-        filled: the bytes of the body that have been taken out of the ring.
-    """
+    """A message whose header has been read."""
 
     tag: int
-    stamp: int
-    dtype: torch.dtype
-    nbytes: int
-    body: Tensor | None = None
-    filled: int = 0
+    stamp: int  # the time at which it was sent; all processes of the host have the same clock
+    dtype: torch.dtype  # of its elements
+    nbytes: int  # of its body
+    body: Tensor | None = None  # its destination; None while it is still in the ring
+    filled: int = 0  # the bytes of the body that have been taken out of the ring
 
     @property
     def complete(self) -> bool:
@@ -151,7 +142,7 @@ class Inbox(_Ring):
         return None
 
     def absorb(self) -> None:
-        """Take everything out of the ring, so that its sender can go on."""
+        """Take everything out of the ring, so that its sender can continue."""
         while self._read_header() is not None:
             pass
 

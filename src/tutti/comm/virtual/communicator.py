@@ -270,12 +270,8 @@ class VirtualCommunicator(Communicator):
     ) -> R:
         """Wait for all ranks of the group, and return the result.
 
-        Args:
-            name: of the operation.
-            value: of this rank.
-            finish: the last rank calls it with all values in rank order; it returns (the seconds of the
-                collective, the result).
-            agreed: further arguments, which must be equal on all ranks.
+        The last rank calls `finish` with all values in rank order; it returns (the seconds of the collective,
+        the result). The arguments `agreed` must be equal on all ranks.
         """
         group, task = self._group, self._task
         self._begin(name)

@@ -166,15 +166,10 @@ class Cluster:
 
 
 class VirtualGroup:
-    """The shared state of the ranks of a communicator.
-
-    Args:
-        cluster: all ranks of the world.
-        members: the ranks of this group, numbered in the world.
-        lanes: the number of groups that use the links of these hosts at the same time.
-    """
+    """The shared state of the ranks of a communicator."""
 
     def __init__(self, cluster: Cluster, members: Iterable[int], lanes: int = 1) -> None:
+        # `lanes` groups use the links of these hosts at the same time.
         self.cluster, self.price = cluster, cluster.network.shared_by(lanes)
         self.members = tuple(members)
         tasks = cluster.scheduler.tasks
