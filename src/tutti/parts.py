@@ -41,25 +41,16 @@ STRATEGIES: Final[Registry[Any]] = Registry(
 
 
 class ClassesWithTorch(Registry[Any]):
-    """Classes of tutti in a package, and of torch.optim, which are found in its files.
-
-    Args:
-        package: of tutti's classes.
-        kind: the word for one in messages.
-        file: of torch.optim.
-        pattern: finds the name of a class in that file, and the file of its definition if that is another.
-        unusable: names that are known, but not listed.
-        spelled: gives the name for users.
-    """
+    """Classes of tutti in a package, and of torch.optim, which are found in its files."""
 
     def __init__(
         self,
         package: str,
         kind: str,
-        file: str,
-        pattern: str,
-        unusable: Collection[str],
-        spelled: Callable[[str], str] = str,
+        file: str,  # of torch.optim
+        pattern: str,  # finds the name of a class there, and the file of its definition if that is another
+        unusable: Collection[str],  # names that are known, but not listed
+        spelled: Callable[[str], str] = str,  # gives the name for users
     ) -> None:
         super().__init__(package, kind)
         self._file, self._pattern, self._unusable, self._spelled = file, pattern, unusable, spelled

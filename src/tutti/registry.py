@@ -69,10 +69,8 @@ class PartFile:
 class Registry(Mapping[str, T], Generic[T]):
     """The parts of a package, by name, in the order of its files.
 
-    Args:
-        package: its name. The package itself is not imported for the names.
-        kind: the word for a part in error messages, such as "model".
-        hint: a sentence that follows the message about an unknown name, or a function that returns it.
+    The package itself is not imported for the names. `kind` is the word for a part in error messages, such as
+    "model"; `hint`, or the text that it returns, follows the message about an unknown name.
     """
 
     def __init__(self, package: str, kind: str, hint: str | Callable[[], str] = "") -> None:

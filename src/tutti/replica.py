@@ -29,21 +29,18 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The other order of elements in memory, by the number of a tensor's dimensions."""
 
 Vectors = Callable[[int, torch.dtype, torch.device], Tensor]
+"""(length, dtype, device) -> zeros."""
 
 
 @dataclass(frozen=True)
 class ReplicaMemory:
     """The memory of a replica's vectors; by default this process's own."""
 
-    # makes the vector of weights: (length, dtype, device) -> zeros of shape (length,)
     weights: Vectors = lambda length, dtype, device: torch.zeros(length, dtype=dtype, device=device)
-    # makes the gradients of all ranks that share memory: (length, dtype, device) -> zeros of shape (ranks,
-    # length)
+    # The gradients of all ranks that share memory: zeros of shape (ranks, length).
     gradients: Vectors = lambda length, dtype, device: torch.zeros(1, length, dtype=dtype, device=device)
     row: int = 0  # this replica's row in them
-    # whether this replica writes its values into the weights. Of several replicas over the same weights one
-    # does
-    fill: bool = True
+    fill: bool = True  # one of several replicas over the same weights writes its values into them
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,8 @@ class Flat:
 class NormShare:
     """A rank's part of a gradient's norm, where the ranks of a team hold one model together."""
 
-    # whether a parameter counts here: every element of the model counts on one rank of a team
-    counts: Callable[[nn.Parameter], bool]
-    # turns the sum of squares here into that of the whole model (collective over the team)
-    add_up: Callable[[float], float]
+    counts: Callable[[nn.Parameter], bool]  # whether a parameter counts on this rank: on one of the team
+    add_up: Callable[[float], float]  # sums squares over the whole model (collective over the team)
 
 
 Missing = frozenset[nn.Parameter]
@@ -82,16 +77,12 @@ class Gradients:
 
     Each parameter's view of the vector has its own version counter, which counts what autograd adds: it says
     which parameters have got a gradient without a look at the numbers.
-
-    Attributes:
-        places: the stretches of the vectors that hold gradients.
-        parameters: those with gradients in the vectors, in their order.
-        share: this rank's part of their norm; None: the model is whole here.
     """
 
     def __init__(self, flats: Sequence[Flat], apart: Iterable[nn.Parameter]) -> None:
         self._flats, self._apart = flats, {id(parameter): parameter for parameter in apart}
-        self.share: NormShare | None = None
+        self.share: NormShare | None = None  # this rank's part of their norm; None: the model is whole here
+        # With gradients in the vectors, in their order.
         self.parameters = tuple(parameter for flat in flats for parameter in flat.parameters)
         self._views = [cast("Tensor", parameter.grad) for parameter in self.parameters]
         self._find_places()
@@ -166,25 +157,11 @@ class Gradients:
 
 
 class Replica:
-    """A module as flat vectors.
+    """A module as flat vectors, one for each dtype, in order of first appearance.
 
-    Args:
-        module: any `nn.Module`. Its parameters are re-pointed into the vectors, keeping their values. Tied
-            weights are stored once, frozen parameters are left where they are.
-        memory: of the vectors.
-        frozen: whether to include parameters that are not trained now, so that they can be later.
-
-    Attributes:
-        module: the module.
-        flats: one `Flat` for each dtype, in order of first appearance.
-        gradients: those of all trainable parameters.
-        scattered: the names and trainable parameters left where they are, as they are not plain tensors in
-            this process's memory: torch.distributed's DTensors.
-        buffers: the floating-point buffers as one vector per dtype; the module's buffers are views into them.
-
-    Raises:
-        BadModel: nothing can be trained, the parameters are on several devices, a parameter or a buffer is
-            not initialised, or is on the meta device, or two parameters share memory.
+    The parameters are re-pointed into the vectors, keeping their values. Tied weights are stored once. Frozen
+    parameters are left where they are, unless `frozen` ones may be trained later. BadModel: nothing can be
+    trained, the parameters are on several devices or not initialised, or two of them share memory.
     """
 
     def __init__(
@@ -208,6 +185,7 @@ class Replica:
                 f"the model lies on {' and '.join(devices)}; move it to one of them: model.to('{devices[0]}')"
             )
         _refuse_shared_memory(named)
+        # DTensors are left where they are.
         self.scattered = tuple((name, p) for name, p in named if type(p.data) is not Tensor)
         named = [(name, p) for name, p in named if type(p.data) is Tensor]
         dtypes = dict.fromkeys(p.dtype for _, p in named)

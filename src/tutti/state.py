@@ -1,12 +1,12 @@
-"""The state of training: the named values needed to go on exactly from the same point.
+"""The state of training: the named values needed to continue exactly from the same point.
 
 An object with state has two methods:
 
     state() -> State             its present state; the tensors are live, and change with the next step
-    load_state(Saved)            go on from the state of such an object, in this run or an earlier one
+    load_state(Saved)            continue from the state of such an object, in this run or an earlier one
 
-What several ranks hold together, such as slices of an optimizer's state, is kept by
-parameter, so that another number of ranks can hold it, in other slices:
+State that several ranks hold together, such as slices of an optimizer's state, is kept by parameter. So
+another number of ranks can hold it in other slices:
 
     rank 0   optimizer/0.weight/exp_avg [0:600]                         ┐
     rank 1   optimizer/0.weight/exp_avg [600:1000]  .../0.bias/exp_avg  ┴─▶ 3 ranks: [0:400], [400:800], ...
@@ -39,22 +39,13 @@ _ORDERS: Final = {
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """Consecutive elements of a tensor that belongs to a parameter of the model.
+    """Consecutive elements of a tensor that belongs to a parameter of the model."""
 
-    Attributes:
-        name: of the whole tensor, such as "weights/0.weight" or "optimizer/0.weight/exp_avg".
-        start: the number of its first element, in the order of memory.
-        values: of shape (elements,).
-        shape: of the whole tensor.
-        order: of its elements in memory: "rows" (the last dimension contiguous), "channels_last" or
-            "channels_last_3d".
-    """
-
-    name: str
-    start: int
-    values: Tensor
-    shape: tuple[int, ...]
-    order: str = "rows"
+    name: str  # of the whole tensor, such as "weights/0.weight" or "optimizer/0.weight/exp_avg"
+    start: int  # the number of its first element, in the order of memory
+    values: Tensor  # of shape (elements,)
+    shape: tuple[int, ...]  # of the whole tensor
+    order: str = "rows"  # of its elements in memory; or "channels_last", "channels_last_3d"
 
     @property
     def stop(self) -> int:
@@ -77,51 +68,32 @@ class LocalState:
 
 @dataclass
 class State:
-    """The whole state of one rank. The tensors are live: copy them at once to keep them.
+    """The whole state of one rank. The tensors are live: copy them at once to keep them."""
 
-    Attributes:
-        joint: this rank's part of what all ranks hold together. Several ranks may have the same piece.
-        alone: this rank's state for the whole model, which may differ between ranks, such as the state of its
-            own optimizer. It is lost when another number of ranks goes on.
-        shared: state equal on all ranks; rank 0's is kept.
-        own: this rank's private state; lost likewise.
-    """
-
+    # This rank's part of the state that all ranks hold together. Several ranks may have the same piece.
     joint: LocalState = field(default_factory=LocalState)
+    # This rank's state for the whole model, such as its own optimizer's. Another number of ranks loses it.
     alone: LocalState = field(default_factory=LocalState)
-    shared: Values = field(default_factory=dict)
-    own: Values = field(default_factory=dict)
+    shared: Values = field(default_factory=dict)  # equal on all ranks; rank 0's is kept
+    own: Values = field(default_factory=dict)  # private to this rank; lost likewise
 
 
 @dataclass(frozen=True)
 class Named:
-    """Pieces and numbers, put together.
+    """Pieces and numbers, put together."""
 
-    Attributes:
-        tensors: whole, each in its shape, by name. They must not be changed.
-        numbers: by name.
-    """
-
-    tensors: Mapping[str, Tensor]
-    numbers: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]  # whole, each in its shape, by name. They must not be changed
+    numbers: Mapping[str, Any]  # by name
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The state from which one rank goes on.
-
-    Attributes:
-        joint: what all ranks held together.
-        alone: this rank's state for the whole model; None if another number of ranks, or another strategy,
-            saved it.
-        shared: state that was equal on all ranks.
-        own: this rank's private state; None as with `alone`.
-    """
+    """The saved state from which one rank continues; the fields are those of `State`."""
 
     joint: Named
-    alone: Named | None
+    alone: Named | None  # None: another number of ranks, or another strategy, saved it
     shared: Values
-    own: Values | None
+    own: Values | None  # None as with `alone`
 
     def part(self, name: str) -> Saved:
         """Return the same with the values kept under a name."""

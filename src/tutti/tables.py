@@ -28,16 +28,15 @@ class TextTable:
 
     In a pipe every row is one line with all columns. On a terminal texts are folded, and columns without
     room are left out and named below.
-
-    Args:
-        heads: of the columns; the first one holds the names of the rows.
-        left: heads of left-aligned columns, besides the first one.
-        drop: heads of columns that may be left out, the first one first.
-        title: words above it.
     """
 
     def __init__(
-        self, heads: Sequence[str], *, left: Collection[str] = (), drop: Sequence[str] = (), title: str = ""
+        self,
+        heads: Sequence[str],
+        *,
+        left: Collection[str] = (),  # heads of left-aligned columns, besides the first one
+        drop: Sequence[str] = (),  # heads of columns that may be left out, the first one first
+        title: str = "",
     ) -> None:
         self._heads, self._left, self._drop, self._title = heads, {heads[0], *left}, drop, title
         self._rows: list[tuple[list[str], str]] = []

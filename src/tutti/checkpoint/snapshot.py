@@ -78,13 +78,7 @@ def rooms_for(sizes: Mapping[int, Sizes]) -> dict[int, Room]:
 class MemorySnapshot:
     """The copies of the states of all ranks, on the host of rank 0 (collective).
 
-    Attributes:
-        memory: on rank 0 the descriptor of the memory with all copies; None: elsewhere, and when closed.
-
-    Args:
-        comm: all ranks.
-        host: the ranks that share memory with this one.
-        given: the memory to copy to; None: it is made, and released when rank 0 closes it or ends.
+    `host` are the ranks that share memory with this one. `given` is the memory to copy to; None: it is made.
     """
 
     def __init__(self, comm: Communicator, host: Communicator, given: FileAddress | None = None) -> None:
@@ -94,9 +88,9 @@ class MemorySnapshot:
         self._sends = comm.rank in self._senders
         self._rooms: dict[int, Room] = {}
         self._regions: dict[int, _Region] = {}
-        self.memory: int | None = None
+        self.memory: int | None = None  # the descriptor of all copies, on rank 0
         if comm.rank == 0:
-            # Made before anything is amiss: behind a limit on the size of files it could not become larger.
+            # Made at the beginning: under a later limit on the size of files it could not grow.
             self.memory = memfd.make_roomy("snapshot") if given is None else given.open()
 
     def take(self, state: State, facts: Json) -> Places:

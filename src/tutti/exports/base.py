@@ -15,33 +15,20 @@ from tutti.state import Values
 
 @dataclass(frozen=True)
 class Exported:
-    """A model's weights, and its optimizer's state for them.
+    """A model's weights, and its optimizer's state for them."""
 
-    Attributes:
-        weights: parameters and buffers, as `state_dict` of the whole model gives them.
-        optimizer: as `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` gives it, by the
-            names of the parameters: {"state": {"0.weight": {"exp_avg": ...}}, "param_groups": [...]}; None:
-            unknown.
-        notes: what else a reader should know, a sentence each.
-    """
-
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # parameters and buffers, as `state_dict` of the whole model gives them
+    # as `get_optimizer_state_dict` of torch.distributed.checkpoint gives it; None: unknown
     optimizer: Values | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what else a reader should know, a sentence each
 
 
 class Form(ABC):
-    """A form of files. The docstring of a form is its line in help texts.
+    """A form of files. The docstring of a form is its line in help texts."""
 
-    Attributes:
-        name: for `--to`.
-        suffix: of the file or folder.
-        with_optimizer: whether it has room for the optimizer's state.
-    """
-
-    name: ClassVar[str]
-    suffix: ClassVar[str]
-    with_optimizer: ClassVar[bool] = False
+    name: ClassVar[str]  # for `--to`
+    suffix: ClassVar[str]  # of the file or folder
+    with_optimizer: ClassVar[bool] = False  # whether it has room for the optimizer's state
 
     @staticmethod
     @abstractmethod

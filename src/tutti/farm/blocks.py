@@ -61,20 +61,11 @@ class EndedBySignal(Exception):
 
 
 class Block:
-    """The ranks of one block, as seen by the coordinator's process.
-
-    Args:
-        server: forks the ranks.
-        data: the arena of the host's data.
-        settings: of each rank.
-
-    Attributes:
-        ready: its ranks have met.
-        spent: they have run a user's code.
-    """
+    """The ranks of one block, as seen by the coordinator's process; `data` is the arena of data sets."""
 
     def __init__(self, server: ForkServer, data: FileAddress, settings: Sequence[RankSetting]) -> None:
-        self.ready = self.spent = False
+        self.ready = False  # its ranks have met
+        self.spent = False  # they have run a user's code
         self._stack = ExitStack()
         stop = StopPage.make_file()
         self.page = StopPage(stop)
@@ -122,21 +113,13 @@ class Block:
 
 
 class HostPool:
-    """The blocks of this host.
-
-    Args:
-        server: forks their ranks.
-        folder: of the farm.
-        placement: of all ranks, block after block.
-        blocks: their number.
-        stopping: interprets signals.
-    """
+    """The blocks of this host."""
 
     def __init__(
         self,
         server: ForkServer,
         folder: FarmFolder,
-        placement: Placement,
+        placement: Placement,  # of all ranks, block after block
         blocks: int,
         stopping: StopRequests,
     ) -> None:

@@ -18,14 +18,7 @@ from tutti.records.run_folder import ERROR, RunFolder
 
 
 class Unclaimed:
-    """The jobs of a source that no other launch works on; it also hears of jobs that have ended elsewhere.
-
-    Args:
-        folder: of the farm.
-        launch: this one.
-        source: the jobs, the same for all launches.
-        listener: hears of jobs that have ended elsewhere.
-    """
+    """The jobs of a source that no other launch works on; `listener` hears of jobs that ended elsewhere."""
 
     def __init__(self, folder: FarmFolder, launch: Launch, source: JobSource, listener: Listener) -> None:
         self._folder, self._launch, self._source, self._listener = folder, launch, source, listener

@@ -146,20 +146,13 @@ Listener = Callable[[Happening], None]
 
 @dataclass(frozen=True)
 class FarmOutcome:
-    """The end of the work on a farm.
+    """The end of the work on a farm."""
 
-    Attributes:
-        stopped: why it stopped before the source was empty; None: it did not.
-        seconds: by the clock.
-        busy_s: of all blocks' work on jobs, added up.
-        ended: the number of jobs that have ended in each state.
-    """
-
-    stopped: str | None
+    stopped: str | None  # why it stopped before the source was empty
     seconds: float
-    busy_s: float
+    busy_s: float  # of all blocks' work on jobs, added up
     blocks: int
-    ended: Counter[JobState]
+    ended: Counter[JobState]  # the number of jobs by their final state
 
 
 @dataclass
@@ -172,26 +165,16 @@ class _Work:
 
 @dataclass
 class Coordinator:
-    """The coordinator.
-
-    Attributes:
-        pool: the blocks.
-        source: the jobs.
-        job_timeout_s: the time after which a job counts as hanging; None: never.
-        time_limit_s: the time after which the farm saves and stops; None: never.
-        listener: hears of every event.
-        elsewhere: returns whether other launches work on jobs of the source, which may return to it.
-    """
+    """The coordinator."""
 
     pool: Pool
     source: JobSource
-    job_timeout_s: float | None = None
-    time_limit_s: float | None = None
-    listener: Listener | None = None
-    elsewhere: Callable[[], bool] = lambda: False
+    job_timeout_s: float | None = None  # a job that takes longer counts as hanging; None: never
+    time_limit_s: float | None = None  # the farm saves and stops then; None: never
+    listener: Listener | None = None  # hears of every event
+    elsewhere: Callable[[], bool] = lambda: False  # whether other launches work on jobs of the source
     _free: list[int] = field(default_factory=list)
-    _running: dict[int, _Work] = field(default_factory=dict)
-    """The jobs at work, by the number of the block; the one that began first comes first."""
+    _running: dict[int, _Work] = field(default_factory=dict)  # by block; the longest-running one first
     _ended: Counter[JobState] = field(default_factory=Counter)
     _busy_s: float = 0.0
     _stopped: str | None = None

@@ -20,19 +20,12 @@ from tutti.run.trust import code_named
 
 @dataclass(frozen=True)
 class FarmJob:
-    """One training run of a farm.
+    """One training run of a farm."""
 
-    Attributes:
-        name: a relative path, such as "lenet/cosine/fold-2".
-        config: its configuration; the farm chooses its folder, ranks and threads.
-        objects: the Python objects given instead of names, as in a `Job`.
-        prunable: after each epoch its source decides whether it ends.
-    """
-
-    name: str
-    config: TrainConfig
-    objects: dict[str, Pickled] = field(default_factory=dict)
-    prunable: bool = False
+    name: str  # a relative path, such as "lenet/cosine/fold-2"
+    config: TrainConfig  # the farm chooses its folder, ranks and threads
+    objects: dict[str, Pickled] = field(default_factory=dict)  # as in a `Job`
+    prunable: bool = False  # its source decides after each epoch whether it ends
 
     @property
     def runs_code(self) -> bool:

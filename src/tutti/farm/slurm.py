@@ -27,8 +27,8 @@ _TEXT: Final = """\
 #SBATCH --job-name={name} --array=0-{last} --output={folder}/slurm-%A-%a.txt
 #SBATCH --nodes=1 --ntasks=1 --cpus-per-task={cores} --open-mode=append
 #SBATCH --signal=B:USR1@60
-# Each task takes what no other one works on. A minute before its time is over Slurm asks it to save and stop.
-# To go on: sbatch {script}
+# Each task takes jobs that no other task works on. Slurm asks it to save and stop in its last minute.
+# To continue: sbatch {script}
 cd {here} || exit
 exec {command}
 """
@@ -36,35 +36,19 @@ exec {command}
 
 @dataclass(frozen=True)
 class ArrayJob:
-    """A job array that works on a farm.
+    """A job array that works on a farm."""
 
-    Args:
-        words: the words of the command, from its name on.
-        tasks: their number; each has one block.
-        ranks: of a block that train.
-        threads: of each rank.
-    """
-
-    words: Sequence[str]
-    tasks: int
-    ranks: int
-    threads: int
+    words: Sequence[str]  # of the command, from its name on
+    tasks: int  # each has one block
+    ranks: int  # of a block that train
+    threads: int  # of each rank
 
     def script(self, folder: Path) -> str:
         """Return the text of the job script for the farm in a folder."""
         folder = folder.absolute()
-        # Of an option that is given twice the last one counts.
-        own = [
-            "--on",
-            "here",
-            "--resume",
-            "--out",
-            str(folder),
-            "--blocks",
-            "1",
-            "--threads",
-            str(self.threads),
-        ]
+        # The last one of repeated options counts.
+        own = ["--on", "here", "--resume", "--out", str(folder)]
+        own += ["--blocks", "1", "--threads", str(self.threads)]
         return _TEXT.format(
             name=shlex.quote(f"tutti-{folder.name}"),
             last=self.tasks - 1,

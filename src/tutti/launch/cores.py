@@ -22,16 +22,10 @@ BINDING: Final = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFIN
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores that this process may use.
+    """The cores that this process may use."""
 
-    Attributes:
-        physical: the logical CPU numbers of each physical core.
-        quota: the CPU time that the control group and Slurm grant, in whole cores, at least 1; None:
-            unlimited.
-    """
-
-    physical: tuple[tuple[int, ...], ...]
-    quota: int | None = None
+    physical: tuple[tuple[int, ...], ...]  # the logical CPU numbers of each physical core
+    quota: int | None = None  # the CPU time granted by the control group and Slurm, in whole cores
 
     @property
     def logical(self) -> tuple[int, ...]:

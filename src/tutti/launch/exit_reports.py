@@ -31,29 +31,19 @@ _NAMES = {int(one): one.name for one in signal.Signals}
 _LOST_IN_TORCH = re.compile(
     r"\bPeerLost: lost rank|\bgloo/transport/.*(closed by peer|reset by peer|Broken pipe|Connection refused)"
 )
-"""The words of torch for a peer that is lost: what a callback of ours raises, and what gloo does, are errors
-of C++ to it, whose text is left."""
+"""The words for a lost peer in errors of torch's C++: it keeps only the text of our callbacks' errors."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A rank's report of its outcome.
-
-    Attributes:
-        rank: the sender.
-        at: the time, by the host's monotonic clock.
-        value: the pickled return value, of rank 0 when it is done.
-        error: the pickled error that ended the rank, if its message suffices; no traceback is shown then.
-        traceback: the formatted traceback of an exception; empty for a rank that is done.
-        lost: whether the rank failed only because it lost a peer.
-    """
+    """A rank's report of its outcome."""
 
     rank: int
-    at: float
-    value: bytes | None = None
-    error: bytes | None = None
-    traceback: str = ""
-    lost: bool = False
+    at: float  # the time, by the host's monotonic clock
+    value: bytes | None = None  # rank 0's return value, pickled
+    error: bytes | None = None  # the pickled error, if its message suffices without a traceback
+    traceback: str = ""  # of an exception
+    lost: bool = False  # it failed only because it lost a peer
 
     @property
     def failed(self) -> bool:
@@ -63,21 +53,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Death:
-    """A rank that ended without a report.
-
-    Attributes:
-        rank: its number.
-        at: the time at which it was noticed, by the clock of the reports.
-        returncode: its exit code, or minus the number of the signal that killed it; None: unknown.
-        after: it had reported that it was done, and failed later: in exit functions, threads, or open files.
-        hung: the reason, if it was killed because it hung.
-    """
+    """A rank that ended without a report."""
 
     rank: int
-    at: float
-    returncode: int | None
-    after: bool = False
-    hung: str = ""
+    at: float  # the time at which it was noticed, by the clock of the reports
+    returncode: int | None  # the exit code, or minus the number of the signal; None: unknown
+    after: bool = False  # it failed after its report: in exit functions, threads, or open files
+    hung: str = ""  # the reason, if it was killed because it hung
 
     def why(self) -> str:
         """Describe the death, such as "killed by signal 9 (SIGKILL)"."""

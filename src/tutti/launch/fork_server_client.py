@@ -41,13 +41,9 @@ _PROGRAM: Final = (
 
 
 class RankGroup:
-    """The socket for requests to a fork server for ranks that begin and end together.
+    """The socket for requests to a fork server for ranks that begin and end together."""
 
-    Attributes:
-        ready: the server has imported torch.
-    """
-
-    ready = True
+    ready = True  # the server has imported torch
 
     def __init__(self, control: socket.socket, server: ForkServer | None = None) -> None:
         self.control, self._server = control, server

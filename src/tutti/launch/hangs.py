@@ -77,41 +77,24 @@ def print_stacks() -> None:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """The status of a rank.
+    """The status of a rank."""
 
-    Attributes:
-        steps: its steps + 1 while it trains, with `FIRST_STEP` until the first is done; 0 or below: it does
-            not train, as the word STEPS of `tutti.comm.shm.layout` says.
-        waits: it has been waiting for other ranks for more than a moment.
-        at: the time of this status, by the monotonic clock.
-        stopped: a signal has stopped it.
-    """
-
-    steps: int
-    waits: bool
-    at: float = 0.0
-    stopped: bool = False
+    steps: int  # the word STEPS of `tutti.comm.shm.layout`
+    waits: bool  # for other ranks, for more than a moment
+    at: float = 0.0  # the time of this status, by the monotonic clock
+    stopped: bool = False  # by a signal
 
 
 @dataclass
 class _History:
-    """The past of a rank; times are by the monotonic clock.
+    """The past of a rank; times are by the monotonic clock."""
 
-    Attributes:
-        steps: the last step word that was read.
-        since: the time of its last change.
-        silent_since: the time of that, or of its last wait for others; None: a warning has named the rank.
-        seen: the time of the last look.
-        longest_s: the longest time of a step so far; None: it has finished none.
-        stopped_at: the time at which a signal stopped it; None: it runs.
-    """
-
-    steps: int = 0
-    since: float = 0.0
-    silent_since: float | None = None
-    seen: float = 0.0
-    longest_s: float | None = None
-    stopped_at: float | None = None
+    steps: int = 0  # the last step word that was read
+    since: float = 0.0  # its last change
+    silent_since: float | None = None  # that, or its last wait for others; None: a warning has named the rank
+    seen: float = 0.0  # the last look
+    longest_s: float | None = None  # the longest step so far
+    stopped_at: float | None = None  # None: it runs
 
     def is_stuck(self, status: RankStatus, timeout_s: float) -> bool:
         """Record a status; return whether the rank has made no step for too long."""

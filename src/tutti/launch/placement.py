@@ -40,30 +40,17 @@ class Host:
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks of a job, and where they run.
+    """The ranks of a job, and where they run."""
 
-    Attributes:
-        workers: the number of ranks that train, over all hosts.
-        threads: threads of each of them; None: every host decides, by its cores / its workers.
-        cores: for each of them the logical CPUs that it is bound to; empty when no rank is bound.
-        warnings: sentences for the user to read before the run.
-        hosts: the hosts to start workers on through mpirun; empty for this machine alone.
-        launcher: the program that starts the ranks.
-        servers: the number of further ranks, which keep a parameter centre: each has one thread and is not
-            bound, as it mostly sleeps. They are the last ranks of the job.
-        places: all given hosts, with all their places for workers; those without workers stand by.
-        away: hosts that were lost, or did not answer; they are used only if the run would end without them.
-    """
-
-    workers: int
-    threads: int | None
-    cores: tuple[tuple[int, ...], ...] = ()
-    warnings: tuple[str, ...] = ()
-    hosts: tuple[Host, ...] = ()
+    workers: int  # the ranks that train, over all hosts
+    threads: int | None  # of each worker; None: every host decides, by its cores / its workers
+    cores: tuple[tuple[int, ...], ...] = ()  # the logical CPUs that each worker is bound to, if it is
+    warnings: tuple[str, ...] = ()  # sentences for the user to read before the run
+    hosts: tuple[Host, ...] = ()  # where mpirun starts workers; empty for this machine alone
     launcher: Launcher = Launcher.ALONE
-    servers: int = 0
-    places: tuple[Host, ...] = ()
-    away: tuple[Host, ...] = ()
+    servers: int = 0  # the last ranks of the job keep a parameter centre: one thread each, not bound
+    places: tuple[Host, ...] = ()  # all given hosts and their places for workers; some may stand by
+    away: tuple[Host, ...] = ()  # hosts that were lost, or did not answer: used only as a last resort
 
     @property
     def standing_by(self) -> tuple[Host, ...]:
@@ -101,22 +88,16 @@ class Placement:
 
 def place_ranks(
     workers: str | int = "auto",
-    threads: int | None = None,
-    cores: Cores | None = None,
+    threads: int | None = None,  # of each rank; None: the allowed cores of a host / its ranks
+    cores: Cores | None = None,  # None: what the kernel allows this process
     *,
-    hosts: str | None = None,
-    servers: int = 0,
+    hosts: str | None = None,  # as `read_hosts` takes them: mpirun starts the ranks
+    servers: int = 0,  # further ranks for a parameter centre, on the last host
 ) -> Placement:
     """Decide the hosts, threads and cores of the ranks.
 
-    Args:
-        workers: the number of ranks that train, or "auto": one for each core that this process may use (with
-            `hosts`, the number of their places; under an MPI launcher, all its ranks but the servers).
-        threads: threads of each rank; by default the allowed cores of a host / its ranks, at least 1.
-        cores: the cores to use; by default those that the kernel allows this process.
-        hosts: "a:4,b:4", the path of a host file, or "slurm" for the nodes of Slurm's allocation, to start
-            the ranks with mpirun; their workers.
-        servers: the number of ranks for a parameter centre, besides the workers; on the last host.
+    "auto" is one worker for each core that this process may use; with `hosts`, the number of their places;
+    under an MPI launcher, all its ranks but the servers.
 
     Raises:
         BadOption: a number that cannot be used, or that contradicts the hosts or the launcher.

@@ -54,40 +54,24 @@ _CONNECT_S: Final = 2.0
 
 @dataclass(frozen=True)
 class LauncherAddress:
-    """The address of the launching process.
+    """The address of the launching process."""
 
-    Attributes:
-        hosts: its IPv4 addresses, to be tried in this order.
-        port: the port at each of them.
-        key: the key of the run.
-        silence_s: the seconds of silence after which the other side is gone.
-    """
-
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # its IPv4 addresses, to be tried in this order
     port: int
-    key: bytes
-    silence_s: int
+    key: bytes  # of the run
+    silence_s: int  # after this silence the other side is gone
 
 
 @dataclass(frozen=True)
 class RemoteJob:
-    """The job of the ranks.
+    """The job of the ranks."""
 
-    Attributes:
-        entry: the function to run, as "package.module:function".
-        payload: its argument on rank 0; other ranks are sent none.
-        threads: the number of threads of each worker; None: its share of its host's cores.
-        path: `sys.path` of the launching process.
-        arguments: its `sys.argv`.
-        workers: the number of workers; the ranks after them are servers.
-    """
-
-    entry: str
-    payload: bytes
-    threads: int | None
-    path: list[str]
-    arguments: list[str]
-    workers: int
+    entry: str  # the function to run, as "package.module:function"
+    payload: bytes  # its argument; only rank 0 is sent one
+    threads: int | None  # of each worker; None: its share of its host's cores
+    path: list[str]  # `sys.path` of the launching process
+    arguments: list[str]  # its `sys.argv`
+    workers: int  # the ranks after them are servers
 
 
 @dataclass(frozen=True)
@@ -106,25 +90,15 @@ class Stoppable:
 
 @dataclass
 class RemoteRank:
-    """The launching process's record of a rank that has connected.
-
-    Attributes:
-        rank: its number.
-        connection: to it.
-        status: its last one; None: it has sent none.
-        report: its outcome, from the rank.
-        segments: the files in /dev/shm that MPI made for it.
-        ended_at: the time at which its connection ended, by the monotonic clock; None: it has not.
-        silent: its host has stopped answering.
-    """
+    """The launching process's record of a rank that has connected."""
 
     rank: int
     connection: Connection
-    status: RankStatus | None = None
+    status: RankStatus | None = None  # the last one
     report: Report | None = None
-    segments: tuple[str, ...] = ()
-    ended_at: float | None = None
-    silent: bool = False
+    segments: tuple[str, ...] = ()  # the files in /dev/shm that MPI made for it
+    ended_at: float | None = None  # the end of its connection, by the monotonic clock
+    silent: bool = False  # its host has stopped answering
 
 
 class RankConnections:
@@ -224,16 +198,12 @@ class RankConnections:
 
 
 class LauncherConnection:
-    """The side of a rank.
-
-    Attributes:
-        job: of the ranks.
-        status: returns the word STEPS of this rank, and whether it waits; None: MPI has not started.
-    """
+    """The side of a rank."""
 
     def __init__(self, connection: Connection, received: RemoteJob) -> None:
         self._connection, self.job = connection, received
         self._lock, self._leaves = threading.Lock(), False
+        # Returns the word STEPS of this rank, and whether it waits; None: MPI has not started.
         self.status: Callable[[], tuple[int, bool]] | None = None
 
     def send(self, message: Started | Stoppable | RankStatus) -> None:

@@ -26,17 +26,11 @@ if TYPE_CHECKING:
 
 
 class RankSetting(NamedTuple):
-    """The setting of one rank.
-
-    Attributes:
-        threads: the number of torch's threads.
-        cores: the logical CPUs to run on.
-        channel: the descriptor of a connection to the process that starts it.
-    """
+    """The setting of one rank."""
 
     threads: int
-    cores: tuple[int, ...]
-    channel: int | None = None
+    cores: tuple[int, ...]  # logical CPUs
+    channel: int | None = None  # descriptor of a connection to the process that starts it
 
 
 @dataclass(frozen=True)

@@ -29,15 +29,11 @@ class SignalWatch:
     """Notes signals instead of dying from them, and wakes a select on `fileno()`.
 
     Only the main thread can receive signals in Python: elsewhere this does nothing.
-
-    Attributes:
-        waiting: the unacknowledged signals, each once, in their order.
-        newest_s: the time of the newest one, by the monotonic clock.
     """
 
     def __init__(self, signals: Iterable[int] = ENDING) -> None:
-        self.waiting: list[int] = []
-        self.newest_s = 0.0
+        self.waiting: list[int] = []  # the unacknowledged ones, each once
+        self.newest_s = 0.0  # of the newest one, by the monotonic clock
         self._signals = signals
         self._before: dict[int, Any] = {}
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -23,32 +23,19 @@ ONE_AT_A_TIME: Final = threading.RLock()
 
 
 def start(
-    entry: str,
+    entry: str,  # "package.module:function"; each rank calls function(comm, payload)
     payload: bytes,
     placement: Placement,
     *,
-    announce: Callable[[str], None] | None = None,
-    hang_timeout_s: float | None = None,
-    recovery: Recovery | None = None,
-    in_process: bool = True,
+    announce: Callable[[str], None] | None = None,  # gets the placement and its warnings, on rank 0 alone
+    hang_timeout_s: float | None = None,  # the time in which each rank has to make a step; None: any
+    recovery: Recovery | None = None,  # None: the loss of a rank ends the job
+    in_process: bool = True,  # run a single rank in this process
 ) -> object:
-    """Run `entry` on every rank of the placement, and wait for it.
+    """Run `entry` on every rank of the placement; return the result of rank 0, or on a rank its own.
 
-    One rank is run in this process, if `in_process`; others are processes under a supervisor, or under mpirun
-    if the placement names hosts. A process that is a rank of the user's mpirun calls it in place.
-
-    Args:
-        entry: the function, as "package.module:function"; each rank calls function(comm, payload).
-        payload: for each rank.
-        placement: of the ranks.
-        announce: called with the placement in one line and with each of its warnings, on rank 0 alone.
-        hang_timeout_s: the time in which each rank has to make a step; None: any.
-        recovery: of a caller that goes on when a rank is lost, and acts on signals itself; None: a loss ends
-            the job.
-        in_process: run a single rank in this process.
-
-    Returns:
-        The result of rank 0; if this process is already a rank, its own.
+    A single rank runs in this process; others are processes under a supervisor, or under mpirun if the
+    placement names hosts. A process that is a rank of the user's mpirun calls the function in place.
 
     Raises:
         Replaced: `recovery` ended the ranks.

@@ -40,16 +40,11 @@ _SECTION: Final = 1
 
 
 class StopPage:
-    """Two bytes about the stop of a job, shared by the supervisor and the ranks of its host.
-
-    Attributes:
-        on_request: called when the ranks are asked to stop.
-        on_stoppable: called when `stoppable` is set.
-    """
+    """Two bytes about the stop of a job, shared by the supervisor and the ranks of its host."""
 
     def __init__(self, file: int | None = None) -> None:
-        self.on_request: Callable[[], None] = lambda: None
-        self.on_stoppable: Callable[[bool], None] = lambda _: None
+        self.on_request: Callable[[], None] = lambda: None  # called when the ranks are asked to stop
+        self.on_stoppable: Callable[[bool], None] = lambda _: None  # called when `stoppable` is set
         self._bytes = bytearray(_BYTES) if file is None else mmap.mmap(file, _BYTES)
 
     @staticmethod
@@ -99,18 +94,13 @@ def _promise(signum: int) -> str:
 
 
 class StopRequests:
-    """The supervisor's side: decides for each signal whether it is a request or the end.
-
-    Attributes:
-        page: the page of the ranks.
-        ended_by: the signal that ends everything, or None.
-    """
+    """The supervisor's side: decides for each signal whether it is a request or the end."""
 
     def __init__(self, signals: SignalWatch, page: StopPage | None = None) -> None:
         self._signals, self.page = signals, page or StopPage()
         self._asked_by: int | None = None
         self._insisted_s = math.inf
-        self.ended_by: int | None = None
+        self.ended_by: int | None = None  # the signal that ends everything
 
     def pass_to(self, page: StopPage) -> None:
         """Send requests, also an earlier one, to other ranks, which replace the previous ones."""
@@ -197,12 +187,9 @@ def is_supervised() -> bool:
 def stoppable(*, goes_on: bool = False) -> Iterator[None]:
     """Look for requests to stop inside the block: SIGTERM, SIGUSR1 and the first Ctrl-C do not end it.
 
-    Every rank of the job enters and leaves it, with the others, and saves inside it. In a program that trains
-    several times each block begins without a request. Only the main thread can receive signals in Python:
-    elsewhere `stop_requested` returns the supervisor's requests.
-
-    Args:
-        goes_on: other ranks take over when one is lost: until they look, a request is for them.
+    All ranks of the job enter and leave it together, and save inside it. Each block begins without a request.
+    Only the main thread can receive signals in Python: elsewhere `stop_requested` returns the supervisor's
+    requests. If the job `goes_on` after a loss, a request is passed to the next ranks.
     """
     global _early, _insisted_s
     lost = False

@@ -56,15 +56,10 @@ class Replaced(Exception):
 
 @dataclass(frozen=True)
 class Recovery:
-    """The caller's side of all starts of a job that survives the loss of a rank.
+    """The caller's side of all starts of a job that survives the loss of a rank."""
 
-    Attributes:
-        stopping: receives the signals of all starts; the caller acts on the last one.
-        is_due: called every `DUE_S`; returns whether to end the ranks, by `Replaced`.
-    """
-
-    stopping: StopRequests
-    is_due: Callable[[], bool]
+    stopping: StopRequests  # receives the signals of all starts; the caller acts on the last one
+    is_due: Callable[[], bool]  # called every `DUE_S`; returns whether to end the ranks, by `Replaced`
 
 
 def supervise(

@@ -141,18 +141,13 @@ def _seen(comm: Communicator, folder: RunFolder | None) -> RunFolder | None:
 
 
 class Recording:
-    """One rank's recordings (collective over all ranks of the job, servers included).
-
-    Attributes:
-        comm: the same ranks, with recorded operations.
-        trace: gets each stage; None: nothing is recorded.
-    """
+    """One rank's recordings (collective over all ranks of the job, servers included)."""
 
     def __init__(self, comm: Communicator, traces: bool) -> None:
         self._all = comm
         self.trace = Trace() if traces else None
         self._readings: list[ClockReading] = []
-        self.comm = comm
+        self.comm = comm  # the same ranks, with recorded operations
         if self.trace is not None:
             self._read_clock()
             self.comm = TracedCommunicator(comm, self.trace)

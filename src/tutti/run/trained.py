@@ -46,16 +46,11 @@ Array = NDArray[Any]
 
 
 class Predictor(nn.Module, ABC):
-    """A module that takes inputs as they are stored, and knows the meaning of its outputs.
-
-    Attributes:
-        data: its training data.
-        kind: of its outputs.
-        table: the columns of its inputs, if these are a table; texts are numbers there.
-    """
+    """A module that takes inputs as they are stored, and knows the meaning of its outputs."""
 
     def __init__(self, data: TrainedOn, kind: Kind, table: Table | None) -> None:
         super().__init__()
+        # The training data, the kind of the outputs, and the columns of the inputs, if these are a table.
         self.data, self.kind, self.table = data, kind, table
 
     @property
@@ -241,9 +236,9 @@ class TrainedModel(Predictor):
     Args:
         config: of the training.
         data: of the training, as the network saw them.
-        device: the one on which it computes.
+        device: where it computes.
         model: the network, or a function that makes it, if the configuration cannot.
-        table: the columns of its inputs; None: those of its training, if these are a table.
+        table: the columns of its inputs; by default those of its training, if these are a table.
 
     Attributes:
         model: the network, which takes scaled inputs.

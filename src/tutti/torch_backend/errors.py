@@ -8,13 +8,7 @@ from tutti.errors import TuttiError, UserError
 
 
 class Absent(TuttiError, RuntimeError):
-    """Ranks did not come within the time that the group, or the call, allows.
-
-    Args:
-        what: the awaited event.
-        ranks: the absent ranks, numbered in the job.
-        timeout_s: the time that they had.
-    """
+    """Ranks, numbered in the job, did not come within the time that the group, or the call, allows."""
 
     def __init__(self, what: str, ranks: Iterable[int], timeout_s: float) -> None:
         self.what, self.ranks, self.timeout_s = what, sorted(ranks), timeout_s

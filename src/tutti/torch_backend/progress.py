@@ -56,37 +56,21 @@ MOVING_S: Final = 10.0
 
 
 class ProgressEngine:
-    """Runs the operations of one rank of a group.
-
-    Args:
-        peers: the group's processes on this host.
-        global_ranks: the ranks' numbers in the job.
-        absent: returns the ranks of the group that have not come to the current collective.
-        has_left: returns whether a rank of the group has left.
-        timeout_s: the time limit of an operation.
-        remote: whether some of the ranks are on other hosts.
-
-    Attributes:
-        lock: held by the thread that runs operations.
-    """
+    """Runs the operations of one rank of a group."""
 
     def __init__(
         self,
-        peers: Peers,
+        peers: Peers,  # the group's processes on this host
         global_ranks: Sequence[int],
-        absent: Callable[[], list[int]],
+        absent: Callable[[], list[int]],  # returns the ranks that have not come to the current collective
         has_left: Callable[[int], bool],
-        timeout_s: float,
-        remote: bool = False,
+        timeout_s: float,  # of an operation
+        remote: bool = False,  # some ranks are on other hosts
     ) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # held by the thread that runs operations
         self.timeout_s = timeout_s
-        self._peers, self._global_ranks, self._absent, self._has_left = (
-            peers,
-            tuple(global_ranks),
-            absent,
-            has_left,
-        )
+        self._peers, self._global_ranks = peers, tuple(global_ranks)
+        self._absent, self._has_left = absent, has_left
         self._moving_s = MOVING_S if remote else None
         self._spin_s = 0.0 if peers.crowded else SPIN_S
         self._wake = threading.Condition(self.lock)

@@ -27,26 +27,11 @@ class OperationEngine(Protocol):
 
 
 class Operation(Work):
-    """The work object that `async_op=True` returns.
-
-    Args:
-        progress: runs it.
-        steps: the operation, as a generator.
-        outputs: the tensors that hold its result.
-        what: its name in errors.
-        absent: returns the ranks of the group that have not come.
-        timeout_s: its time limit, from its turn on.
-        receiving: for a receive, the awaited message.
-
-    Attributes:
-        done: whether it is over.
-        error: why it failed, if it did.
-        deadline_s: the end of its time, by `time.monotonic`; 0 before its turn.
-    """
+    """The work object that `async_op=True` returns."""
 
     done = False
     error: BaseException | None = None
-    deadline_s = 0.0
+    deadline_s = 0.0  # by `time.monotonic`; 0 before its turn
     _progress: OperationEngine | None = None
     _steps: Steps | None = None
     _receiving: Receiving | None = None
@@ -58,10 +43,10 @@ class Operation(Work):
         progress: OperationEngine,
         steps: Steps,
         outputs: Sequence[Tensor],
-        what: str,
-        absent: Callable[[], list[int]],
-        timeout_s: float,
-        receiving: Receiving | None = None,
+        what: str,  # its name in errors
+        absent: Callable[[], list[int]],  # returns the ranks that have not come
+        timeout_s: float,  # from its turn on
+        receiving: Receiving | None = None,  # the awaited message
     ) -> None:
         super().__init__()
         self.what, self.absent, self.timeout_s = what, absent, timeout_s
@@ -116,14 +101,7 @@ class Operation(Work):
     # --- for the user
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return when it is done.
-
-        Args:
-            timeout: the longest wait; 0: the group's.
-
-        Raises:
-            TuttiError: it failed: a rank is lost, did not come, or called something else.
-        """
+        """Return when it is done, or raise its error; a time-out of 0 is the group's."""
         if not self.done and self._progress is not None:
             self._progress.finish(self, timeout.total_seconds())
         if self.error is not None:

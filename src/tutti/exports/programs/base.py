@@ -26,26 +26,17 @@ BATCHES: Final = (2, 1, 5)
 
 
 class Program(ABC):
-    """A kind of program. The docstring of a kind is its line in help texts.
+    """A kind of program. The docstring of a kind is its line in help texts."""
 
-    Attributes:
-        name: for `--to`.
-        suffix: of the file.
-    """
-
-    name: ClassVar[str]
-    suffix: ClassVar[str]
+    name: ClassVar[str]  # for `--to`
+    suffix: ClassVar[str]  # of the file
 
     @staticmethod
     @abstractmethod
     def write(path: Path, module: nn.Module, example: Tensor, facts: Mapping[str, str]) -> None:
-        """Write a model as a program for any number of samples.
+        """Write a model, in evaluation mode, as a program for any number of samples.
 
-        Args:
-            path: of a file that is written whole, or is removed by the caller.
-            module: the model, in evaluation mode.
-            example: inputs of some samples.
-            facts: to keep with the program, such as the names of the classes.
+        `example` are inputs of some samples; `facts` are kept with the program.
         """
 
     @staticmethod
@@ -60,20 +51,10 @@ class Program(ABC):
 
 
 def write_program(path: Path, kind: type[Program], module: nn.Module, facts: Mapping[str, str]) -> float:
-    """Write a model as a program, and check that it computes the same.
+    """Write a model as a program to a new path, and check that it computes the same.
 
-    Args:
-        path: a path where nothing exists yet.
-        kind: of the program.
-        module: has `example(samples)`, which makes inputs.
-        facts: to keep with the program.
-
-    Returns:
-        The largest difference of the outputs, in units of the largest one or of 1.
-
-    Raises:
-        BadModel: the model cannot be written so, or the program computes something else.
-        OSError: it cannot be written.
+    Return the largest difference of the outputs, in units of the largest one or of 1. `module` has
+    `example(samples)`, which makes inputs. BadModel: the program computes something else, or cannot be made.
     """
     examples = [module.example(samples) for samples in BATCHES]  # type: ignore[operator]
     # Some formats depend on the suffix.
