@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tutti.errors import UserError
-from tutti.launch.launcher import ALONE, Launcher, ends_with_a_rank, started_by
+from tutti.launch.launcher import ALONE, LaunchContext, Launcher, ends_with_a_rank, started_by
 
 SRUN = {
     "SLURM_JOB_ID": "7",
@@ -27,23 +27,33 @@ def _mpi4py_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
 
-def test_a_plain_python_is_alone() -> None:
-    assert started_by({"PATH": "/bin"}) == ALONE
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+MPICH = {"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
+TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
-def test_open_mpi_tells_rank_size_and_place() -> None:
-    found = started_by(
-        {
-            "OMPI_COMM_WORLD_SIZE": "8",
-            "OMPI_COMM_WORLD_RANK": "5",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-        }
-    )
-    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == (
-        Launcher.MPIRUN, 5, 8, 1, 4,
-    )  # fmt: skip
-    assert found.mpi
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PATH": "/bin"}, ALONE),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, ALONE),  # an allocation without a step
+        (TORCHRUN, ALONE),
+        ({"TORCHELASTIC_RUN_ID": "none", **TORCHRUN}, LaunchContext(Launcher.TORCHRUN, 3, 4, 1, 2)),
+        (OPEN_MPI, LaunchContext(Launcher.MPIRUN, 5, 8, 1, 4)),
+        (MPICH, LaunchContext(Launcher.MPIRUN, 2, 4, 0, 2)),
+        (SRUN, LaunchContext(Launcher.SRUN, 5, 7, 1, 3)),
+    ],
+)
+def test_the_launcher_is_found_by_its_variables(environ: dict[str, str], expected: LaunchContext) -> None:
+    found = started_by(environ)
+    assert found == expected
+    assert found.mpi == (found.launcher in (Launcher.MPIRUN, Launcher.SRUN))
+    assert found.given == (found.launcher is not Launcher.ALONE)
 
 
 def test_only_open_mpi_without_fault_tolerance_ends_a_job_with_its_first_rank() -> None:
@@ -51,18 +61,6 @@ def test_only_open_mpi_without_fault_tolerance_ends_a_job_with_its_first_rank() 
     assert ends_with_a_rank(started)
     assert not ends_with_a_rank({**started, "OMPI_MCA_mpi_ft_enable": "1"})
     assert not ends_with_a_rank(SRUN)
-
-
-def test_mpich_and_intel_mpi_are_recognised() -> None:
-    found = started_by({"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"})
-    assert (found.launcher, found.rank, found.size, found.local_size) == (Launcher.MPIRUN, 2, 4, 2)
-
-
-def test_a_task_of_srun_is_recognised() -> None:
-    found = started_by(SRUN)
-    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == (
-        Launcher.SRUN, 5, 7, 1, 3,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -86,10 +84,6 @@ def test_a_task_of_srun_in_a_shell_of_srun_is_a_rank(monkeypatch: pytest.MonkeyP
     assert started_by({**SRUN, "SLURM_PTY_PORT": "40000"}).size == 7
 
 
-def test_an_allocation_without_a_step_is_alone() -> None:
-    assert started_by({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == ALONE
-
-
 @pytest.mark.parametrize("environ", [SRUN, {"OMPI_COMM_WORLD_SIZE": "2"}])
 def test_without_mpi4py_a_launcher_is_refused(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -102,14 +96,3 @@ def test_without_mpi4py_a_launcher_is_refused(
 def test_a_launcher_that_tells_no_size_is_refused() -> None:
     with pytest.raises(UserError, match="does not tell how many"):
         started_by({"PMIX_RANK": "3"})
-
-
-def test_torchrun_tells_rank_size_and_place() -> None:
-    told = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    found = started_by({"TORCHELASTIC_RUN_ID": "none", **told})
-    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == (
-        Launcher.TORCHRUN, 3, 4, 1, 2,
-    )  # fmt: skip
-    assert found.given
-    assert not found.mpi
-    assert started_by(told) == ALONE
