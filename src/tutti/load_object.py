@@ -45,7 +45,7 @@ def load_object(spec: str, kind: str) -> object:
     for name in path.split("."):
         if not hasattr(found, name):
             raise UnknownName(
-                "object", name, _names_in(found), f"It was asked for as the {kind} '{spec}'.", where
+                "object", name, _names_in(found), f"It is needed for the {kind} '{spec}'.", where
             )
         found = getattr(found, name)
     return found

@@ -110,7 +110,7 @@ def _say_after(seconds: float | None, text: str, over: Event) -> None:
 
 
 def say_on_stderr(text: str) -> None:
-    """Print a sentence on standard error, at once; work goes on if its reader is gone."""
+    """Print a sentence on standard error, at once; ignore that its reader is gone."""
     with suppress(BrokenPipeError):
         print(f"tutti: {text}", file=sys.stderr, flush=True)
 

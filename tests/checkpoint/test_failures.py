@@ -1,4 +1,4 @@
-"""Bad disks and killed writers: training goes on, and the last good checkpoint is kept."""
+"""Bad disks and killed writers: training continues, and the last good checkpoint is kept."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def go_on(comm: Communicator, place: MemoryPlace, step: int) -> bool:
     return True
 
 
-def test_ranks_of_both_hosts_go_on_from_the_last_copy() -> None:
+def test_ranks_of_both_hosts_continue_from_the_last_copy() -> None:
     with closing(StateMemory()) as memory:
         with World(4) as world:
             assert world.run(go_on, memory.place, 0) == [False] * 4

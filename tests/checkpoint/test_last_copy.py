@@ -73,7 +73,7 @@ def fail(memory: StateMemory) -> None:
         raise PeerLost([0], "once too often")
 
 
-def test_what_is_lost_on_a_full_disk_is_said(
+def test_a_copy_lost_on_a_full_disk_is_reported(
     memory: StateMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     memory.place.note_folder(tmp_path)

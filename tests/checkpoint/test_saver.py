@@ -34,7 +34,7 @@ def save(comm: Communicator, folder: Path, steps: list[int], keep: int = 3) -> l
 
 
 @pytest.mark.parametrize(("ranks", "hosts"), [(1, 1), (3, 1), (4, 2)])
-def test_any_number_of_ranks_goes_on(tmp_path: Path, ranks: int, hosts: int) -> None:
+def test_any_number_of_ranks_continues(tmp_path: Path, ranks: int, hosts: int) -> None:
     assert VirtualWorld(ranks, hosts).run(save, tmp_path / "checkpoints", [7]) == [[]] * ranks
     found, passed_over = newest(tmp_path / "checkpoints")
     assert passed_over == []

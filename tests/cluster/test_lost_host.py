@@ -1,4 +1,4 @@
-"""A run that loses a host goes on with a spare one, and ends with the weights of an undisturbed run."""
+"""A run that loses a host continues on a spare one, and ends with the weights of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_rank_that_was_killed_is_replaced(hosts: Hosts, tmp_path: Path) -> Non
         lost = line_with("going on", program)
         (tmp_path / "go-on").touch()
         said = program.communicate(timeout=100)[0]
-    assert re.search(r"lost rank \d.*; going on with 2 ranks", lost)
+    assert re.search(r"lost rank \d.*; continuing with 2 ranks", lost)
     assert "resumed after step" in said
     assert program.returncode == 0, said
     assert is_empty(hosts)
@@ -154,7 +154,9 @@ def test_a_host_that_stands_by_takes_the_place_of_one_without_power(tmp_path: Pa
         assert program.returncode == 0, "".join(said)
         assert [host for host in hosts.names if hosts.processes(host)] == []
     text = "".join(said)
-    assert "lost host b: it cannot be reached any more; going on with 2 ranks on 2 hosts (a: 1, c: 1)" in text
+    assert (
+        "lost host b: it cannot be reached any more; continuing with 2 ranks on 2 hosts (a: 1, c: 1)" in text
+    )
     assert "resumed after step" in text
     # On one host the same sums are made in another order.
     before, after = (read_from(folder).weights for folder in (alone, survived))

@@ -217,7 +217,7 @@ def test_a_source_ends_prunable_jobs_after_an_epoch(tmp_path: Path, block: int) 
     }
 
 
-def test_a_request_saves_all_jobs_and_they_go_on(tmp_path: Path) -> None:
+def test_a_request_saves_all_jobs_which_can_be_resumed(tmp_path: Path) -> None:
     longer = {"steps": None, "epochs": 12, "batch_size": 16}
     jobs = [_job(f"job-{seed}", seed=seed, **longer) for seed in range(3)]
     whole, stopped = _farm(tmp_path / "whole"), _farm(tmp_path / "stopped")

@@ -89,7 +89,7 @@ def test_three_launches_train_each_job_once_and_one_that_is_killed_leaves_its_jo
     assert (set(progress.done.values()), len(progress.done), progress.rows) == ({JobState.FINISHED}, 12, {})
 
 
-def test_what_others_have_found_is_told_and_what_they_do_is_left_to_them(tmp_path: Path) -> None:
+def test_results_of_other_launches_are_reported_and_their_jobs_left_alone(tmp_path: Path) -> None:
     folder = FarmFolder.begin(tmp_path / "farm", "test", {})
     jobs = [FarmJob(name, TrainConfig()) for name in ("failed", "running", "free")]
     told: list[Happening] = []

@@ -91,7 +91,7 @@ def test_the_longest_come_first_and_no_block_idles_while_jobs_wait(lengths: list
     assert outcome.seconds <= (4 / 3) * ideal * (1 + 1e-9) + min(lengths)
 
 
-def test_a_block_that_dies_goes_on_with_the_next_job() -> None:
+def test_a_block_that_dies_takes_the_next_job() -> None:
     pool = VirtualPool(1, lambda job: Course(1, "killed" if job.name == "job-0" else ""))
     source = JobList(_jobs([3, 2, 1]))
     Coordinator(pool, source).run()

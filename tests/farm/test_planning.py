@@ -22,7 +22,7 @@ def machine(cores: int, threads: int = 1, quota: int | None = None, first: int =
     [machine(1), machine(2), machine(7), machine(8, 2), machine(12, first=5), machine(16, 2, quota=5)],
     ids=str,
 )
-def test_what_is_planned_never_takes_more_than_the_cores(cores: Cores) -> None:
+def test_a_plan_never_takes_more_than_the_cores(cores: Cores) -> None:
     for workers, servers, threads, jobs in product((1, 2, 3, 5), (0, 1, 2), (None, 1, 2, 3), (None, 1, 7)):
         if workers > cores.usable:
             continue
@@ -61,7 +61,7 @@ def test_servers_take_no_core_from_workers() -> None:
         place_blocks(2, None, None, None, 2, machine(8))
 
 
-def test_a_crowd_is_told_once_and_too_large_a_one_is_refused() -> None:
+def test_too_many_ranks_give_one_warning_or_are_refused() -> None:
     placement, _ = place_blocks(3, 2, 2, None, 1, machine(2))
     (said,) = placement.warnings
     assert said.startswith("blocks x ranks x threads = 2 x 2 x 2 = 8, more than the 2 cores that may be used")

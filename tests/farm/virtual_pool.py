@@ -17,41 +17,27 @@ NEVER: Final = float("inf")
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a simulated job.
-
-    Attributes:
-        seconds: after which it ends.
-        fails: why it does; empty: it finishes.
-        stops_s: how long it takes to stop when it is asked to; `NEVER`: it cannot be stopped.
-    """
+    """The course of a simulated job."""
 
     seconds: float
-    fails: str = ""
-    stops_s: float = 0.0
+    fails: str = ""  # why; empty: it finishes
+    stops_s: float = 0.0  # the time to stop on request; `NEVER`: it cannot be stopped
 
 
 @dataclass
 class VirtualPool:
-    """Blocks that only pass time.
-
-    Attributes:
-        blocks: how many.
-        course: of each job.
-        overhead_s: the time that a block needs for each job besides.
-        stops_at: when somebody asks the farm to stop.
-        began: each beginning of a job: when, on which block, its name.
-    """
+    """Blocks that only pass time."""
 
     blocks: int
     course: Callable[[FarmJob], Course]
-    overhead_s: float = 0.0
-    stops_at: float = NEVER
-    began: list[tuple[float, int, str]] = field(default_factory=list)
+    overhead_s: float = 0.0  # of each job
+    stops_at: float = NEVER  # the time of a request to stop the farm
+    began: list[tuple[float, int, str]] = field(default_factory=list)  # time, block and name of each job
     _now: float = 0.0
     _order: count[int] = field(default_factory=count)
     _events: list[tuple[float, int, int, PoolEvent]] = field(default_factory=list)
     _work: dict[int, tuple[int, Course]] = field(default_factory=dict)
-    """The number of a block's job in order, and its course: events of earlier jobs do not count."""
+    """The number and the course of each block's job: events of earlier jobs do not count."""
 
     def __post_init__(self) -> None:
         if self.stops_at != NEVER:

@@ -64,7 +64,7 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_job")
-def test_the_hosts_of_the_allocation_have_as_many_ranks_as_it_has_tasks() -> None:
+def test_hosts_of_an_allocation_have_a_rank_for_each_task() -> None:
     assert read_hosts("slurm") == (Host("gpu03", 4), Host("gpu04", 4), Host("cpu1", 2))
 
 
@@ -85,7 +85,7 @@ def test_ranks_of_one_node_of_several_are_warned_about(
 
 
 @pytest.mark.usefixtures("in_job")
-def test_a_task_of_srun_has_the_nodes_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_srun_gets_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert place_ranks(1, cores=Cores(((0,),))).warnings == ()

@@ -63,7 +63,7 @@ def test_kernel_lists_of_cpus_are_read(text: str, numbers: list[int]) -> None:
         ({}, "/", None),
     ],
 )
-def test_the_quota_is_that_of_the_control_group(
+def test_the_quota_comes_from_the_control_group(
     tmp_path: Path, quotas: dict[str, str], group: str, quota: float | None
 ) -> None:
     assert cpu_quota(*control_group(tmp_path, quotas, f"0::{group}\n")) == quota

@@ -34,7 +34,7 @@ def test_the_first_exception_is_the_cause() -> None:
     assert (error.rank, "KeyError: 'first'" in error.traceback) == (3, True)
 
 
-def test_a_lost_peer_is_a_consequence_of_the_exception_that_came_later_to_our_ears() -> None:
+def test_a_lost_peer_is_a_consequence_of_a_later_report() -> None:
     error = the_cause([report(0, PeerLost([1]), 1.0), report(1, BadModel("no output"), 2.0)])
     assert type(error) is BadModel
     assert str(error) == "no output"
@@ -56,7 +56,7 @@ def test_as_long_as_only_losses_are_known_the_cause_is_uncertain() -> None:
         "[/pytorch/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:73: Connection reset by peer",
     ],
 )
-def test_what_torch_says_of_a_lost_peer_is_a_consequence_of_its_death(text: str) -> None:
+def test_a_torch_error_about_a_lost_peer_is_a_consequence_of_its_death(text: str) -> None:
     error = the_cause([report(0, RuntimeError(text), 1.0)], [Death(1, 2.0, -signal.SIGSEGV)])
     assert isinstance(error, PeerLost)
     assert (error.ranks, error.why) == ([1], "killed by signal 11 (SIGSEGV)")

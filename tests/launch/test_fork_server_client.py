@@ -49,7 +49,7 @@ def test_one_process_forks_the_ranks_of_many_jobs_which_know_nothing_of_each_oth
     assert not lives(server)
 
 
-def test_ranks_come_from_what_was_prepared_for_them() -> None:
+def test_ranks_come_from_a_prepared_server() -> None:
     fork_server_client.end_ranks()
     fork_server_client.prepare_ranks(OF_A_FARM)
     (prepared,) = fork_server_client._kept
@@ -113,7 +113,7 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     assert circumstances()[0]["server"] != server
 
 
-def test_what_ranks_have_started_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
+def test_children_of_ranks_end_with_a_killed_server(tmp_path: Path) -> None:
     with pytest.raises(PeerLost, match=r"the process that forked all ranks ended: killed by signal 9"):
         start("tests.launch.entries:kill_server", str(tmp_path).encode(), TWO)
     notes = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]

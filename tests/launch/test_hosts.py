@@ -32,7 +32,7 @@ def test_hosts_are_read_from_a_file(tmp_path: Path) -> None:
     "given",
     ["", "a:", "a:0", "a:x", "a:-1", "a:4,,b:2", "a b", ":4", "-x:2", "a:4:2", "a:1,b:1,a:2", "no/file"],
 )
-def test_what_is_no_host_is_refused(given: str) -> None:
+def test_invalid_hosts_are_refused(given: str) -> None:
     with pytest.raises(BadOption, match="node1:4"):
         read_hosts(given)
 

@@ -47,7 +47,7 @@ def test_mpich_gets_its_own_options() -> None:
     assert line[1:7] == ["-hosts", "a:4", "-n", "4", "-genvlist", "A,B"]
 
 
-def test_the_wheel_is_told_its_components_and_the_user_has_the_last_word() -> None:
+def test_the_wheels_mpi_gets_settings_unless_the_user_has_set_them() -> None:
     one, two = (Host("a", 2),), (Host("a", 2), Host("b", 2))
     assert settings(WHEEL, one, {})["OMPI_MCA_btl"] == "self,sm"
     assert settings(WHEEL, two, {})["OMPI_MCA_btl"] == "self,sm,tcp"
@@ -62,7 +62,7 @@ def test_waiting_ranks_yield_where_they_outnumber_the_cores() -> None:
     assert "OMPI_MCA_mpi_yield_when_idle" not in settings(WHEEL, (Host("localhost", 1),), {})
 
 
-def test_an_mpi_of_the_site_is_told_nothing() -> None:
+def test_a_sites_mpi_gets_no_settings() -> None:
     assert settings(Mpirun("/opt/mpi/mpirun", own=False, open_mpi=True), (Host("a", 2),), {}) == {}
 
 
@@ -164,7 +164,7 @@ def test_a_rank_that_cannot_reach_the_launching_process_says_so() -> None:
 
 
 @pytest.mark.parametrize("before", ["exec sleep 600", "exit 7"])
-def test_a_host_is_asked_again_until_it_answers(
+def test_a_host_is_probed_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], before: str
 ) -> None:
     asked, launcher = tmp_path / "asked", tmp_path / "mpirun"
@@ -239,7 +239,7 @@ def test_under_the_users_mpirun_the_entry_is_called_in_place() -> None:
 
 @needs_mpirun
 @pytest.mark.mpi
-def test_under_the_users_mpirun_a_user_error_is_said_once() -> None:
+def test_under_the_users_mpirun_a_user_error_is_printed_once() -> None:
     done = under_mpirun("start", "bad_data", "")
     assert done.returncode == 2
     assert done.stderr.count("tutti: error: the labels are 12, expected 0 to 9; check the file") == 1
@@ -252,7 +252,7 @@ def test_under_the_users_mpirun_a_user_error_is_said_once() -> None:
     ("how", "said"),
     [("raise", "ValueError: seven is not a colour"), ("exit", "tutti: error: lost rank 1: it left")],
 )
-def test_a_rank_that_ends_early_in_a_loop_of_ones_own_ends_the_job(how: str, said: str) -> None:
+def test_a_rank_that_ends_early_in_a_custom_loop_ends_the_job(how: str, said: str) -> None:
     done = under_mpirun("join", how)
     assert done.returncode == 1
     assert done.stderr.count(said) == 1

@@ -55,7 +55,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def test_who_follows_a_process_that_is_gone_ends() -> None:
+def test_a_process_ends_with_the_one_it_follows() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     program = f"from tutti.launch.orphans import follow; follow([{gone.pid}]); import time; time.sleep(600)"
@@ -70,7 +70,7 @@ def test_who_follows_a_process_that_is_gone_ends() -> None:
         (["bash", "hydra_pmi_proxy", "mpiexec.hydra", "bash"], [100, 101, 102]),
     ],
 )
-def test_the_launcher_and_what_is_between_are_followed(
+def test_the_launcher_and_processes_between_are_followed(
     names: list[str], followed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []

@@ -45,7 +45,7 @@ def test_nothing_is_taken_from_another_user(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_another_user
-def test_another_user_gets_no_file_and_keeps_nobody_from_getting_one() -> None:
+def test_another_user_gets_no_file_and_does_not_block_the_ranks() -> None:
     job = f"{os.getpid()} besieged"
     name = "\0tutti-" + hashlib.sha256(f"{os.geteuid()} {job}".encode()).hexdigest()
     file = shared_file(job, 0, 2, 30.0)

@@ -72,5 +72,5 @@ def test_freed_memory_is_used_again_and_the_heap_of_a_rank_does_not_grow() -> No
         ({"MALLOC_ARENA_MAX": "1"}, set()),
     ],
 )
-def test_what_a_user_has_set_stays(environ: dict[str, str], left: set[str]) -> None:
+def test_the_users_settings_stay(environ: dict[str, str], left: set[str]) -> None:
     assert start_settings(environ).keys() == left

@@ -100,7 +100,7 @@ def test_signals_within_half_a_second_are_one_request(
 
 
 @pytest.mark.parametrize("signum", [SIGINT, SIGTERM, SIGUSR1])
-def test_where_nobody_looks_for_requests_the_first_signal_ends(signum: int, stopping: StopRequests) -> None:
+def test_outside_a_stoppable_section_the_first_signal_ends(signum: int, stopping: StopRequests) -> None:
     stopping.page.stoppable = False
     signal.raise_signal(signum)
     assert stopping.over()
@@ -115,7 +115,7 @@ def _act_outside(stopping: StopRequests) -> None:
     stopping.act()
 
 
-def test_a_request_is_said_once_and_passed_on(
+def test_a_request_is_announced_once_and_passed_on(
     stopping: StopRequests, capfd: pytest.CaptureFixture[str]
 ) -> None:
     passed: list[int] = []
@@ -128,7 +128,7 @@ def test_a_request_is_said_once_and_passed_on(
     stopping.act()
 
 
-def test_ranks_that_take_over_are_told_of_a_request_that_came_before(stopping: StopRequests) -> None:
+def test_new_ranks_get_an_earlier_request(stopping: StopRequests) -> None:
     signal.raise_signal(SIGTERM)
     assert not stopping.over()
     passed: list[int] = []
@@ -198,17 +198,13 @@ def test_a_rank_of_the_users_launcher_notes_a_request_before_its_first_section()
 
 @dataclass
 class Job:
-    """A run of `stopping.py`, and what it needs to be asked to stop.
-
-    Attributes:
-        forked: it and its ranks come with torch imported.
-    """
+    """A run of `stopping.py`."""
 
     folder: Path
     where: str
     ranks: int = 2
     options: Sequence[str] = ()
-    forked: bool = False
+    forked: bool = False  # with torch imported
 
     def start(self) -> None:
         self.folder.mkdir()

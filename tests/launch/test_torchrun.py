@@ -37,7 +37,7 @@ def outputs(started: Sequence[subprocess.Popen[str]]) -> list[str]:
     return found
 
 
-def test_a_training_under_torchrun_is_that_of_two_ranks(tmp_path: Path) -> None:
+def test_torchrun_trains_on_two_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "under"
     words = ("--standalone", *command(), "train", *TRAINING, "--out", str(folder))
     (said,) = outputs([torchrun(*words)])
@@ -49,7 +49,7 @@ def test_a_training_under_torchrun_is_that_of_two_ranks(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], value) for name, value in weights.items())
 
 
-def test_a_loop_of_ones_own_meets_over_two_launches_of_torchrun() -> None:
+def test_a_custom_loop_meets_over_two_launches_of_torchrun() -> None:
     with held_ports(1) as (port,):
         where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
         started = [torchrun(*where, "--node-rank", str(node), *interpreter(), LOOP) for node in range(2)]

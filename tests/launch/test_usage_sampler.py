@@ -65,7 +65,7 @@ def test_memory_is_the_proportional_set_size(busy: subprocess.Popen[bytes]) -> N
     assert 64 << 20 <= rank.pss <= 160 << 20
 
 
-def test_a_rank_that_ended_is_gone_before_and_after_somebody_asked_for_it(
+def test_an_ended_rank_is_gone_before_and_after_it_is_reaped(
     busy: subprocess.Popen[bytes],
 ) -> None:
     probe = Probe({0: busy.pid}, CORES)
@@ -77,7 +77,7 @@ def test_a_rank_that_ended_is_gone_before_and_after_somebody_asked_for_it(
     assert record.ranks[0].state == "gone"
 
 
-def test_a_file_that_cannot_be_written_is_said_once(
+def test_a_file_that_cannot_be_written_gives_one_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sampler = Sampler({0: os.getpid()}, CORES)

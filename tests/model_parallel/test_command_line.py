@@ -80,7 +80,7 @@ def test_a_stopped_run_resumes_in_its_layout_only(tmp_path: Path, capfd: pytest.
     way = ["-n", "2", "--parallel", "pipeline", "--parallel.schedule", "gpipe"]
     assert "saving, then stopping" in stopped_by(signal.SIGUSR1, [*command(), *TRAIN, *way], run)
     assert main(["train", "--resume", str(run), "--parallel", "tensor"]) == 2
-    assert "cannot go on with --parallel tensor (was pipeline)" in capfd.readouterr().err
+    assert "cannot be resumed with --parallel tensor (was pipeline)" in capfd.readouterr().err
     # A rule that ends the run with the epoch in which it was stopped.
     end = ("--monitor", "train_loss", "--goal", "1000", "--restore-best")
     assert main(["train", "--resume", str(run), *end]) == 0

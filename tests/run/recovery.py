@@ -92,38 +92,25 @@ class Kill:
 
 @dataclass
 class Finished:
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        weights: on each rank.
-        samples: that each epoch has trained on.
-        crews: for each its ranks, and the number of the copy that it has gone on from; None: none.
-        operations: for each rank of the last crew, those it had begun behind each of its steps; first 0.
-    """
-
-    weights: list[Tensor]
-    samples: list[int]
-    crews: list[tuple[int, int | None]]
-    operations: list[list[int]]
+    weights: list[Tensor]  # of each rank
+    samples: list[int]  # of each epoch
+    crews: list[tuple[int, int | None]]  # the ranks between two losses, and the copy they began with
+    operations: list[list[int]]  # of each last rank, begun up to each of its steps; first 0
 
 
 @dataclass
 class Supervisor:
-    """The ranks between two losses.
-
-    Args:
-        strategy: by name.
-        memory: where the copies are.
-        halt: the number of the copy behind which it is halted; None: none.
-    """
+    """The ranks between two losses."""
 
     strategy: str
     memory: StateMemory
-    halt: int | None = None
+    halt: int | None = None  # the number of the copy after which it is halted
     operations: dict[int, list[int]] = field(default_factory=dict)
 
     def work(self, comm: VirtualCommunicator) -> tuple[Tensor, list[int]]:
-        """Go on from the last copy, if there is one, and train to the end."""
+        """Continue from the last copy, if there is one, and train to the end."""
         strategy, begun = made(self.strategy), self.operations.setdefault(comm.rank, [0])
         torch.manual_seed(0)
         module = nn.Linear(3, 2).double()
@@ -176,14 +163,7 @@ class Supervisor:
 
 
 def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> Finished:
-    """Train, while each crew but the last loses a rank.
-
-    Args:
-        strategy: by name.
-        ranks: of the first crew.
-        policy: one of `POLICIES`.
-        kills: one for each of the first crews.
-    """
+    """Train, while each crew but the last loses a rank: `kills` has one for each of these."""
     crews: list[tuple[int, int | None]] = []
     with closing(StateMemory()) as memory:
         for kill in chain(kills, [None]):
@@ -193,7 +173,7 @@ def run(strategy: str, ranks: int, policy: str, kills: Sequence[Kill] = ()) -> F
             try:
                 found = world.run(crew.work)
             except PeerLost:
-                assert world.lost, "nobody was killed"
+                assert world.lost, "no rank was killed"
             crews.append((ranks, begun_at))
             if not world.lost:
                 weights, samples = [one for one, _ in found], found[0][1]

@@ -69,7 +69,7 @@ def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
 
 
-def test_the_caller_s_module_comes_back_trained() -> None:
+def test_the_callers_module_is_trained() -> None:
     model = net()
     before = model[0].weight.clone()
     result = tutti.train(model, DATA, **ONE)
@@ -123,7 +123,7 @@ def test_the_target_of_a_table_is_an_argument() -> None:
     assert re.fullmatch(r"Result\(mlp on Table, \d+ epochs?, folder=None\)", repr(result))
 
 
-def test_the_caller_s_random_numbers_go_on_as_if_nothing_had_happened() -> None:
+def test_the_callers_random_generators_are_left_alone() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), torch.rand(1).item()
 
@@ -205,7 +205,7 @@ def unnamed(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.argmax(1) == targets
 
 
-def test_a_run_ends_by_a_metric_of_ones_own_and_has_the_weights_of_the_best_epoch_without_a_folder() -> None:
+def test_a_custom_metric_ends_a_run_and_restores_the_best_epoch_without_a_folder() -> None:
     how = {"monitor": "val_hits_score", "patience": 2, "restore_best": True}
     result = tutti.train(*(net(), DATA), **{**ONE, "epochs": 20}, lr=0.1, metrics=[hits_score], **how)
     figures = [record.validation.metrics["hits_score"] for record in result.history]
@@ -218,7 +218,7 @@ def test_a_run_ends_by_a_metric_of_ones_own_and_has_the_weights_of_the_best_epoc
         tutti.train(net(), DATA, **ONE, metrics=[unnamed], monitor="val_unnamed", patience=1)
 
 
-def test_what_cannot_be_pickled_is_refused_with_the_remedy() -> None:
+def test_objects_that_cannot_be_pickled_are_refused() -> None:
     with pytest.raises(tutti.BadOption, match=r"data cannot be sent to the ranks.*give a function"):
         tutti.train(net(), (i for i in range(3)), **ONE)
 

@@ -44,7 +44,7 @@ def test_the_first_weights_do_not_depend_on_when_a_file_is_imported(tmp_path: Pa
 
 
 @pytest.mark.parametrize("strategy", [Solo(), Sync(), Local(), EASGD()], ids=lambda one: one.name)
-def test_an_update_of_any_strategy_is_computed_in_as_many_passes_as_wanted(strategy: Strategy) -> None:
+def test_any_strategy_accumulates_over_the_configured_passes(strategy: Strategy) -> None:
     config, part = TrainConfig(batch_size=8, accumulate=4), Part(torch.zeros(19, 3), torch.zeros(19))
 
     def program(comm: Communicator) -> list[list[int]]:
@@ -70,7 +70,7 @@ def test_a_loss_with_a_denominator_of_its_own_is_not_recorded(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("model", "categories"), [("told", (36,)), ("plain", ())])
-def test_models_that_are_told_of_a_table_get_category_numbers(
+def test_models_that_take_a_table_get_category_numbers(
     tmp_path: Path, model: str, categories: tuple[int, ...]
 ) -> None:
     (tmp_path / "nets.py").write_text(

@@ -48,7 +48,7 @@ class Diary(tutti.Callback):
 
 
 class LastingDiary(Diary):
-    """Goes on with its notes, where a run goes on; it leaves out where that was."""
+    """Keeps its notes in a resumed run, without the place of the resume."""
 
     def begin(self, course: tutti.Course) -> None:
         pass
@@ -97,7 +97,7 @@ def dropping() -> nn.Module:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_callback_does_with_the_model_does_not_reach_the_training(workers: int) -> None:
+def test_callbacks_cannot_disturb_the_training_by_using_the_model(workers: int) -> None:
     given = {**OPTIONS, "model_options": {}, "workers": workers, "epochs": 2}
     plain, meddled = (
         tutti.train(**{**given, "model": dropping(), "callbacks": one}).model.state_dict()
@@ -129,7 +129,7 @@ def test_one_rank_that_asks_ends_the_run_with_the_epoch_that_is_under_way(strate
     assert result.summary.ended_early == "the last rank has seen enough"
 
 
-def test_a_resumed_run_tells_its_callbacks_where_it_goes_on(tmp_path: Path) -> None:
+def test_callbacks_see_the_step_of_a_resumed_run(tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     tutti.train(workers=1, out=out, checkpoint="1 epoch", callbacks=Diary(), **{**OPTIONS, "epochs": 2})
     diary = Diary()
@@ -139,7 +139,7 @@ def test_a_resumed_run_tells_its_callbacks_where_it_goes_on(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_callback_with_a_state_goes_on_with_a_resumed_run(tmp_path: Path, ranks: int) -> None:
+def test_the_state_of_a_callback_is_resumed(tmp_path: Path, ranks: int) -> None:
     alone, diary, another = LastingDiary(), LastingDiary(), Diary()
     tutti.train(workers=2, callbacks=[alone], **OPTIONS)
     first = {**OPTIONS, "epochs": 2, "out": str(tmp_path / "run"), "checkpoint": "1 epoch"}
@@ -157,6 +157,6 @@ def test_an_error_in_a_callback_ends_the_run_and_names_the_rank() -> None:
 
 
 @pytest.mark.parametrize("given", [Diary, print, 3, [Diary(), None]])
-def test_what_is_no_callback_is_refused(given: Any) -> None:
+def test_other_objects_are_refused_as_callbacks(given: Any) -> None:
     with pytest.raises(BadOption, match=r"tutti\.Callback"):
         tutti.train(workers=1, callbacks=given, **OPTIONS)

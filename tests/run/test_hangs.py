@@ -28,12 +28,7 @@ from tutti.training.precision import Arithmetic
 
 
 class Hanging(tutti.Callback):
-    """Hangs on rank 1, once, behind a step.
-
-    Args:
-        note: a file that is there once it has.
-        how: the way in which it does.
-    """
+    """Hangs on rank 1, once, after a step; then the file `note` exists."""
 
     def __init__(self, note: Path, how: str, step: int = 11) -> None:
         self._note, self._how, self._step = note, how, step
@@ -78,11 +73,7 @@ def test_a_stopped_rank_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture
 
 
 class Slow(tutti.Callback):
-    """Takes its time after an epoch until it was named.
-
-    Args:
-        named: a file that is there once it was.
-    """
+    """Waits after an epoch until the file `named` exists."""
 
     def __init__(self, named: Path) -> None:
         self._named = named
@@ -92,7 +83,7 @@ class Slow(tutti.Callback):
             wait_for_files([self._named])
 
 
-def test_what_follows_an_epoch_is_named_when_it_takes_longer_and_goes_on(
+def test_long_work_after_an_epoch_is_named_but_not_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = tmp_path / "named"
@@ -193,7 +184,7 @@ def test_each_batch_of_an_evaluation_is_a_sign_of_life() -> None:
         assert before - comm.peers.status()[0] == 10 * MOST_PHASES
 
 
-def test_nobody_hangs_while_the_whole_job_was_suspended(watch: HangWatch) -> None:
+def test_a_suspended_job_does_not_hang(watch: HangWatch) -> None:
     assert look(watch, 1000, steps(10), steps(10)) == []
     assert look(watch, 1001, steps(10), steps(10)) == []
 
@@ -207,6 +198,6 @@ def test_a_long_step_is_ten_times_as_long_as_the_longest() -> None:
     assert look(watch, 284, steps(4)) == [0]
 
 
-def test_one_that_waits_for_another_that_does_not_train_does_not_hang(watch: HangWatch) -> None:
+def test_a_rank_that_waits_for_one_outside_training_does_not_hang(watch: HangWatch) -> None:
     for now in range(11, 200, 4):
         assert look(watch, now, steps(10, waits=True), RankStatus(0, False)) == []

@@ -52,7 +52,7 @@ def test_files_are_missed_before_any_rank_starts_without_torch_too(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("asked", "refused"), [("10s", True), ("off", False), ("60s", False)])
-def test_a_time_out_that_nobody_would_watch_is_refused(
+def test_a_timeout_without_a_supervisor_is_refused(
     monkeypatch: pytest.MonkeyPatch, asked: str, refused: bool
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")

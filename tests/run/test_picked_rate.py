@@ -147,7 +147,7 @@ def test_a_run_too_short_for_a_test_has_the_optimizers_own_rate(capsys: pytest.C
         ({"lr": "automatic"}, "--lr is 'automatic'; give a number, or auto"),
     ],
 )
-def test_what_no_range_test_can_pick_is_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_rule_out_a_range_test_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadOption, match=message):
         check_recipe(job(**options), 2)
 

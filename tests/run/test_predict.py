@@ -193,7 +193,7 @@ def test_other_data_are_evaluated_by_names_of_classes_and_columns(runs: Path, tm
         (np.eye(3)[KINDS], KINDS, np.int64),
     ],
 )
-def test_labels_keep_their_type_and_are_met_again_as_others_write_them(
+def test_labels_keep_their_type_and_match_other_spellings(
     tmp_path: Path, labels: Any, others: Any, kind: type
 ) -> None:
     np.savez(tmp_path / "a.npz", x=TABLE, y=labels)
@@ -251,7 +251,7 @@ def test_a_module_of_a_script_is_given_again_and_a_missing_file_is_named(
     assert not own.training
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_left(
+def test_unfit_data_are_refused_and_no_file_is_left(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "wide.npy", IMAGES[:, :2])

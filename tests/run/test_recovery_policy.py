@@ -77,7 +77,7 @@ def test_the_next_ranks_follow_from_the_end_of_the_last(
                 assert policy.job.takeover == str(end)
 
 
-def test_losses_between_which_the_run_comes_no_further_end_it(tmp_path: Path) -> None:
+def test_losses_without_progress_end_the_run(tmp_path: Path) -> None:
     lost = PeerLost([1], "killed by signal 9")
     with policy_of(tmp_path) as (policy, memory, _):
         for _ in range(MOST_LOSSES):
@@ -99,7 +99,7 @@ def answer_to(folder: Path) -> tuple[bool, str]:
 
 
 def begin(policy: RecoveryPolicy, memory: StateMemory, number: int) -> None:
-    """Take what was asked for as far as to the start of the new ranks."""
+    """Answer the request, up to the start of the new ranks."""
     assert not policy.is_due()
     assert not policy.is_due()
     memory.place.publish(StateCopy(number, 2))
@@ -113,7 +113,7 @@ def test_a_resize_is_agreed_to_when_the_state_was_copied(tmp_path: Path) -> None
         assert request_workers(tmp_path, 1)
         begin(policy, memory, 2)
         assert (policy.placement.workers, policy.job.config.workers, wanted()) == (1, "1", False)
-        assert answer_to(tmp_path) == (True, "going on with 1 rank instead of 3")
+        assert answer_to(tmp_path) == (True, "continuing with 1 rank instead of 3")
 
 
 def test_a_loss_before_the_copy_delays_a_resize(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_run_that_stops_takes_no_copy_for_others(tmp_path: Path) -> None:
         assert not memory.place.copy_wish()()
 
 
-def test_what_is_taken_back_is_wanted_no_more(tmp_path: Path) -> None:
+def test_a_removed_request_is_cancelled(tmp_path: Path) -> None:
     with policy_of(tmp_path) as (policy, memory, _):
         assert request_workers(tmp_path, 1)
         assert not policy.is_due()
@@ -181,15 +181,7 @@ def all_but(*dead: str) -> Callable[[Sequence[str], float], list[str]]:
 
 
 class Busy:
-    """Hosts of which some take longer to answer than one waits at first.
-
-    Args:
-        slow: those.
-        dead: that never answer.
-
-    Attributes:
-        asked: the hosts, each time.
-    """
+    """Hosts that answer late (`slow`) or never (`dead`)."""
 
     def __init__(self, slow: Sequence[str], dead: Sequence[str] = ()) -> None:
         self._slow, self._dead = slow, dead
@@ -222,7 +214,7 @@ B_LOST = HostLost(["b"], [2, 3], "it cannot be reached any more")
         (LauncherLost("killed"), ("b", "c", "d"), None, {"a": 2, "e": 1}),
     ],
 )
-def test_ranks_go_on_where_there_are_places(
+def test_ranks_are_placed_on_the_remaining_hosts(
     lost: PeerLost, dead: Sequence[str], respawned: dict[str, int] | None, shrunk: dict[str, int]
 ) -> None:
     placement = placed("a:2,b:2,c:2,d:1,e:1", 4)
@@ -234,7 +226,7 @@ def test_ranks_go_on_where_there_are_places(
     assert on(after_loss(placement, lost, all_but(*dead), shrinks=True)) == shrunk
 
 
-def test_a_slow_host_is_not_waited_for_where_another_stands_by_and_is_asked_again_at_the_next_loss() -> None:
+def test_a_slow_host_is_passed_over_for_one_that_stands_by_and_probed_at_the_next_loss() -> None:
     busy = Busy(slow=["c"], dead=["b"])
     once = after_loss(placed("a:2,b:2,c:2,d:2", 4), B_LOST, busy.answers, shrinks=False)
     assert (on(once), busy.asked) == ({"a": 2, "d": 2}, [["c", "d"]])
@@ -242,7 +234,7 @@ def test_a_slow_host_is_not_waited_for_where_another_stands_by_and_is_asked_agai
     assert on(after_loss(once, lost, busy.answers, shrinks=False)) == {"a": 2, "c": 2}
 
 
-def test_hosts_that_were_lost_come_back_only_where_the_run_would_end() -> None:
+def test_lost_hosts_are_used_again_only_if_the_run_would_end() -> None:
     busy = Busy(slow=["b"])
     assert on(after_loss(placed("a:2,b:2"), B_LOST, busy.answers, shrinks=False)) == {"a": 2, "b": 2}
     assert busy.asked == [[], ["b"]]
@@ -255,7 +247,7 @@ def test_hosts_that_were_lost_come_back_only_where_the_run_would_end() -> None:
     assert "standing by" not in twice.describe()
 
 
-def test_a_lost_server_is_replaced_whoever_shrinks() -> None:
+def test_a_lost_server_is_replaced_even_if_the_run_shrinks() -> None:
     placement = placed("a:2,b:2", servers=2)
     # Ranks 4 and 5 are servers.
     assert on(after_loss(placement, PeerLost([4, 5], "killed"), all_but(), shrinks=True)) == {"a": 2, "b": 2}

@@ -1,4 +1,4 @@
-"""A run goes on with more or fewer ranks when somebody asks, and ends as if it had always had them."""
+"""A run is resized while it trains, and ends as if it had always had the new number of ranks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,7 @@ from tutti.run.resize import resize
 
 
 class Waits(tutti.Callback):
-    """Says at steps of the run that it is time to ask for other ranks; steps take long until that is done.
-
-    Args:
-        notes: a folder.
-        steps: the steps.
-    """
+    """Notes in a folder at `steps` that a resize is due; steps take long until it is requested."""
 
     def __init__(self, notes: Path, steps: Iterable[int]) -> None:
         self._notes, self._steps = notes, list(steps)
@@ -86,7 +81,7 @@ def test_more_and_fewer_ranks_make_the_same_updates(tmp_path: Path) -> None:
     in_turn = folder.read(Summary).ranks_in_turn
     assert in_turn == ranks_in_turn(folder.lines(RunStart).records)
     assert in_turn[0] == in_turn[-1] == 2
-    # Whoever resumes it goes on with as many.
+    # A resumed run has the same number.
     assert found.config.workers == "2"
 
 
@@ -108,12 +103,12 @@ def test_ranks_that_could_not_train_are_refused(tmp_path: Path, capfd: pytest.Ca
     assert ranks == [2]
     said = {note.name: note.read_text() for note in tmp_path.glob("asked-*")}
     assert "batch" in said["asked-3"]
-    assert "7 ranks were asked for, in vain: " in capfd.readouterr().err
+    assert "a request for 7 ranks was refused: " in capfd.readouterr().err
     assert said["asked-4"] == ""
     assert torch.equal(weights_of(found), weights_of(tutti.train(model(), workers=2, **OPTIONS)))
 
 
-def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> None:
+def test_a_run_that_has_ended_or_cannot_change_is_not_resized(tmp_path: Path) -> None:
     for place in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(BadRunFolder, match=r"has no config\.json; .* ask again once it trains"):
             resize(place, 2)
@@ -123,7 +118,7 @@ def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> N
         resize(run, 2)
     (run / "summary.json").unlink()
     # It has left the heartbeat of one that has stopped.
-    with pytest.raises(BadRunFolder, match=r"it goes on by: tutti train --resume '.*' -n 2"):
+    with pytest.raises(BadRunFolder, match=r"continue it by: tutti train --resume '.*' -n 2"):
         resize(run, 2)
     with (
         FolderLock(run),
@@ -133,7 +128,7 @@ def test_a_run_that_has_ended_or_cannot_change_is_not_asked(tmp_path: Path) -> N
     assert not (run / REQUEST).exists()
 
 
-def test_a_run_between_two_crews_is_asked(tmp_path: Path) -> None:
+def test_a_run_can_be_resized_while_its_ranks_are_replaced(tmp_path: Path) -> None:
     """Nobody has the lock for a moment, but ranks gave a sign a moment ago."""
     RunFolder.take(tmp_path).write_config(TrainConfig("mlp", data="digits", on_failure="respawn").as_json())
     RunFolder(tmp_path).write_heartbeat(Heartbeat(0, "here", 1, time.time(), TRAINING))

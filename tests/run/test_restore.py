@@ -161,7 +161,7 @@ def whole_anywhere(place: Path) -> Path:
     return place / "anywhere"
 
 
-def test_as_many_ranks_give_the_same_bits(whole: Path, place: Path, tmp_path: Path) -> None:
+def test_the_same_number_of_ranks_gives_the_same_bits(whole: Path, place: Path, tmp_path: Path) -> None:
     run = resumed(whole, tmp_path / "run", 2, replace(config_of(place, ""), **remembering(place)))
     ours, theirs = weights(run), weights(whole)
     assert list(ours) == list(theirs)
@@ -207,7 +207,7 @@ def test_interrupted_after_one_and_a_half_epochs_a_run_comes_to_the_same_end(
         assert (start.step, start.world.ranks) == (9, ranks)
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_end(
+def test_a_stopped_run_is_resumed_to_the_same_end(
     whole_anywhere: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(config_of(place, ""), out=str(tmp_path / "run"), checkpoint="1 step")
@@ -227,7 +227,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_end(
     assert apart(tmp_path / "run", whole_anywhere) == 0
 
 
-def test_a_schedule_of_torch_goes_on(place: Path, tmp_path: Path) -> None:
+def test_a_schedule_of_torch_is_resumed(place: Path, tmp_path: Path) -> None:
     config = config_of(place, "", schedule="MultiStepLR", schedule_options={"milestones": [3, 9]})
     train(replace(config, out=str(tmp_path / "whole")), 2)
     run = resumed(tmp_path / "whole", tmp_path / "run", 2, config)
@@ -236,7 +236,7 @@ def test_a_schedule_of_torch_goes_on(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("average", ["ema:0.9", "swa:0.3"])
 @pytest.mark.parametrize(("strategy", "ranks", "most"), [("sync", 3, 1e-12), ("sync", 2, 0), ("local", 2, 0)])
-def test_an_average_goes_on(
+def test_an_average_is_resumed(
     place: Path, tmp_path: Path, average: str, strategy: str, ranks: int, most: float
 ) -> None:
     options = {"model_options": {"norm": ranks == 2}, "strategy": strategy, "average": average}
@@ -254,7 +254,7 @@ def test_an_average_goes_on(
         ("easgd_sync", {}, {"monitor": "train_loss", "goal": 1000}),
     ],
 )
-def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
+def test_a_finished_run_can_be_continued_like_a_longer_one(
     place: Path, tmp_path: Path, strategy: str, length: dict[str, Any], end: dict[str, Any]
 ) -> None:
     options = {"strategy": strategy, "schedule": "StepLR", "restore_best": strategy == "sync"}
@@ -285,7 +285,7 @@ def test_a_finished_run_goes_on_from_its_end_as_if_it_had_been_longer(
     ("before", "after", "ranks"),
     [("sync", "local", 2), ("local", "local", 3), ("solo", "sync", 2), ("solo", "diloco", 1)],
 )
-def test_another_strategy_or_other_ranks_go_on_with_the_learning_rate_of_the_step(
+def test_another_strategy_or_other_ranks_continue_with_the_learning_rate_of_the_step(
     place: Path, tmp_path: Path, before: str, after: str, ranks: int
 ) -> None:
     options = {"batch_size": 24, "strategy": before, "checkpoint": "3 steps", "epochs": 2}
@@ -301,7 +301,7 @@ def test_another_strategy_or_other_ranks_go_on_with_the_learning_rate_of_the_ste
     if {before, after} == {"solo", "sync"}:
         assert not start.anew
     elif before != after:
-        assert start.anew == ("all that the workers of the other strategy knew",)
+        assert start.anew == ("the state of the other strategy's workers",)
 
 
 def changed(checkpoint: Path) -> None:
@@ -385,7 +385,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("given", ["module", "function"])
-def test_python_code_goes_on_with_what_it_gave(given: str, tmp_path: Path) -> None:
+def test_a_run_from_python_is_resumed_with_the_same_objects(given: str, tmp_path: Path) -> None:
     model = make if given == "function" else None
     options: dict[str, Any] = {"workers": 1, "threads": 1, "quiet": True}
     first = tutti.train(

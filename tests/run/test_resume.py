@@ -1,4 +1,4 @@
-"""Which run goes on, and what may be different then."""
+"""The run to resume, and the options that may differ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def left_by(folder: Path, *steps: int, finished: bool = False) -> Path:
     return folder
 
 
-def test_a_run_is_found_by_its_folder_and_goes_on_from_the_newest(tmp_path: Path) -> None:
+def test_a_run_is_found_by_its_folder(tmp_path: Path) -> None:
     run = left_by(tmp_path / "run", 5, 10)
     for where, out in ((run, None), (run, str(run)), (run, f"{run}/")):
         found = Resume.find(str(where), out)
@@ -55,7 +55,7 @@ def test_a_run_is_found_by_one_of_its_checkpoints(tmp_path: Path, name: str) -> 
     assert found == Resume(run, step_folder(run / FOLDER, 5 if name != LATEST else 10))
 
 
-def test_the_command_that_goes_on_with_a_run_can_be_copied_whatever_its_folder_is_called() -> None:
+def test_the_command_to_resume_is_quoted() -> None:
     assert way_on("runs/lenet", (), TrainConfig()) == "tutti train --resume runs/lenet"
     assert way_on(Path("my runs/$net"), (), TrainConfig()) == "tutti train --resume 'my runs/$net'"
     code = TrainConfig(model="my.py:make")
@@ -65,7 +65,7 @@ def test_the_command_that_goes_on_with_a_run_can_be_copied_whatever_its_folder_i
     )
 
 
-def test_auto_goes_on_where_it_can_and_begins_elsewhere(tmp_path: Path) -> None:
+def test_auto_resumes_or_begins(tmp_path: Path) -> None:
     assert Resume.find("auto", str(tmp_path / "fresh")) is None
     (tmp_path / "empty").mkdir()
     assert Resume.find("auto", str(tmp_path / "empty")) is None
@@ -78,7 +78,7 @@ def test_auto_goes_on_where_it_can_and_begins_elsewhere(tmp_path: Path) -> None:
         assert found.goes_on
 
 
-def test_what_cannot_be_resumed_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     run = left_by(tmp_path / "run", 5)
     (tmp_path / "file").write_text("")
     (tmp_path / "strange").mkdir()
@@ -89,13 +89,13 @@ def test_what_cannot_be_resumed_is_refused_with_what_to_do(tmp_path: Path) -> No
         (tmp_path / "none", None, BadRunFolder, "does not exist"),
         (tmp_path / "file", None, BadRunFolder, "is a file"),
         (tmp_path / "strange", None, BadRunFolder, "no folder of a run"),
-        (left_by(tmp_path / "killed"), None, BadRunFolder, "has no checkpoint to go on from"),
+        (left_by(tmp_path / "killed"), None, BadRunFolder, "has no checkpoint to resume"),
     ):
         with pytest.raises(kind, match=said):
             Resume.find(str(where), None if out is None else str(out))
 
 
-def test_options_that_decide_what_is_learned_must_be_as_they_were() -> None:
+def test_a_resumed_run_must_learn_the_same() -> None:
     now = replace(CONFIG, model="cnn", batch_size=7, schedule="one_cycle", workers="3", epochs=9, keep=1)
     with pytest.raises(BadOption) as error:
         going_on(CONFIG, now)
@@ -112,7 +112,7 @@ def test_options_that_decide_what_is_learned_must_be_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_data_whose_streaming_is_left_to_us_are_streamed_or_not_as_before(stream: bool) -> None:
+def test_automatic_streaming_is_decided_as_before(stream: bool) -> None:
     before = replace(CONFIG, data_options={"stream": stream, "buffer": 8})
     assert going_on(before, replace(CONFIG, data_options={"stream": "auto", "buffer": 8})) == before
     with pytest.raises(BadOption, match=r"--data\.stream"):
@@ -147,7 +147,7 @@ def test_a_run_is_not_resumed_with_wrong_options(
     assert sorted(run.rglob("*")) == before
 
 
-def test_a_run_that_has_come_to_its_end_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_prints_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = left_by(tmp_path / "run", 5, finished=True)
     for options in (["--resume", str(run)], ["--resume", "auto", "--out", str(run)]):
         assert main(["train", *options]) == 0

@@ -1,4 +1,4 @@
-"""The configuration of a run that goes on: the run's own, but for what is given anew."""
+"""The configuration of a resumed run: its own, except for the given options."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def begin(folder: Path, **given: Any) -> tutti.Result:
     return train(folder, **given)
 
 
-def test_what_is_not_given_is_as_it_was(tmp_path: Path) -> None:
+def test_options_left_out_keep_their_values(tmp_path: Path) -> None:
     begun = begin(tmp_path, **SGD)
     went_on = train(tmp_path, resume=tmp_path / "checkpoints" / "step-00000004")
     assert went_on.config.as_json() == begun.config.as_json()
@@ -45,7 +45,7 @@ def test_what_is_not_given_is_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_run_goes_on_with_the_weights_of_its_samples(tmp_path: Path) -> None:
+def test_a_run_is_resumed_with_its_sample_weights(tmp_path: Path) -> None:
     heavy = torch.rand(120, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     begun = begin(tmp_path, **SGD, metrics="auc,accuracy", sample_weight=heavy)
     place = tmp_path / "checkpoints" / "step-00000004"
@@ -86,7 +86,9 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         ({"batch_size": 32}, "batch_size=32 (was 24)"),
     ],
 )
-def test_what_decides_what_is_learned_is_refused(tmp_path: Path, given: dict[str, Any], named: str) -> None:
+def test_options_that_affect_learning_must_not_change(
+    tmp_path: Path, given: dict[str, Any], named: str
+) -> None:
     begin(tmp_path, **SGD)
     with pytest.raises(BadOption) as refused:
         train(tmp_path, resume=tmp_path, **given)
@@ -100,7 +102,7 @@ def test_a_change_of_a_part_leaves_its_options_out() -> None:
     assert before.changed({"strategy": "local", "epochs": None}) == before
 
 
-def test_ranks_are_placed_anew_where_others_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_workers_or_hosts_replace_the_earlier_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     before = TrainConfig(workers="4", threads=2, hosts="a:2,b:2")
     assert placed(before, ()) == before
     assert placed(before, ("hosts",)) == TrainConfig(workers="auto", hosts="a:2,b:2")

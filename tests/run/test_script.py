@@ -49,7 +49,7 @@ def test_a_single_rank_leaves_exit_functions_to_its_process(tmp_path: Path) -> N
         atexit.unregister(called.append)
 
 
-def test_neither_an_executor_that_nobody_shuts_down_nor_a_closed_output_is_a_failure(
+def test_an_open_executor_or_a_closed_output_is_no_failure(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = f"""

@@ -108,7 +108,9 @@ def test_a_share_of_the_samples_is_predicted_by_their_numbers(data: tuple[str, s
     assert found.targets.tolist() == Y[found.rows].tolist()
 
 
-def test_what_does_not_go_together_is_refused(data: tuple[str, str], tmp_path: Path, capsys: Any) -> None:
+def test_options_that_do_not_go_together_are_refused(
+    data: tuple[str, str], tmp_path: Path, capsys: Any
+) -> None:
     with pytest.raises(BadOption, match=r"does not go with --validation 0\.3"):
         TrainConfig(split="a.npz:0", validation=0.3)
     for wrong in ("a.npz", "a.npz:", ":1", "a.npz:-1", "a.npz:x"):

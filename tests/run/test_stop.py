@@ -43,10 +43,10 @@ def stopped_by(signum: int, words: list[str], folder: Path, **environment: str) 
     return said.read_text()
 
 
-def test_ctrl_c_saves_and_the_way_to_go_on_is_named(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_prints_the_command_to_resume(tmp_path: Path) -> None:
     said = stopped_by(signal.SIGINT, [sys.executable, "-m", "tutti", *TRAIN, "-n", "2"], tmp_path / "run")
     assert said.count("tutti: saving, then stopping; Ctrl-C again ends at once\n") == 1
-    way = f"as it was asked to; go on with it by: tutti train --resume {tmp_path}/run"
+    way = f"as it was asked to; continue it by: tutti train --resume {tmp_path}/run"
     found = re.search(rf"stopped after step ([\d,]+), {re.escape(way)}\n", said)
     assert found
     # So 'tutti watch' says the same.

@@ -37,7 +37,7 @@ def record(*ranks: RankRecord, validation_s: float = 0.0) -> EpochRecord:
     return EpochRecord(1, 8, True, THREE, None, seconds, 100.0, 0.1, "now", list(ranks))
 
 
-def test_staleness_is_that_of_all_ranks_and_epochs() -> None:
+def test_staleness_covers_all_ranks_and_epochs() -> None:
     aged = {"age_s_mean": 0.001, "age_s_p99": 0.002, "age_s_max": 0.003}
     first = RankRecord(
         exchanges=10, stages={"wait": 1.0, "forward": 19.0}, dropped=2, staleness={1: 100}, **aged

@@ -1,4 +1,4 @@
-"""A run whose ranks are killed goes on, and ends as one that was left alone."""
+"""A run survives killed ranks, and ends with the same weights as an undisturbed run."""
 
 from __future__ import annotations
 
@@ -40,12 +40,7 @@ UPDATES = 8
 
 
 class Killed(tutti.Callback):
-    """Kills ranks behind steps of the run, each once.
-
-    Args:
-        folder: notes which have been killed.
-        deaths: pairs of a rank and a step.
-    """
+    """Kills ranks after steps of the run, each once; `deaths` are pairs of a rank and a step."""
 
     def __init__(self, folder: Path, deaths: Sequence[tuple[int, int]]) -> None:
         self._folder, self._deaths = folder, deaths
@@ -65,7 +60,7 @@ def model() -> nn.Module:
 
 @cache
 def left_alone(make: Callable[[], nn.Module] = model) -> torch.Tensor:
-    """The weights of one rank that nobody has killed."""
+    """The weights of an undisturbed rank."""
     return weights_of(tutti.train(make(), workers=1, **OPTIONS))
 
 
@@ -106,7 +101,7 @@ def test_new_ranks_end_with_the_very_weights_of_a_run_that_was_left_alone(tmp_pa
     assert not (folder.path / FOLDER).exists()
 
 
-def test_one_rank_fewer_goes_on_with_the_same_updates(tmp_path: Path) -> None:
+def test_one_rank_fewer_makes_the_same_updates(tmp_path: Path) -> None:
     deaths = [(2, UPDATES + 2), (1, 3 * UPDATES)]
     survived = tutti.train(
         model(), workers=3, callbacks=Killed(tmp_path, deaths), on_failure="shrink", **OPTIONS
@@ -115,10 +110,7 @@ def test_one_rank_fewer_goes_on_with_the_same_updates(tmp_path: Path) -> None:
     torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "servers"),
-    [("downpour", 1), ("hogwild", 0)],
-)
+@pytest.mark.parametrize(("strategy", "servers"), [("downpour", 1), ("hogwild", 0)])
 def test_every_kind_of_worker_and_server_is_replaced(tmp_path: Path, strategy: str, servers: int) -> None:
     survived = tutti.train(
         model(),
@@ -135,11 +127,7 @@ def test_every_kind_of_worker_and_server_is_replaced(tmp_path: Path, strategy: s
 
 
 class KillsServer(tutti.Callback):
-    """Kills the process that forks ranks, once.
-
-    Args:
-        folder: notes that it is done.
-    """
+    """Kills the process that forks ranks, once."""
 
     def __init__(self, folder: Path) -> None:
         self._note = folder / "hit"
@@ -151,23 +139,19 @@ class KillsServer(tutti.Callback):
             time.sleep(60)
 
 
-def test_as_many_ranks_go_on_when_what_forks_them_was_killed(
+def test_all_ranks_are_replaced_if_the_fork_server_is_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     survived = tutti.train(
-        model(),
-        workers=2,
-        callbacks=KillsServer(tmp_path),
-        on_failure="shrink",
-        **OPTIONS,
+        model(), workers=2, callbacks=KillsServer(tmp_path), on_failure="shrink", **OPTIONS
     )
     torch.testing.assert_close(weights_of(survived), left_alone(), rtol=0, atol=1e-12)
     told = capfd.readouterr().err
     assert "the process that forked all ranks ended: killed by signal 9" in told
-    assert "going on with 2 new ranks" in told
+    assert "continuing with 2 new ranks" in told
 
 
-def test_a_run_of_one_worker_goes_on_with_several(tmp_path: Path) -> None:
+def test_a_run_of_one_worker_is_resumed_with_several(tmp_path: Path) -> None:
     out, options = str(tmp_path / "run"), {**OPTIONS, "epochs": 3, "schedule": None}
     tutti.train(model(), workers=1, out=out, checkpoint="1 epoch", **options)
     longer = tutti.train(model(), workers=2, resume=out, **{**options, "epochs": 6})
@@ -177,11 +161,7 @@ def test_a_run_of_one_worker_goes_on_with_several(tmp_path: Path) -> None:
 
 
 class FailsAfterLoss(tutti.Callback):
-    """Kills rank 1 after an epoch; the ranks that go on fail.
-
-    Args:
-        folder: notes that it is done.
-    """
+    """Kills rank 1 after an epoch; the next ranks fail."""
 
     def __init__(self, folder: Path) -> None:
         self._note = folder / "killed"
@@ -196,7 +176,7 @@ class FailsAfterLoss(tutti.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_run_whose_new_ranks_fail_leaves_the_state_to_go_on_from(tmp_path: Path) -> None:
+def test_a_run_whose_new_ranks_fail_can_be_resumed(tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     with pytest.raises(RankFailed, match="no thread can be started"):
         tutti.train(

@@ -159,7 +159,7 @@ def test_a_run_that_begins_with_weights_prepares_as_theirs_did(run: Path, tmp_pa
     np.testing.assert_array_equal(tutti.load(made).predict(HOUSES), tutti.load(run).predict(HOUSES))
 
 
-def test_a_run_that_goes_on_in_another_precision_prepares_as_before(tmp_path: Path) -> None:
+def test_a_run_resumed_in_another_precision_prepares_as_before(tmp_path: Path) -> None:
     HOUSES.to_csv(tmp_path / "a.csv", index=False)
     options = OPTIONS | {"data": f"{tmp_path}/a.csv", "precision": "fp32", "checkpoint": "1 epoch"}
     folder = RunFolder(trained(tmp_path / "run", **options))

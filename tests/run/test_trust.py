@@ -58,7 +58,7 @@ def test_code_is_found_wherever_it_is_named(config: dict[str, object], names: di
     assert code_named(config) == names
 
 
-def test_what_is_replaced_need_not_be_trusted(tmp_path: Path) -> None:
+def test_replaced_fields_need_no_trust(tmp_path: Path) -> None:
     path = tmp_path / "theirs.json"
     path.write_text(json.dumps({"model": "mlp", "data": "os:abort"}))
     assert TrainConfig.read(path, replaced=["data"]).model == "mlp"

@@ -11,16 +11,7 @@ from tests.forked import ForkedRanks
 
 
 class Ranks(ForkedRanks):
-    """Processes that are, or can become, ranks of a job, for `with`; their functions get their rank.
-
-    Args:
-        size: how many.
-        backend: joined before the first call; None: the functions join themselves.
-        timeout_s: of the default group.
-
-    Attributes:
-        store: where they meet.
-    """
+    """Processes that are ranks of a job, or without a `backend` can become some; functions get their rank."""
 
     def __init__(self, size: int, backend: str | None = "tutti", timeout_s: float = 60.0) -> None:
         self.size = size

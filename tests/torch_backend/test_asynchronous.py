@@ -111,7 +111,7 @@ def test_thousands_of_calls_waited_for_in_any_order_come_out_right(three):
     assert three.run(work) == [0, 0, 0]
 
 
-def test_an_error_reaches_who_waits_and_the_future(two):
+def test_an_error_reaches_waiters_and_the_future(two):
     def work(rank):
         pending = distributed.all_reduce(torch.ones(2 + rank), async_op=True)
         future, said = pending.get_future(), []

@@ -86,7 +86,7 @@ def test_a_mismatched_call_raises_on_all_ranks_and_names_both_calls(two, what):
             assert word in text
 
 
-def test_the_group_goes_on_after_a_mismatch(two):
+def test_the_group_works_after_a_mismatch(two):
     def work(rank):
         said_by(lambda: distributed.all_reduce(torch.ones(2 + rank)))
         tensor = torch.ones(1)
@@ -145,7 +145,7 @@ def test_a_killed_rank_is_named_by_the_others_soon(doomed):
         assert waited_s < 20
 
 
-def test_a_rank_that_destroys_its_group_early_is_named_by_those_who_wait_for_it(doomed):
+def test_a_rank_that_destroys_its_group_early_is_named_by_waiting_ranks(doomed):
     def leave(rank):
         if rank == 1:
             distributed.barrier()
@@ -159,7 +159,7 @@ def test_a_rank_that_destroys_its_group_early_is_named_by_those_who_wait_for_it(
         assert "lost rank 1: it left while others still waited for it" in text
 
 
-def test_who_waits_in_a_group_that_another_thread_ends_is_told(two):
+def test_a_wait_fails_if_another_thread_ends_the_group(two):
     def wait(rank):
         group = distributed.new_group()
         if rank == 1:
@@ -180,7 +180,7 @@ def test_who_waits_in_a_group_that_another_thread_ends_is_told(two):
     assert two.run(wait)[0] is Closed
 
 
-def test_a_timeout_names_who_did_not_come():
+def test_a_timeout_names_the_absent_ranks():
     def late(rank):
         group = distributed.new_group(timeout=timedelta(seconds=1))
         distributed.barrier()

@@ -40,7 +40,7 @@ def drawn(rank, dtype, sparse_dim):
 
 @pytest.mark.parametrize("sparse_dim", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_sum_is_that_of_the_dense_tensors(ranks, dtype, sparse_dim):
+def test_a_sum_equals_the_sum_of_dense_tensors(ranks, dtype, sparse_dim):
     def work(rank):
         tensor = drawn(rank, dtype, sparse_dim)
         distributed.all_reduce(tensor)

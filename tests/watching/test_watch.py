@@ -71,7 +71,7 @@ def test_a_stopped_run_is_shown_with_the_command_to_continue(
     assert main(["watch", str(folder), "--once"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 ranks, stopped, epoch" in shown
-    assert f"go on with it by: tutti train --resume '{folder}'" in shown
+    assert f"continue it by: tutti train --resume '{folder}'" in shown
     assert "failed" not in shown
 
 

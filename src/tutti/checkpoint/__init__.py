@@ -1,1 +1,1 @@
-"""Checkpoints of all ranks: copied while training pauses, and written while it goes on."""
+"""Checkpoints of all ranks: copied while training pauses, and written while it continues."""

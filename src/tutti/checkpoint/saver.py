@@ -7,7 +7,7 @@
 A checkpoint that is due while the one before it is still being written is left out with a warning: a slow
 disk makes checkpoints rarer, not training slower.
 
-Checkpoints in memory outlive the ranks, and are taken often: new ranks go on from the last one after a loss.
+Checkpoints in memory outlive the ranks, and are taken often: new ranks continue from the last one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tutti.terminal import warn_on_stderr
 class Saver:
     """The writer of a run's checkpoints. All ranks make one, and call its methods together.
 
-    A checkpoint that cannot be written is a warning, and earlier ones are kept: training goes on. On rank 0
+    A checkpoint that cannot be written is a warning, and earlier ones are kept: training continues. On rank 0
     `last` is the step of the last checkpoint that is known to be whole on the disk.
     """
 
@@ -128,7 +128,7 @@ class Saver:
             self.last = answer.step
         if answer.error is not None:
             what = "is written, but what it replaces is still there" if answer.whole else "was not written"
-            self._warn(f"the checkpoint of step {answer.step} {what}: {answer.error}; training goes on")
+            self._warn(f"the checkpoint of step {answer.step} {what}: {answer.error}; training continues")
 
     def _warn_of_slow_disk(self, step: int) -> None:
         if self._comm.rank == 0 and not self._has_warned:

@@ -12,6 +12,7 @@ from tutti.launch.cores import Cores, allowed_cores
 from tutti.launch.launcher import Launcher, started_by
 from tutti.launch.placement import Placement, refuse_too_many, share_host
 from tutti.launch.rank_main import RankSetting
+from tutti.records.texts import plural
 
 
 def place_blocks(
@@ -63,8 +64,7 @@ def place_blocks(
 
 def all_serve(block: int, servers: int) -> str:
     """Return the error message for a block with only servers."""
-    ranks = f"{block} rank{'' if block == 1 else 's'}"
-    why = f"--servers is {servers}, but the block has {ranks}, which leaves none to train"
+    why = f"--servers is {servers}, but the block has {plural(block, 'rank')}, which leaves none to train"
     return f"{why}; give a larger --block"
 
 

@@ -262,7 +262,7 @@ class HostPool:
         if error is None:
             return []
         if isinstance(error, DiskFull):
-            # So would all other jobs fail.
+            # All other jobs would fail, too.
             raise error
         # It may have done its job before it died.
         events = self._hear(number)
@@ -294,5 +294,5 @@ def _lost_server(server: RankGroup) -> TuttiError:
     """Return the error for a lost fork server. Its ranks die with it: no job is to blame."""
     return TuttiError(
         f"the process that ranks are forked from was killed (exit code {server.returncode()}), perhaps for "
-        "lack of memory; what was being trained has not failed, and goes on with --resume"
+        "lack of memory; unfinished jobs can be continued with --resume"
     )

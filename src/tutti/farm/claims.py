@@ -46,7 +46,7 @@ class Unclaimed:
         return self._source.epoch(job, record)
 
     def ended(self, job: FarmJob, outcome: JobOutcome) -> None:
-        """Pass it on; a launch that begins later may try again what has failed."""
+        """Pass it on; later launches may retry a failed job."""
         self._launch.release(job.name)
         self._source.ended(job, outcome)
 

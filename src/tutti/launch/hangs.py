@@ -45,7 +45,7 @@ PRINTING_S: Final = 0.5
 STACKS: Final = signal.SIGUSR2
 """The signal on which a rank that trains prints the stacks of its threads."""
 
-STOPPED_WHY: Final = "it was stopped by a signal (SIGSTOP), and nothing let it go on"
+STOPPED_WHY: Final = "it was stopped by a signal (SIGSTOP), and not continued"
 
 EPOCH_OVER: Final = "epoch over"
 

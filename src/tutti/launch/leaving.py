@@ -25,7 +25,7 @@ def prepare_fork() -> None:
 
 def finish_program() -> None:
     """Do what Python does at a program's end: wait for its threads, and run its `atexit` functions."""
-    # As `multiprocessing` does. The threads of executors must be told to end.
+    # As `multiprocessing` does, so that the threads of executors end.
     cast("Any", threading)._shutdown()
     atexit._run_exitfuncs()
 

@@ -31,10 +31,10 @@ from tutti.launch.placement import own_addresses
 from tutti.launch.stop_request import StopPage
 
 QUICK_S: Final = 3
-"""Seconds of silence after which a host is lost, where the run goes on without it."""
+"""Seconds of silence after which a host is lost, if the run survives that."""
 
 PATIENT_S: Final = 30
-"""The same where the run ends with it: a switch that restarts is silent for so long."""
+"""The same if the run ends with it: a switch that restarts may be silent for this time."""
 
 STATUS_S: Final = 1.0
 """Time between two messages of a rank about its status."""
@@ -126,11 +126,11 @@ class RankConnections:
         return [one for one in self.ranks.values() if one.ended_at is None]
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when something has come."""
+        """Return a descriptor that is readable when a message waits."""
         return self._selector.fileno()
 
     def look(self, timeout_s: float = 0.0) -> None:
-        """Receive what has come."""
+        """Receive the waiting messages."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._greet(self._listener.accept()[0])

@@ -49,7 +49,7 @@ FIRST_S: Final = 60.0
 """Time of mpirun to start one rank at least, after which another one is tried: it may hang when it starts."""
 
 LATE_S: Final = 120.0
-"""Time of all ranks to begin, where the run goes on without a host that does not."""
+"""Time of all ranks to begin, if the run survives the loss of a host."""
 
 CAUSE_S: Final = 1.0
 """Time after a loss in which other ranks may report its cause, or print their stacks."""
@@ -186,7 +186,7 @@ class RanksOnHosts:
         return self._end
 
     def _look(self, now: float, first_s: float) -> End | None:
-        """Return why the ranks must be ended; None: they go on."""
+        """Return why the ranks must be ended; None: they need not."""
         ranks, passed_s = self._connections.ranks.values(), now - self._began
         if not ranks and passed_s > first_s:
             return End.NOBODY

@@ -28,11 +28,7 @@ from tutti.launch.fork_server_client import RankGroup, fork_server
 from tutti.launch.hangs import LOOK_S, STACKS, HangWatch, HostStatus
 from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
-from tutti.launch.rank_processes import (
-    RankProcess,
-    note_server_message,
-    start_ranks,
-)
+from tutti.launch.rank_processes import RankProcess, note_server_message, start_ranks
 from tutti.launch.signals import SignalWatch
 from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.terminal import IMPORTING, wait_shown, warn_on_stderr
@@ -153,7 +149,7 @@ class Supervisor:
         return min(limits, default=None)
 
     def _end(self) -> bytes | TuttiError | None:
-        """Return the end of the work; None: it goes on."""
+        """Return the end of the work; None: it is not over."""
         reports = [one.report for one in self._ranks if one.report]
         deaths = [one.death for one in self._ranks if one.death]
         error, certain = first_failure(reports, deaths)

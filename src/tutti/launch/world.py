@@ -160,9 +160,9 @@ def end_mpi_job(error: BaseException, trace: TracebackType | None) -> NoReturn:
     rank, code = started_by().rank, 1
     try:
         if says_all(error):
-            # As a rule all ranks find the same mistake at the same time: the first to speak ends the others.
-            # And a lost peer is a consequence: its own last words come first. Ranks that do not see each
-            # other cannot end each other, and leave it to the first one.
+            # Usually all ranks find the same mistake at the same time: the first to print ends the others.
+            # A lost peer is a consequence: its own error comes first. Ranks that do not see each other
+            # cannot end each other, and leave it to the first one.
             code = cast("TuttiError", error).exit_code
             silent = rank > 0 and isinstance(error, Stranger) and not ends_with_a_rank(os.environ)
             late = silent or isinstance(error, PeerLost)
@@ -184,5 +184,5 @@ def end_ranks(code: int) -> NoReturn:
         # Where MPI cannot be loaded, no rank waits for another, and each says so.
         with suppress(ImportError):
             abort(code)
-    # The page that Open MPI prints about MPI_Abort would hide what has been said before it.
+    # Open MPI's page about MPI_Abort would hide earlier messages.
     os._exit(code)

@@ -56,9 +56,14 @@ class RunLength:
     def label(self, epoch: int) -> str:
         """Name an epoch, such as "epoch  3/30"; of a run shorter than one, its number of steps."""
         if self.updates < self.per_epoch:
-            return f"{self.updates:,} step{'' if self.updates == 1 else 's'}"
+            return plural(self.updates, "step")
         part = " (part)" if epoch == self.epochs and self.updates % self.per_epoch else ""
         return f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}{part}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number of things as text, such as "1 rank" or "1,000 ranks"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def is_share(name: str) -> bool:
@@ -107,7 +112,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
     """Say on how many ranks a run was trained, such as "1, 2 and 4 ranks in turn"; many are summed up."""
     *before, last = ranks
     if not before:
-        return f"{last:,} rank{'' if last == 1 else 's'}"
+        return plural(last, "rank")
     if len(ranks) > MOST_IN_TURN:
         return f"{min(ranks):,} to {max(ranks):,} ranks in turn"
     return f"{', '.join(f'{count:,}' for count in before)} and {last:,} ranks in turn"
@@ -121,7 +126,7 @@ def span_text(counts: Sequence[int]) -> str:
 def resumed_text(start: RunStart, before: RunStart | None = None) -> str:
     """Say where a run went on, on how many ranks, why, and what started over."""
     world, anew = start.world, start.anew
-    ranks = f"{world.ranks} rank{'' if world.ranks == 1 else 's'}"
+    ranks = plural(world.ranks, "rank")
     ranks += f" of {world.hosts} hosts" if world.hosts > 1 else ""
     if before is None or before.world.ranks == world.ranks:
         text = f"resumed after step {start.step:,} on {ranks}"

@@ -29,7 +29,7 @@ from tutti.errors import BadOption, RunStopped, UnknownName, refuse_other
 from tutti.launch.start import ONE_AT_A_TIME
 from tutti.records.run import EpochRecord, Summary
 from tutti.records.run_folder import RunFolder, TrainedOn
-from tutti.records.texts import figures
+from tutti.records.texts import figures, plural
 from tutti.run.arguments import as_arguments
 from tutti.run.build import seeded
 from tutti.run.config import OBJECT, Options, TrainConfig, or_listed, synonyms, with_defaults
@@ -37,7 +37,6 @@ from tutti.run.jobs import Recipe
 from tutti.run.pickled_arguments import by_name
 from tutti.run.resume import Resume, going_on, placed
 from tutti.run.start import run
-from tutti.run.summary_lines import plural
 from tutti.run.train_job import RunOutcome, TrainJob, outcome_again
 from tutti.run.trained import TrainedModel
 from tutti.strategies import Strategy
@@ -259,11 +258,11 @@ def train(
             outcome = cast("RunOutcome | None", run(replace(job, trace=trace)))
     if outcome is None:
         raise BadOption(
-            "rank 0 ran on a host that shares no files with this one; use out=... and read that folder"
+            "rank 0 ran on a host that shares no files with this one; use out=... and read the folder there"
         )
     folder = Path(outcome.folder) if outcome.folder else None
     if outcome.summary is None:
-        raise RunStopped(f"the run was stopped: {outcome.stopped}; go on with it by resume={str(folder)!r}")
+        raise RunStopped(f"the run was stopped: {outcome.stopped}; continue it by resume={str(folder)!r}")
     trained = _trained_model(model, job, outcome)
     own = [one for one in watchers if isinstance(one, Callback)]
     for callback, noted in zip(own, outcome.callbacks, strict=False):
@@ -370,11 +369,8 @@ def spell(options: TrainOptions) -> None:
         options["class_weights"] = ",".join(map(str, np.asarray(weights).tolist()))
     target = options.pop("target", None)
     if target is not None:
-        options["data_options"] = {**options.get("data_options", {}), "target": _listed(target)}
-
-
-def _listed(names: str | int | Sequence[str | int]) -> str | int | list[str | int]:
-    return names if isinstance(names, str | int) else list(names)
+        named = target if isinstance(target, str | int) else list(target)
+        options["data_options"] = {**options.get("data_options", {}), "target": named}
 
 
 def weights_of(sampling: object) -> object:
@@ -388,7 +384,7 @@ def refuse_built(optimizer: object) -> None:
     if isinstance(optimizer, Optimizer):
         raise BadOption(
             f"the optimizer is an {type(optimizer).__name__} over the parameters of a module, and each rank "
-            "has a model of its own; give its class, or a function of the parameters"
+            "trains its own model; give its class, or a function of the parameters"
         )
 
 

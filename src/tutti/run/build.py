@@ -159,7 +159,7 @@ def weights_data(recipe: Recipe) -> TrainedOn | None:
 def data_seed(config: TrainConfig) -> int:
     """Return the seed of the held-out parts, and of the data that a function makes.
 
-    A file of splits has its own. Workers of a `tutti centre` hold out the same samples whatever their seeds.
+    A file of splits has its own. All workers of a `tutti centre` hold out the same samples.
     """
     seed = None if config.split is None else seed_of_data(Path(split_of(config.split)[0]).expanduser())
     own = 0 if config.strategy_options.get("centre") else config.seed
@@ -390,7 +390,7 @@ class Assembly:
     schedule: Schedule
     ending: Ending
     callbacks: Callbacks | None  # None: the user has given none
-    saved: Saved | None  # the state to go on from; None: the run begins
+    saved: Saved | None  # the state to continue from; None: the run begins
 
     def trainer(self, hooks: Hooks | None = None, agenda: Agenda | None = None) -> Trainer:
         """Return the trainer of the whole run."""

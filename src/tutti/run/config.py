@@ -49,7 +49,7 @@ DEFAULT_EPOCHS: Final = 20
 
 STOP: Final = "stop"
 SHRINK: Final = "shrink"
-"""Values of --on-failure: a loss ends the run, or fewer ranks go on."""
+"""Values of --on-failure: a loss ends the run, or fewer ranks continue."""
 
 MOST_RANKS: Final = 1 << 16
 """The most ranks of a run, and the most threads of a rank."""
@@ -359,12 +359,12 @@ class TrainConfig:
     checkpoint: str = option(
         AUTO,
         "how often the run folder gets a checkpoint, and at the end: 10m, '500 steps', '1 epoch'; auto: "
-        "every 10m; off: only when the run is asked to stop",
+        "every 10m; off: only when the run is stopped by a signal",
     )
     keep: int = option(3, "how many of the newest checkpoints stay, and the best one beside them", least=1)
     on_failure: str = option(
         "stop",
-        "when a rank is lost: end the run (stop), or go on from a copy of the state in memory, with new "
+        "when a rank is lost: end the run (stop), or continue from a copy of the state in memory, with new "
         "ranks (respawn) or with one fewer (shrink)",
         ("stop", "respawn", "shrink"),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from tutti.data.schemas import check_data
@@ -21,16 +20,16 @@ CODE: Final = (*PARTS, "callbacks")
 
 
 def check_here(recipe: Recipe, reads: bool = True) -> None:
-    """Raise UserError for what this machine can know to be wrong before ranks are started.
+    """Raise UserError for mistakes that this machine can find before ranks are started.
 
     `reads` is whether the configuration alone chooses the data's columns.
     """
     config = recipe.config
     if started_by().launcher is not Launcher.ALONE:
-        return  # Each of several processes would say it; later one does.
+        return  # Each of several processes would print it.
     check_names(recipe)
     if config.hosts is not None:
-        return  # Files and packages are those of other machines.
+        return  # Other machines have the files and packages.
     check_files(config)
     if "data" not in recipe.objects and not names_object(config.data):
         check_data(config.data, config.data_options, reads)
@@ -47,7 +46,10 @@ def check_names(recipe: Recipe) -> None:
         if field == "strategy" and name == "auto":
             name = "sync"
         if field not in objects and not names_object(name) and name != "auto":
-            _check_part(field, name, getattr(config, f"{field}_options"))
+            name = name.lower() if field == "optimizer" else name
+            PARTS[field].check(name)
+            if not names_file(name):
+                PARTS[field].check_options(name, getattr(config, f"{field}_options"))
     schedule = config.schedule
     if schedule is not None and "schedule" not in objects and not names_object(schedule):
         full, _ = find_schedule(schedule)
@@ -67,17 +69,10 @@ def check_names(recipe: Recipe) -> None:
             Goal.parse(config.goal, monitor, better, validated=True)
 
 
-def _check_part(field: str, name: str, options: Mapping[str, object]) -> None:
-    name = name.lower() if field == "optimizer" else name
-    PARTS[field].check(name)
-    if not names_file(name):
-        PARTS[field].check_options(name, options)
-
-
 def _better_of(metrics: str) -> dict[str, str | None] | None:
     """Return whether "lower" or "higher" values of the loss and each metric are better; None: unknown.
 
-    "auto" gives all metrics. None: there is an object of the user's, whose name is not known yet.
+    None: there is an object of the user's, whose name is not known yet.
     """
     names = (
         list(METRICS) if metrics.strip() == "auto" else [one for one in words_of(metrics) if one != "none"]

@@ -22,8 +22,8 @@ from tutti.launch.mpirun import PROBE_S, answering
 from tutti.launch.placement import Placement, fill
 from tutti.launch.stop_request import StopRequests
 from tutti.records.resize_request import ResizeRequest, answer_request, read_request
+from tutti.records.texts import plural
 from tutti.run.config import SHRINK
-from tutti.run.summary_lines import plural
 from tutti.run.train_job import TrainJob
 from tutti.terminal import say_on_stderr, warn_on_stderr
 
@@ -72,7 +72,7 @@ class RecoveryPolicy:
             raise end.adding(str(error)) from error
         else:
             what = placement.describe() if placement.hosts else plural(placement.workers, "new rank")
-            say_on_stderr(f"{end}; going on with {what}")
+            say_on_stderr(f"{end}; continuing with {what}")
 
     def is_due(self) -> bool:
         """Look for a request, and return whether its copy was taken: then the ranks must end."""
@@ -83,12 +83,12 @@ class RecoveryPolicy:
     def resize(self) -> None:
         """Choose the requested ranks."""
         resize = self._resize
-        assert resize is not None, "they were asked for"
+        assert resize is not None, "`is_due` returned True"
         old = self.placement.workers
         self._cancel_resize()
         self._change_to(resize.job, resize.placement, f"a resize to {plural(resize.request.workers, 'rank')}")
-        text = f"going on with {plural(resize.placement.workers, 'rank')} instead of {old}"
-        say_on_stderr(f"{text}, as was asked")
+        text = f"continuing with {plural(resize.placement.workers, 'rank')} instead of {old}"
+        say_on_stderr(f"{text}, as requested")
         answer_request(resize.folder, resize.request, text, agreed=True)
 
     def _count(self, lost: PeerLost) -> None:
@@ -126,7 +126,7 @@ class RecoveryPolicy:
             if workers > room:
                 raise BadOption(
                     f"the hosts have places for {plural(room, 'worker')}, not for {workers}; ask for "
-                    "fewer, or stop the run, and go on with it by --resume and more --hosts"
+                    "fewer, or stop the run, and continue it with --resume and more --hosts"
                 )
             placement = replace(before, workers=workers, hosts=fill(before.places, workers))
             return self._on_hosts(placement), placement
@@ -143,7 +143,7 @@ class RecoveryPolicy:
         soon = time.monotonic() + PROBE_S
 
         def over() -> bool:
-            # A run that was asked to stop does not wait for hosts that may come back.
+            # A run that must stop does not wait for hosts that may come back.
             return self._stopping.over() or (self._stopping.page.requested and time.monotonic() > soon)
 
         return answering(hosts, patience_s, over)
@@ -173,7 +173,7 @@ class RecoveryPolicy:
         try:
             job, placement = self._of(request.workers)
         except UserError as error:
-            warn_on_stderr(f"{ranks} were asked for, in vain: {error}")
+            warn_on_stderr(f"a request for {ranks} was refused: {error}")
             answer_request(folder, request, str(error), agreed=False)
             return
         for text in placement.warnings:
@@ -195,10 +195,7 @@ Answering = Callable[[Sequence[str], float], Sequence[str]]
 
 
 def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shrinks: bool) -> Placement:
-    """Place the ranks that continue.
-
-    Hosts that were lost, or do not answer at once, are waited for only if the others have too few places.
-    """
+    """Place the ranks that continue; wait for silent hosts only if the others have too few places."""
     first, *others = (*placement.places, *placement.away)
     lost_hosts = set(lost.hosts) if isinstance(lost, HostLost) else set()
     suspects = lost_hosts | {host.name for host in placement.away}
@@ -220,8 +217,8 @@ def after_loss(placement: Placement, lost: PeerLost, answers: Answering, *, shri
     if room() < workers:
         raise lost.adding(
             f"only {', '.join(host.name for host in left)} left, with too few places for {workers} workers: "
-            "go on by --resume and other --hosts; next time name more hosts than -n needs, so that some "
-            "stand by, or let fewer workers go on, by --on-failure shrink"
+            "continue with --resume and other --hosts; next time name more hosts than -n needs, so that some "
+            "stand by, or give --on-failure shrink"
         ) from lost
     away = tuple(host for host in others if host.name not in there)
     return replace(placement, workers=workers, hosts=fill(left, workers), places=left, away=away)

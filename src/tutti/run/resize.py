@@ -40,7 +40,7 @@ def resize(run: str | Path, workers: int) -> str:
         BadRunFolder: there is no such run, it has ended, or another request is pending.
     """
     if workers < 1:
-        raise BadOption(f"a run cannot go on with {workers} ranks; give at least 1")
+        raise BadOption(f"a run cannot train on {workers} ranks; give at least 1")
     path = Path(run)
     if not (path / CONFIG).is_file():
         raise BadRunFolder(
@@ -51,14 +51,14 @@ def resize(run: str | Path, workers: int) -> str:
     _refuse_ended(folder, workers)
     if TrainConfig.from_json(folder.config()).on_failure == STOP:
         raise BadOption(
-            f"{path} was started without --on-failure, so it keeps no copies of its state from which others "
-            "could go on. Stop it, by Ctrl-C or SIGTERM, and go on by: tutti train --resume "
+            f"{path} was started without --on-failure, so it keeps no copies of its state for other ranks. "
+            "Stop it, by Ctrl-C or SIGTERM, and continue it by: tutti train --resume "
             f"{shlex.quote(str(path))} -n {workers} --on-failure respawn"
         )
     if not request_workers(path, workers):
         raise BadRunFolder(
-            f"{path} is being asked for another number of workers already; wait for the answer to that, or "
-            f"remove {path / REQUEST} if no 'tutti resize' is running"
+            f"another 'tutti resize' of {path} waits for an answer; wait for it, or remove "
+            f"{path / REQUEST} if none is running"
         )
     try:
         request = read_request(path)
@@ -89,4 +89,4 @@ def _refuse_ended(folder: RunFolder, workers: int) -> None:
     beats = folder.heartbeats().records
     lives = any(one.time > time.time() - _ABSENT_S for one in beats)
     if not lives or any(one.rank == 0 and one.state == FINISHED for one in beats):
-        raise BadRunFolder(f"{folder.path} does not train now; it goes on by: {again} -n {workers}")
+        raise BadRunFolder(f"{folder.path} does not train now; continue it by: {again} -n {workers}")

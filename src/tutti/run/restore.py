@@ -170,5 +170,5 @@ def history_of(saved: Saved) -> list[EpochRecord]:
 def not_restored(saved: Saved, worker: Any) -> list[str]:
     """Return the parts that are not restored."""
     if "worker" not in saved.shared:
-        return ["all that the workers of the other strategy knew"]
+        return ["the state of the other strategy's workers"]
     return [] if saved.own is not None else list(worker.restarts)

@@ -20,7 +20,7 @@ from tutti.run.config import OBJECT, TrainConfig, flag
 from tutti.run.trust import code_named
 
 AUTO: Final = "auto"
-"""Goes on with the run in --out if it has a checkpoint, and begins it if it has none."""
+"""Continues the run in --out if it has a checkpoint, else begins it."""
 
 SOLO: Final = "solo"
 """The strategy of one worker."""
@@ -49,7 +49,7 @@ class Resume:
     folder: Path  # of the run
     checkpoint: Path | None = None  # the folder of one of its checkpoints; None: the newest good one
     auto: bool = False  # the run begins if there is none
-    again: bool = False  # it has lost ranks, and goes on without the user
+    again: bool = False  # it has lost ranks, and continues without the user
 
     @property
     def goes_on(self) -> bool:
@@ -61,19 +61,19 @@ class Resume:
         """Find the run that `--resume` names, or for `AUTO` the one in `--out`; None: there is none yet."""
         if where == AUTO:
             if out is None:
-                raise BadOption("--resume auto goes on with the run in --out; name that folder too")
+                raise BadOption("--resume auto continues the run in --out; name that folder too")
             return cls(Path(out), auto=True) if (Path(out) / CONFIG).is_file() else None
         path = Path(where)
         refuse_no_folder(path)
         folder, inside = run_of(path)
         if out is not None and Path(out).resolve() != folder.resolve():
-            raise BadOption(f"--out is {out}, but a resumed run goes on in {folder}; leave --out out")
+            raise BadOption(f"--out is {out}, but a resumed run stays in {folder}; leave --out out")
         found = cls(RunFolder.open(folder).path, path.resolve() if inside else None)
         if not found.goes_on:
             # A run that has only begun is to be waited for, not to be trained again.
             refuse_locked(folder)
             raise BadRunFolder(
-                f"{folder} has no checkpoint to go on from; train again, with --checkpoint 1m or the like, "
+                f"{folder} has no checkpoint to resume; train again, with --checkpoint 1m or the like, "
                 "or with --resume auto, which begins a run that has none"
             )
         return found
@@ -119,7 +119,7 @@ def going_on(before: TrainConfig, now: TrainConfig) -> TrainConfig:
     if differ:
         given = any(f"(was {OBJECT}" in one for one in differ)  # nothing can be left out in place of that
         raise BadOption(
-            f"a resumed run cannot go on with {', '.join(differ)}: that would be another training; "
+            f"a run cannot be resumed with {', '.join(differ)}: that would be another training; "
             + ("give as at first" if given else "leave out")
             + " what differs, or begin a new run in another folder"
         )

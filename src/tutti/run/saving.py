@@ -78,7 +78,7 @@ def saving(
     deadline: float | None,  # when the run is to stop, in seconds since the epoch
     *,
     write: bool,  # the run has a folder
-    resumed: bool,  # the user goes on with an earlier run, whose end is saved
+    resumed: bool,  # the user has resumed an earlier run, whose end is saved
 ) -> Iterator[Saving | None]:
     """Yield the object that saves a run (collective over the workers); None if nothing is to be saved."""
     if not write and memory is None:

@@ -67,7 +67,7 @@ def work(comm: Communicator, payload: bytes) -> int:
                 raise
             code = leaving.code or 0
         if comm.size > 1:
-            # A single rank is the caller's process, which goes on.
+            # A single rank is the caller's process, which continues.
             finish_program()
         return code
 

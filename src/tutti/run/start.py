@@ -32,7 +32,7 @@ def run(job: Job) -> object:
     """
     placement = job.placement()
     job.check(placement)
-    # Other data have the columns of those that the model was trained on.
+    # Other data have the columns of the training data.
     check_here(job, not getattr(job, "other_data", False))
     if isinstance(job, TrainJob) and job.write and started_by().given:
         note_early()
@@ -42,7 +42,7 @@ def run(job: Job) -> object:
     if isinstance(job, TrainJob) and job.config.on_failure != STOP:
         return survive(job, placement, say)
     hang_timeout_s = job.hang_timeout_s if isinstance(job, TrainJob) else None
-    # Ranks before these came from a process that has imported torch, and still forks.
+    # Earlier ranks came from a process that has imported torch, and still forks.
     forks = isinstance(job, TrainJob) and job.data is not None and "torch" not in sys.modules
     return start(
         job.entry,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tutti.records.pipeline import PipelineRecord
 from tutti.records.preparation import DATE, NUMBER, TEXT, Preparation
 from tutti.records.run import EpochRecord, Evaluation, RankRecord, Summary
-from tutti.records.texts import Shape, described, figures, metric_text, printable, ranks_text
+from tutti.records.texts import Shape, described, figures, metric_text, plural, printable, ranks_text
 from tutti.run.config import TrainConfig
 
 WIDEST_MATRIX = 20
@@ -82,7 +82,7 @@ def own_statistics(config: TrainConfig) -> str:
 def stopped(why: str, step: int | None, way_on: str) -> str:
     """Describe why and where the run has stopped before its end, and how to resume it."""
     after = "" if step is None else f" after step {step:,}"
-    return f"stopped{after}, as {why}; go on with it by: {way_on}"
+    return f"stopped{after}, as {why}; continue it by: {way_on}"
 
 
 def evaluation(what: str, result: Evaluation, labels: Sequence[object] = ()) -> str:
@@ -127,11 +127,6 @@ def _passes(summary: Summary) -> str:
     return (
         f"{plural(summary.epochs - 1, 'epoch')} and part of one" if summary.epochs > 1 else "part of an epoch"
     )
-
-
-def plural(count: int, noun: str) -> str:
-    """Name a number of things."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def exchanges(history: Sequence[EpochRecord]) -> list[str]:

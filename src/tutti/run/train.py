@@ -82,7 +82,7 @@ GONE_S: Final = 10.0
 class RunContext:
     """The parts that a run shares with others, if it is one of many."""
 
-    follower: Progress = field(default_factory=Progress)  # is told how the run goes, on each rank
+    follower: Progress = field(default_factory=Progress)  # of each rank
     open_data: Callable[[Recipe, Communicator], DataSet] = open_config_data  # collective
     # Returns after each epoch why the run is to end with it (collective over the workers).
     ends: Callable[[Communicator], str | None] | None = None
@@ -133,7 +133,9 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
     config = job.config
     if job.write and job.resume is None and comm.rank == 0 and context.alone:
         check_writable(config.out)
-    checkpoint = _checkpoint(comm, job)
+    checkpoint = None if job.memory is None else kept_in(comm, job.memory)
+    if checkpoint is None and job.resume is not None:
+        checkpoint = found_by(comm, job.resume)
     if config.lr == AUTO and checkpoint is not None:
         config = replace(config, lr=checkpoint.facts["config"]["lr"])
         job = replace(job, config=config)
@@ -141,11 +143,11 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         strategy = check_recipe(job, comm.size, comm.hosts)
         recording = Recording(comm, job.trace)
         team = keep_servers(recording.comm, config.servers, config.levels, config.server_period)
-        # All ranks, the workers first, with the numbers that they have among the workers.
+        # All ranks, the workers first, with their numbers among the workers.
         crew = team if team.servers is None else team.servers.comm
         with sampling(crew, job.write and context.alone) as sampler:
             dataset = context.open_data(job, comm)
-            if job.memory is None or comm.hosts == 1:  # Else ranks that come after these read them again.
+            if job.memory is None or comm.hosts == 1:  # Else later ranks read them again.
                 free_given_data(job, comm)
             task = prepare_task(job, dataset)
             if config.weights is not None and checkpoint is None:
@@ -171,12 +173,6 @@ def train(comm: Communicator, job: TrainJob, context: RunContext) -> RunOutcome:
         if lines and not job.quiet:
             print(*lines, sep="\n", flush=True)
         return result_for_all(recording.comm, team, outcome)
-
-
-def _checkpoint(comm: Communicator, job: TrainJob) -> Checkpoint | None:
-    """Return the state to continue from, in memory or in a folder; None: the run begins."""
-    found = None if job.memory is None else kept_in(comm, job.memory)
-    return found_by(comm, job.resume) if found is None and job.resume is not None else found
 
 
 def _start_of(job: TrainJob, comm: Communicator, parts: Assembly, checkpoint: Checkpoint | None) -> RunStart:
@@ -215,7 +211,7 @@ def work_or_serve(
 def result_for_all(comm: Communicator, team: Communicator, result: R | None) -> R:
     """Return the result of this rank: a worker's own, on a server rank 0's (collective over all ranks).
 
-    So all ranks of a program that mpirun started are alike, and a server does not leave before the workers.
+    All ranks of a program that mpirun started then return the same, and servers do not leave before workers.
     """
     first = result if team is comm else comm.broadcast_object(result)
     return cast("R", first if result is None else result)
@@ -285,7 +281,11 @@ class FittedRun:
         outcome = replace(outcome, summary=summary)
         if self._speaks:
             _print_end(outcome, summary, data, pipeline)
-        return self._with_model(outcome, weights) if job.bring_weights else outcome
+        if not job.bring_weights:
+            return outcome
+        callbacks = self.parts.callbacks
+        noted = () if callbacks is None else tuple(callbacks.attributes())
+        return replace(outcome, weights=in_own_memory(weights), callbacks=noted)
 
     @property
     def trained_on(self) -> TrainedOn:
@@ -342,7 +342,7 @@ class FittedRun:
         if saver.lost:
             raise StateLost(
                 "the run has stopped, but its state could not be saved, as the warning above says; fix "
-                "that, and resume the run: it goes on from the checkpoint before"
+                "that, and resume the run from the checkpoint before"
             )
         book.stop()
         if self._speaks:
@@ -375,12 +375,6 @@ class FittedRun:
             predictions = predictions_of(part, loss.in_units(outputs), loss.ignored)
             folder.write_file(PREDICTIONS, predictions.as_bytes())
 
-    def _with_model(self, outcome: RunOutcome, weights: dict[str, Any]) -> RunOutcome:
-        """Return the outcome with the model, for a caller in Python."""
-        callbacks = self.parts.callbacks
-        noted = () if callbacks is None else tuple(callbacks.attributes())
-        return replace(outcome, weights=in_own_memory(weights), callbacks=noted)
-
 
 @contextmanager
 def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
@@ -408,7 +402,7 @@ def _run_folder(run: FittedRun) -> Iterator[RunFolder | None]:
         if job.resume is not None:
             folder.begin_again()
         if run._speaks and not job.takeover:
-            print(f"run folder: {folder.path}", flush=True)  # A run that loses a rank goes on from there.
+            print(f"run folder: {folder.path}", flush=True)  # A run that loses a rank continues there.
         folder.write_config(config.as_json())
         folder.write(run.trained_on)
         folder.append(run.start, flush=not job.takeover)

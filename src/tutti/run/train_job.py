@@ -32,13 +32,13 @@ class TrainJob(Job):
     write: bool = True  # a run folder
     bring_weights: bool = False  # to the caller
     trace: bool = False  # write what every rank did when into the run folder
-    resume: Resume | None = None  # the run to go on with; None: a new one
+    resume: Resume | None = None  # the run to continue; None: a new one
     began: float = field(default_factory=time.time)  # in seconds since the epoch
     bar: bool = False  # shown on a terminal, although the run is quiet
     notebook: bool = False  # a cell shows what the ranks print
-    memory: MemoryPlace | None = None  # where the state is copied to, for ranks that come after a loss
-    data: FileAddress | None = None  # of an arena with the data set, if ranks before these have read it
-    takeover: str = ""  # why these ranks come after others of the run
+    memory: MemoryPlace | None = None  # where the state is copied to, for the ranks after a loss
+    data: FileAddress | None = None  # of an arena with the data set, if earlier ranks have read it
+    takeover: str = ""  # why these ranks replace others
 
     @property
     def hang_timeout_s(self) -> float | None:
@@ -93,7 +93,7 @@ class RunOutcome:
     summary: Summary | None  # None: the run has stopped before its end
     folder: str | None
     data: TrainedOn  # as the model saw them
-    weights: dict[str, Any] | None  # the model's state by name, if it was asked for
+    weights: dict[str, Any] | None  # the model's state by name, if `bring_weights`
     stopped: str | None = None  # why
     callbacks: tuple[bytes | None, ...] = ()  # pickled attributes of rank 0's copies; None: they cannot be
 

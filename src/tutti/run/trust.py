@@ -50,7 +50,7 @@ def _named(field: str, value: object) -> Iterator[tuple[str, str]]:
 def check(path: Path, config: Mapping[str, Any], replaced: Collection[str] = ()) -> None:
     """Refuse a configuration that names code."""
     kept = {field: value for field, value in config.items() if field not in replaced}
-    # A Python object was not kept: whoever needs it says so.
+    # A Python object was not kept; loading it raises its own error.
     left = {field: name for field, name in code_named(kept).items() if not name.startswith("object:")}
     if left:
         listed = ", ".join(f"{printable(field)} '{printable(name)}'" for field, name in left.items())

@@ -176,7 +176,7 @@ class GroupCollectives(ProcessGroup):
         if len(parts) != self._size or len(parts[self._rank]) != own.numel():
             raise Unusable(
                 f"{what} got tensors of {[len(part) for part in parts]} elements for {self._size} ranks and "
-                f"one of {own.numel()} for that of rank {self._rank}; give one for each rank, as long as that"
+                f"one of {own.numel()} for rank {self._rank}'s; give one for each rank, of that length"
             )
 
     def gather(

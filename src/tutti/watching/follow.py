@@ -24,6 +24,7 @@ from tutti.records.texts import (
     figures,
     loss_text,
     metric_text,
+    plural,
     printable,
     resumed_text,
 )
@@ -70,7 +71,7 @@ def headline(run: Snapshot, health: Health) -> str:
     text = f"{printable(str(run.folder))}: "
     if config:
         text += f"{config.get('model')} on {config.get('data')}, {config.get('strategy')}, "
-        text += f"{run.workers} rank{'' if run.workers == 1 else 's'}, "
+        text += f"{plural(run.workers, 'rank')}, "
     text += health.condition.value
     if run.summary is not None:
         text += f" after {duration(run.summary.seconds)}"
@@ -94,11 +95,10 @@ def remarks(run: Snapshot, health: Health) -> Iterator[tuple[bool, str]]:
     yield from ((found.lost, str(found)) for found in health.findings)
     yield from ((False, printable(start.lr_why)) for start in run.starts if start.lr_why)
     if health.condition in (Condition.FAILED, Condition.STOPPED) and run.resumable:
-        yield False, f"go on with it by: tutti train --resume {shlex.quote(str(run.folder))}"
+        yield False, f"continue it by: tutti train --resume {shlex.quote(str(run.folder))}"
     if health.condition is Condition.FAILED:
-        epochs = len(run.history)
-        ended = f"after {epochs} complete epoch{'' if epochs == 1 else 's'}"
-        at = ended if epochs else "before its first epoch ended"
+        ended = f"after {plural(len(run.history), 'complete epoch')}"
+        at = ended if run.history else "before its first epoch ended"
         yield True, f"the run failed {at}: it has no summary, and its ranks have ended; see its output"
     yield from ((False, printable(sentence)) for sentence in run.damage)
 
