@@ -21,10 +21,7 @@ _FILE: Final = "tutti_file_"
 
 
 def names_object(spec: str) -> bool:
-    """Return whether `spec` has the form `package.module:object` or `file.py:object`, or names a .py file.
-
-    An address, such as 's3://bucket/folder', does not.
-    """
+    """Return whether `spec` is `package.module:object`, `file.py:object` or a .py file, and no address."""
     return spec.endswith(".py") or (":" in spec and "://" not in spec)
 
 
@@ -79,10 +76,7 @@ def call_with_options(
 
 
 def require_packages(what: str, packages: Iterable[str], extra: str) -> None:
-    """Refuse work that needs packages of an extra which are not installed, without importing them.
-
-    `what` begins the sentence, such as "pictures need".
-    """
+    """Refuse work if packages of an extra are missing; `what` begins the sentence ("pictures need")."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise BadOption(f"{what} {', '.join(missing)}, not installed here: pip install 'tutti[{extra}]'")

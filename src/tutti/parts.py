@@ -123,12 +123,7 @@ _WHOLE: Final = ("constantlr", "linearlr")
 
 
 def find_schedule(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the name in `SCHEDULES`, or `CONSTANT`, for a name in any spelling, and its options.
-
-    Raises:
-        UnknownName: there is no such schedule.
-        BadOption: no option can describe it.
-    """
+    """Return the name in `SCHEDULES`, or `CONSTANT`, for a name in any spelling, and its options."""
     every = _ALIASES | {full: (full, {}) for full in SCHEDULES}
     for known, found in every.items():
         if _plain(name) == _plain(known):

@@ -144,10 +144,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return None
 
     def options(self, name: str) -> tuple[str, ...]:
-        """Return the names of those parameters of a function, or fields of a class, that have a default.
-
-        Bases imported from another file of the package count too.
-        """
+        """Return the parameters of a function, or fields of a class and its bases, that have a default."""
         place = self._places[name]
         node = place.definition
         if isinstance(node, ast.ClassDef):

@@ -266,10 +266,7 @@ def view_like(vector: Tensor, like: Tensor) -> Tensor:
 
 
 def vector_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the elements of `tensor`, which is as large as `like`, in the order of `view_like`.
-
-    It shares the memory of a tensor whose elements are in that order already.
-    """
+    """Return the elements of `tensor` in the order of `view_like`; they share its memory if possible."""
     tensor = tensor.expand_as(like)
     last = like.dim() in _FORMATS and like.is_contiguous(memory_format=_FORMATS[like.dim()])
     return (tensor.movedim(1, -1) if last else tensor).reshape(-1)

@@ -175,11 +175,7 @@ def found_under(prefix: str, held: Named) -> Named:
 
 
 def find(joint: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Return a whole tensor.
-
-    Raises:
-        BadCheckpoint: it is missing, or its shape differs from that of `like`.
-    """
+    """Return a whole tensor, or raise BadCheckpoint if it is missing or has another shape than `like`."""
     whole = joint.get(name)
     if whole is None:
         raise BadCheckpoint(f"the checkpoint has no '{name}'; it was made of another model or optimizer")

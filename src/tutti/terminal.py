@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def say_last(text: str) -> None:
-    """Flush the streams, and then write `text` to standard error: the process is about to end.
-
-    Errors of writing are ignored.
-    """
+    """Flush the streams, and write `text` to standard error before the process ends; ignore errors."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # None, closed, or of a class with errors of its own
             stream.flush()

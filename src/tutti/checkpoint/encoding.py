@@ -90,10 +90,7 @@ def encode(state: State, rank: int) -> EncodedState:
 
 
 def decode(head: Json, tensors: Mapping[str, Tensor]) -> State:
-    """Return the state, which shares the tensors' memory.
-
-    KeyError, TypeError, ValueError: this was not encoded by `encode`.
-    """
+    """Return the state, which shares the tensors' memory. KeyError, TypeError, ValueError: it is damaged."""
     return State(
         _decoded_held(head["joint"], "joint", tensors),
         _decoded_held(head["alone"], "alone", tensors),

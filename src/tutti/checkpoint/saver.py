@@ -74,10 +74,7 @@ class Saver:
         score: float | None = None,  # how good the model is, the higher the better; rank 0's counts
         wait: bool = False,  # for the one before, and for this one
     ) -> bool:
-        """Take a checkpoint (collective); the state is copied when this returns, and written later.
-
-        Return, on all ranks, False if it was left out, as the previous one is still being written.
-        """
+        """Copy the state (collective), to be written later; return False if the writer is still busy."""
         # No virtual clock knows when a process is done, and equal simulations have equal results.
         if wait or self._one_process:
             self.wait()

@@ -94,10 +94,7 @@ class MemorySnapshot:
             self.memory = memfd.make_roomy("snapshot") if given is None else given.open()
 
     def take(self, state: State, facts: Json) -> Places:
-        """Copy this rank's state, and rank 0's facts of the run (collective).
-
-        Return, on rank 0, the place of each file in the memory, which then has the copies of all ranks.
-        """
+        """Copy this rank's state and rank 0's facts (collective); return the files' places on rank 0."""
         rank = self._comm.rank
         encoded = encode(state, rank)
         texts = [encoded.head, *([to_json(facts).encode(errors="surrogatepass")] if rank == 0 else [])]

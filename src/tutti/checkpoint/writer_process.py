@@ -112,10 +112,7 @@ _KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "PYTHONHOME")
 
 
 class Writer:
-    """The process that writes checkpoints.
-
-    It starts with the first checkpoint, as many runs end before it, and again after it was killed.
-    """
+    """The process that writes checkpoints; it starts with the first one, and again after it was killed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

@@ -47,11 +47,7 @@ class Form(ABC):
     @staticmethod
     @abstractmethod
     def write(path: Path, content: Exported) -> None:
-        """Write to a path where nothing exists yet, whole or not at all.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write to a path where nothing exists yet, whole or not at all."""
 
 
 def start_of(path: Path) -> bytes:

@@ -128,10 +128,7 @@ def _flush() -> None:
 
 
 class _Reporter(Progress):
-    """Reports each epoch to the coordinator, and receives whether it is the last one.
-
-    `channel` leads to the coordinator on rank 0, and is None elsewhere.
-    """
+    """Reports each epoch to the coordinator from rank 0, and receives whether it is the last one."""
 
     def __init__(self, channel: Connection | None, block: int) -> None:
         self._channel, self._block = channel, block

@@ -69,10 +69,7 @@ def all_serve(block: int, servers: int) -> str:
 
 
 def settings_of(placement: Placement, blocks: int, allowed: Sequence[int]) -> list[list[RankSetting]]:
-    """Return the threads and cores of each rank of each block.
-
-    A server mostly sleeps: it has one thread, and the cores of its block's workers.
-    """
+    """Return the threads and cores of each rank of each block; servers share those of its workers."""
     workers, servers = placement.workers // blocks, placement.servers // blocks
     cores = placement.cores or (tuple(allowed),) * placement.workers
     found = []

@@ -49,10 +49,7 @@ class JobSource(Protocol):
     """The jobs of a farm, one after the other."""
 
     def next(self) -> FarmJob | None:
-        """Return the next job.
-
-        None: there is none until a running job has a result; if none runs, the farm is done.
-        """
+        """Return the next job; None: there is none until a running job has a result."""
         ...
 
     def epoch(self, job: FarmJob, record: EpochRecord) -> bool:

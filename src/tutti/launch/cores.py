@@ -104,11 +104,7 @@ def cpu_quota(mount: Path, membership: Path) -> float | None:
 
 
 def share_of(rank: int, ranks: Sequence[Cores]) -> int:
-    """Return the number of threads of a host's `rank`, given the allowed cores of all its ranks.
-
-    Launchers differ: each rank may have its own cores, or all may share them, or partly both. So a core
-    counts as divided among the ranks that may use it.
-    """
+    """Return the threads of a host's `rank`: its share of each core that it may use, or of the quota."""
     users = Counter(core for one in ranks for core in one.physical)
     share = sum((Fraction(1, users[core]) for core in ranks[rank].physical), Fraction())
     quota = ranks[rank].quota

@@ -73,11 +73,7 @@ def started_by(environ: Mapping[str, str] | None = None) -> LaunchContext:
 
 
 def mpi_place(environ: Mapping[str, str]) -> LaunchContext | None:
-    """Return this process's place in an MPI job from its launcher; None outside one.
-
-    Raises:
-        UserError: the launcher does not give the number of ranks.
-    """
+    """Return this process's place in an MPI job; None outside one. UserError: its size is unknown."""
     return _open_mpi(environ) or _slurm(environ) or _pmi(environ)
 
 

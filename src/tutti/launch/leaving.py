@@ -31,10 +31,7 @@ def finish_program() -> None:
 
 
 def leave() -> NoReturn:
-    """End this process, after flushing files that the program has left open.
-
-    The exit code is 0, or 1 if that fails.
-    """
+    """Flush files that the program has left open, and exit with 0, or with 1 if that fails."""
     finish_program()
     # First: the parts of a file that is freed in a circle are closed in any order.
     errors = _flush_files()

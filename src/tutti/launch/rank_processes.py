@@ -22,10 +22,7 @@ from tutti.launch.rank_main import Descriptors, RankJob, RankPlace, RankSetting
 
 @dataclass
 class RankProcess:
-    """The supervisor's record of a rank: its report, and its end.
-
-    `hung` is the reason, if it was killed because it hung.
-    """
+    """The supervisor's record of a rank: its report, and its end."""
 
     rank: int
     pipe: Connection

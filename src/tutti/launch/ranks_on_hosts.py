@@ -79,10 +79,7 @@ def run_on_hosts(
     hang_timeout_s: float | None = None,
     recovery: Recovery | None = None,
 ) -> object:
-    """Run `entry` on the ranks of the placement, on its hosts, as `tutti.launch.start.start` does.
-
-    TUTTI_MPIRUN_ARGS holds further arguments for mpirun.
-    """
+    """Run `entry` on the hosts of the placement, as `tutti.launch.start.start` does."""
     with ExitStack() as stack:
         stopping = StopRequests(stack.enter_context(SignalWatch())) if recovery is None else recovery.stopping
         is_due = None if recovery is None else recovery.is_due

@@ -151,10 +151,8 @@ def _first_of_slurm(environ: Mapping[str, str]) -> str:
 
 @contextmanager
 def reserved_port(interface: str = "") -> Iterator[int]:
-    """Yield a port of an interface (by default of all) that the system gives to no other process.
-
-    A socket is bound to it that does not listen: so torch can listen there, as its stores set SO_REUSEADDR.
-    """
+    """Yield a port of an interface (by default of all) that the system gives to no other process."""
+    # It is bound but does not listen, so torch can listen there: its stores set SO_REUSEADDR.
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((interface, 0))

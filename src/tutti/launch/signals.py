@@ -16,11 +16,7 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def can_be_taken(signum: int) -> bool:
-    """Return whether we may handle a signal.
-
-    An ignored one (as SIGHUP under nohup) stays ignored, and SIGUSR1 is the program's own if it has a
-    handler.
-    """
+    """Return whether we may handle a signal: not an ignored one, nor SIGUSR1 if the program does."""
     handler = signal.getsignal(signum)
     return handler == signal.SIG_DFL if signum == signal.SIGUSR1 else handler not in (signal.SIG_IGN, None)
 
@@ -77,12 +73,7 @@ class SignalWatch:
 
 
 def act_on(signum: int) -> None:
-    """Do what the signal means, once the ranks are gone: its earlier handler, then the exit.
-
-    Raises:
-        KeyboardInterrupt: for SIGINT, by Python's own handler.
-        SystemExit: with 128 + the signal's number.
-    """
+    """Call a signal's earlier handler, once the ranks are gone; then exit with 128 + its number."""
     handler = signal.getsignal(signum)
     if callable(handler):
         handler(signum, None)

@@ -156,10 +156,7 @@ _before: dict[int, Any] = {}
 
 
 def stop_requested() -> bool:
-    """Return whether this rank has been asked to save and stop; cheap enough for every step.
-
-    Other ranks may learn of it at another step, or not at all: they have to agree.
-    """
+    """Return whether this rank is to save and stop; other ranks may see this at another step."""
     return _page.requested
 
 

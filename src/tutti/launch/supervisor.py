@@ -116,10 +116,7 @@ class Supervisor:
     def wait(
         self, stopping: StopRequests, is_due: Callable[[], bool] | None = None
     ) -> bytes | TuttiError | Replaced | None:
-        """Wait for the end of the work; return rank 0's pickled result, or the failure that came first.
-
-        None: a signal ends the ranks.
-        """
+        """Return rank 0's pickled result, or the failure that came first; None: a signal ends the ranks."""
         with self._starting, selectors.DefaultSelector() as selector:
             if not self._server.ready:
                 self._starting.enter_context(wait_shown(IMPORTING))

@@ -85,10 +85,7 @@ def _join_given(threads: int | None) -> Communicator:
 
 
 def refuse_stranger() -> None:
-    """Refuse a launcher that does not belong to the MPI library (initialises MPI). Imports no torch.
-
-    UserError: the launcher has ended, or MPI does not see the ranks that it has started.
-    """
+    """Refuse a launcher that has ended, or belongs to another MPI library (initialises MPI). No torch."""
     from tutti.comm.mpi.library import world_place
 
     context = started_by()

@@ -157,11 +157,9 @@ def weights_data(recipe: Recipe) -> TrainedOn | None:
 
 
 def data_seed(config: TrainConfig) -> int:
-    """Return the seed of the held-out parts, and of the data that a function makes.
-
-    A file of splits has its own. All workers of a `tutti centre` hold out the same samples.
-    """
+    """Return the seed of the held-out parts, and of data that a function makes."""
     seed = None if config.split is None else seed_of_data(Path(split_of(config.split)[0]).expanduser())
+    # All workers of a `tutti centre` hold out the same samples.
     own = 0 if config.strategy_options.get("centre") else config.seed
     return own if seed is None else seed
 
@@ -187,10 +185,7 @@ def outputs_for(dataset: DataSet) -> int:
 
 
 def trained_on(dataset: DataSet, balanced: Tensor | None = None, scaled: bool = True) -> TrainedOn:
-    """Return the facts that a model needs to treat other data like these.
-
-    `balanced` has class weights by counts; amounts are `scaled` if the network computes in their units.
-    """
+    """Return the facts that a model needs to treat other data like these."""
     stored, scale, inputs = dataset.train.stored_inputs, dataset.train.scale, []
     preparation = scale.preparation
     if isinstance(stored, Columns):

@@ -41,10 +41,7 @@ _WORKERS: Final = {
 
 
 def check_recipe(recipe: Recipe, ranks: int, hosts: int = 1, compared: bool = False) -> Strategy:
-    """Check a recipe's names and options, which needs no data, and return its strategy.
-
-    Servers count among the ranks. If `compared`, single steps are compared with those of one process.
-    """
+    """Check names and options, which needs no data, and return the strategy. Servers count as ranks."""
     config = recipe.config
     check_names(recipe)
     _check_values(config, recipe.objects)

@@ -20,10 +20,7 @@ CODE: Final = (*PARTS, "callbacks")
 
 
 def check_here(recipe: Recipe, reads: bool = True) -> None:
-    """Raise UserError for mistakes that this machine can find before ranks are started.
-
-    `reads` is whether the configuration alone chooses the data's columns.
-    """
+    """Raise UserError for mistakes that this machine can find before ranks are started."""
     config = recipe.config
     if started_by().launcher is not Launcher.ALONE:
         return  # Each of several processes would print it.
@@ -36,10 +33,7 @@ def check_here(recipe: Recipe, reads: bool = True) -> None:
 
 
 def check_names(recipe: Recipe) -> None:
-    """Refuse unknown names, except of data, and unknown options of parts.
-
-    A name of the user's own object is not loaded.
-    """
+    """Refuse unknown names, except of data, and unknown options of parts; load no object of the user."""
     config, objects = recipe.config, recipe.objects
     for field in ("model", "strategy", "optimizer", "loss"):
         name = str(getattr(config, field))
@@ -70,10 +64,7 @@ def check_names(recipe: Recipe) -> None:
 
 
 def _better_of(metrics: str) -> dict[str, str | None] | None:
-    """Return whether "lower" or "higher" values of the loss and each metric are better; None: unknown.
-
-    None: there is an object of the user's, whose name is not known yet.
-    """
+    """Return whether "lower" or "higher" values of each metric are better; None: a name is not known yet."""
     names = (
         list(METRICS) if metrics.strip() == "auto" else [one for one in words_of(metrics) if one != "none"]
     )

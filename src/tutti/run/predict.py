@@ -47,10 +47,7 @@ def work(comm: Communicator, payload: bytes) -> None:
 
 
 def write_predictions(job: PredictJob, comm: Communicator, predictor: Predictor) -> None:
-    """Write a model's predictions into the job's file (collective); rank 0 writes.
-
-    Memory holds all inputs, unless they are streamed, and some outputs at a time.
-    """
+    """Write a model's predictions into the job's file (collective); rank 0 writes, some at a time."""
     with seeded(job.config.seed), keeping_doubles(predictor.is_double):
         name, part = (_other if job.other_data else _own)(job, comm, predictor)
     path, data, arithmetic = Path(job.out), predictor.data, Arithmetic(device=job.config.device)

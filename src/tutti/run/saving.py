@@ -120,10 +120,7 @@ def _remove_empty(folder: Path) -> None:
 def observed(
     comm: Communicator, folder: RunFolder | None, sampler: Sampler | None, wanted: bool
 ) -> Iterator[Progress]:
-    """Sample cores and memory into the run folder, and yield the writer of heartbeats there (collective).
-
-    On a host that does not see the folder there are neither samples nor heartbeats.
-    """
+    """Sample cores and memory into the run folder, and yield its writer of heartbeats (collective)."""
     seen = _seen(comm, folder) if wanted else None
     host = socket.gethostname()
     first = comm.broadcast_object(host) if wanted else None

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 def run_program(
     program: str, arguments: list[str], workers: str, threads: int | None, hosts: str | None
 ) -> int:
-    """Run a Python file on every rank of this machine, or of several hosts.
-
-    Return the exit code: 0, or the program's own if it has saved its state and stopped on request.
-    """
+    """Run a Python file on every rank; return 0, or the exit code of a program stopped on request."""
     path = Path(program)
     if not path.is_file():
         raise BadOption(f"there is no program {program}; give the path of a Python file")

@@ -45,10 +45,7 @@ class _Lying(NamedTuple):
 
 
 class SharedData:
-    """The data sets of this host, as one of its ranks sees them.
-
-    With `one_run` all ranks are of one run, so that later ones find its data divided and scaled.
-    """
+    """The data sets of this host, as one of its ranks sees them; with `one_run` also divided and scaled."""
 
     def __init__(self, address: FileAddress, *, one_run: bool = False) -> None:
         self._arena, self._one_run = Arena.open(address), one_run

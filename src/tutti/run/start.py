@@ -26,10 +26,7 @@ from tutti.terminal import say_on_stderr, warn_on_stderr
 
 
 def run(job: Job) -> object:
-    """Check the job, announce the placement, and run the job's entry on every rank.
-
-    Return the entry's result on rank 0; None if rank 0 ran on another host.
-    """
+    """Check a job, announce its placement, and run it; return rank 0's result, None if it ran elsewhere."""
     placement = job.placement()
     job.check(placement)
     # Other data have the columns of the training data.

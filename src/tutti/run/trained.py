@@ -72,10 +72,7 @@ class Predictor(nn.Module, ABC):
         return part
 
     def seen(self, name: str, part: Part, columns: Sequence[str], table: Table | None) -> Part:
-        """Return a part of other data in the form that the module takes; see `aligned`.
-
-        From then on it takes the rows of such a `table`.
-        """
+        """Return a part of other data in the form that the module takes; see `aligned`."""
         if self.table is None:
             part = self.given(aligned(name, part, columns, self.data))
         elif table is None:

@@ -48,10 +48,7 @@ class BackendStub(Backend):
 
 
 def register_stub(group: ProcessGroup, timeout: timedelta) -> BackendStub | None:
-    """Register a stub of a group for all its devices; None with torch 2.13, where Python cannot make one.
-
-    The caller keeps it: C++ keeps only its C++ part.
-    """
+    """Return a stub of a group, to be kept by the caller; None with torch 2.13, which cannot make one."""
     try:
         made = BackendStub(group.rank(), group.size(), timeout)
     except TypeError:

@@ -90,10 +90,7 @@ class ProgressEngine:
         asynchronous: bool,
         timeout_s: float | None = None,
     ) -> Operation | None:
-        """Run a collective after the earlier ones; return it only if `asynchronous` and unfinished.
-
-        `what` is its name in errors; `timeout_s` is by default the group's.
-        """
+        """Run a collective after the earlier ones; return it only if `asynchronous` and unfinished."""
         with self.lock:
             if not self._collectives and self._broken is None:
                 try:

@@ -94,11 +94,7 @@ def _store_of(file: int, timeout: timedelta) -> tuple[Store, int, int]:
 
 
 def register_with_torch(rendezvous: Rendezvous) -> None:
-    """Register the backend as soon as torch.distributed is imported.
-
-    `rendezvous` finds the ranks' store; under launchers that torch does not know, it sets the variables of
-    `env://`.
-    """
+    """Register the backend once torch.distributed is imported; `rendezvous` finds the ranks' store."""
     global _rendezvous
     _rendezvous = rendezvous
     _when_imported(_HOME, register)

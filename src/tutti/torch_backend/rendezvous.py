@@ -60,12 +60,7 @@ class GroupStore:
         self._timeout_s, self._check, self._gathered = timeout_s, check, 0
 
     def gather(self, value: str) -> list[str]:
-        """Publish a value, and return those of all ranks, in rank order.
-
-        Raises:
-            Absent: a rank did not publish its own in time.
-            PeerLost: it never will (`check`).
-        """
+        """Return the values of all ranks. Absent: one did not come in time. PeerLost: it never will."""
         self._gathered += 1
         self._store.set(f"{self._gathered}/{self._rank}", value)
         return [self._wait_for(rank) for rank in range(len(self._global_ranks))]
@@ -89,10 +84,7 @@ class GroupStore:
 
 
 def join_by_store(rank: int, size: int) -> HostCommunicator:
-    """Join the ranks that torchrun has started (collective), of which this is `rank`.
-
-    UserError: they are on several hosts. Absent: a rank does not come.
-    """
+    """Join the ranks of one host that torchrun has started (collective)."""
     store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=MEET_S)))
     _stores.append(store)
     meeting = GroupStore(PrefixStore("tutti-world", store), rank, range(size), MEET_S, lambda rank: None)
