@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.launch.cores import (
-    Cores,
-    allowed_cores,
-    cpu_quota,
-    group_siblings,
-    parse_cpu_list,
-    share_of,
-)
+from tutti.launch.cores import Cores, allowed_cores, cpu_quota, group_siblings, parse_cpu_list, share_of
 
 
 def topology(root: Path, siblings: dict[int, str]) -> Path:

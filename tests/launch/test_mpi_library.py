@@ -13,12 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tutti.launch.mpi_library import (
-    SEGMENT_BYTES,
-    library_beside,
-    make_room,
-    use_library_of,
-)
+from tutti.launch.mpi_library import SEGMENT_BYTES, library_beside, make_room, use_library_of
 
 
 @pytest.mark.parametrize(

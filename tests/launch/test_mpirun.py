@@ -182,11 +182,7 @@ def test_a_host_is_probed_until_it_answers(
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("whom", "signum", "returncode"),
-    [
-        ("program", signal.SIGTERM, 143),
-        ("program", signal.SIGKILL, -9),
-        ("mpirun", signal.SIGKILL, 1),
-    ],
+    [("program", signal.SIGTERM, 143), ("program", signal.SIGKILL, -9), ("mpirun", signal.SIGKILL, 1)],
 )
 def test_signals_leave_nothing_behind(whom: str, signum: int, returncode: int, tmp_path: Path) -> None:
     # Who looks for mpirun needs that of a user's program.

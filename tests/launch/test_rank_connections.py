@@ -67,9 +67,7 @@ def test_rank_0_alone_gets_the_payload_and_the_launching_process_hears_all(
     assert connections._page.stoppable
 
 
-def test_a_request_reaches_connected_and_later_ranks(
-    connections: RankConnections,
-) -> None:
+def test_a_request_reaches_connected_and_later_ranks(connections: RankConnections) -> None:
     pages = [StopPage(), StopPage()]
     first = connected(connections, 0)
     first.watch(pages[0], lambda: None)

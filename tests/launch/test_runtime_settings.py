@@ -66,11 +66,7 @@ def test_freed_memory_is_used_again_and_the_heap_of_a_rank_does_not_grow() -> No
 
 @pytest.mark.parametrize(
     ("environ", "left"),
-    [
-        ({}, {TUNABLES}),
-        ({TUNABLES: "glibc.malloc.arena_max=1"}, set()),
-        ({"MALLOC_ARENA_MAX": "1"}, set()),
-    ],
+    [({}, {TUNABLES}), ({TUNABLES: "glibc.malloc.arena_max=1"}, set()), ({"MALLOC_ARENA_MAX": "1"}, set())],
 )
 def test_the_users_settings_stay(environ: dict[str, str], left: set[str]) -> None:
     assert start_settings(environ).keys() == left

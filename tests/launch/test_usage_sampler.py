@@ -65,9 +65,7 @@ def test_memory_is_the_proportional_set_size(busy: subprocess.Popen[bytes]) -> N
     assert 64 << 20 <= rank.pss <= 160 << 20
 
 
-def test_an_ended_rank_is_gone_before_and_after_it_is_reaped(
-    busy: subprocess.Popen[bytes],
-) -> None:
+def test_an_ended_rank_is_gone_before_and_after_it_is_reaped(busy: subprocess.Popen[bytes]) -> None:
     probe = Probe({0: busy.pid}, CORES)
     busy.kill()
     in_state(busy, psutil.STATUS_ZOMBIE)

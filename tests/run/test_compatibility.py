@@ -83,11 +83,7 @@ def test_options_that_do_not_go_together_make_no_configuration(options: dict[str
 @pytest.mark.parametrize(
     ("strategy", "options", "message"),
     [
-        (
-            Free(),
-            {"parallel": "sharded"},
-            "--parallel needs workers that make each update together",
-        ),
+        (Free(), {"parallel": "sharded"}, "--parallel needs workers that make each update together"),
         (Sync(), {"servers": 1}, "cannot run on servers: only strategies derived from"),
         (EASGD(), {"device": "cuda"}, "keeps its centre in the CPU's memory, and --device is 'cuda'"),
     ],

@@ -12,12 +12,7 @@ import pytest
 import torch
 
 import tutti
-from tests.run.test_survival import (
-    OPTIONS,
-    left_alone,
-    model,
-    weights_of,
-)
+from tests.run.test_survival import OPTIONS, left_alone, model, weights_of
 from tutti.errors import BadOption, BadRunFolder
 from tutti.records.folder_lock import FolderLock
 from tutti.records.heartbeat import TRAINING, Heartbeat
@@ -85,10 +80,7 @@ def test_more_and_fewer_ranks_make_the_same_updates(tmp_path: Path) -> None:
     assert found.config.workers == "2"
 
 
-@pytest.mark.parametrize(
-    ("strategy", "servers"),
-    [("hogwild", 0), ("downpour", 1)],
-)
+@pytest.mark.parametrize(("strategy", "servers"), [("hogwild", 0), ("downpour", 1)])
 def test_every_kind_of_worker_may_come_and_go(tmp_path: Path, strategy: str, servers: int) -> None:
     options = {"strategy": strategy, "servers": servers}
     found, ranks = resized_run(tmp_path, {3: 3, 4: 1}, **options)

@@ -35,10 +35,7 @@ from tutti.launch.exit_reports import first_failure
 from tutti.launch.fork_server_client import ForkServer, RankGroup
 from tutti.launch.placement import Placement
 from tutti.launch.rank_main import RankSetting
-from tutti.launch.rank_processes import (
-    note_server_message,
-    start_ranks,
-)
+from tutti.launch.rank_processes import note_server_message, start_ranks
 from tutti.launch.stop_request import StopPage, StopRequests
 from tutti.records.farm_folder import FarmFolder
 from tutti.records.run_folder import CONFIG, LOG, RunFolder

@@ -19,16 +19,7 @@ from typing import Final
 from typing_extensions import override
 
 from tutti.launch.cores import BINDING
-from tutti.launch.fork_server import (
-    GRACE_S,
-    IDLE_S,
-    EndRanks,
-    NewGroup,
-    RankEnded,
-    Ready,
-    receive,
-    send,
-)
+from tutti.launch.fork_server import GRACE_S, IDLE_S, EndRanks, NewGroup, RankEnded, Ready, receive, send
 from tutti.launch.rank_main import Descriptors, RankPlace
 from tutti.launch.runtime_settings import start_settings
 from tutti.launch.signals import held_back

@@ -17,13 +17,7 @@ from tutti.launch.exit_reports import done, failure, without_launcher
 from tutti.launch.launcher import started_by
 from tutti.launch.orphans import end_at_once, follow_launcher, mpi_segments
 from tutti.launch.placement import share_host
-from tutti.launch.rank_connections import (
-    LauncherAddress,
-    LauncherConnection,
-    Started,
-    Stoppable,
-    connect,
-)
+from tutti.launch.rank_connections import LauncherAddress, LauncherConnection, Started, Stoppable, connect
 from tutti.launch.stop_request import StopPage, be_supervised
 from tutti.launch.world import end_ranks, join
 from tutti.terminal import lasting_output, say_last, warn_on_stderr

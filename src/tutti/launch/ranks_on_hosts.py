@@ -29,14 +29,7 @@ from tutti.errors import HostLost, LauncherLost, OutputClosed, PeerLost, RankHun
 from tutti.launch.exit_reports import Death, first_failure, killed_by, output_closed
 from tutti.launch.hangs import HangWatch
 from tutti.launch.mpi_rank import START
-from tutti.launch.mpirun import (
-    EXTRA_ARGUMENTS,
-    command_line,
-    end_mpirun,
-    find_mpirun,
-    inherited,
-    settings,
-)
+from tutti.launch.mpirun import EXTRA_ARGUMENTS, command_line, end_mpirun, find_mpirun, inherited, settings
 from tutti.launch.placement import Placement, is_this_machine
 from tutti.launch.rank_connections import PATIENT_S, QUICK_S, STACKS, STOP, RankConnections, RemoteJob
 from tutti.launch.runtime_settings import start_settings
@@ -85,9 +78,7 @@ def run_on_hosts(
         is_due = None if recovery is None else recovery.is_due
         for first_s in (FIRST_S, float("inf")):
             with RanksOnHosts(
-                *(entry, payload, placement),
-                goes_on=recovery is not None,
-                hang_timeout_s=hang_timeout_s,
+                *(entry, payload, placement), goes_on=recovery is not None, hang_timeout_s=hang_timeout_s
             ) as ranks:
                 end = ranks.wait(stopping, first_s, is_due)
             if end is not End.NOBODY:

@@ -86,10 +86,7 @@ def say(text: str) -> None:
 
 
 def _promise(signum: int) -> str:
-    again = {
-        signal.SIGINT: "; Ctrl-C again ends at once",
-        signal.SIGTERM: "; a second SIGTERM ends at once",
-    }
+    again = {signal.SIGINT: "; Ctrl-C again ends at once", signal.SIGTERM: "; a second SIGTERM ends at once"}
     return f"saving, then stopping{again.get(signal.Signals(signum), '')}"
 
 

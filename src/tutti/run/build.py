@@ -432,11 +432,7 @@ def assemble(
         foreign = type(strategy) not in STRATEGIES.values()
         stepped = load_optimizer(optimizer, scheduler, module, saved, length, foreign)
     schedule = replace(
-        length,
-        scheduler=scheduler,
-        balance=balance,
-        stepped=stepped,
-        skip_nonfinite=config.skip_nonfinite,
+        length, scheduler=scheduler, balance=balance, stepped=stepped, skip_nonfinite=config.skip_nonfinite
     )
     worker = portion.worker(strategy, replica, optimizer, Clip(config.clip_norm, config.clip_value))
     group = None if portion.group is None else portion.group.ranks

@@ -15,16 +15,7 @@ from tutti.data.tables import OF_ALL, TABLE_OPTIONS
 from tutti.errors import BadOption, UnknownName
 from tutti.model_parallel.layout import WAYS, options_of
 from tutti.models import MODELS
-from tutti.parts import (
-    AUGMENTATIONS,
-    DATA_SETS,
-    FORMATS,
-    LOSSES,
-    METRICS,
-    OPTIMIZERS,
-    SCHEDULES,
-    STRATEGIES,
-)
+from tutti.parts import AUGMENTATIONS, DATA_SETS, FORMATS, LOSSES, METRICS, OPTIMIZERS, SCHEDULES, STRATEGIES
 from tutti.records import pipeline
 from tutti.records.run_folder import CONFIG
 from tutti.registry import Registry
@@ -324,8 +315,7 @@ class TrainConfig:
         "auto", f"{', '.join(LOSSES)}, file.py:function or package.module:function; auto follows the targets"
     )
     loss_options: Options = option(
-        {},
-        lambda: f"options of the loss: {_options_of(LOSSES)}; or arguments of a function or class",
+        {}, lambda: f"options of the loss: {_options_of(LOSSES)}; or arguments of a function or class"
     )
     class_weights: str | None = option(
         None,

@@ -43,11 +43,7 @@ def all_reduce_sparse(transport: Transport, tensor: Tensor, reduction: Reduction
 
 
 def _gather_and_sum(
-    transport: Transport,
-    tensor: Tensor,
-    indices: Tensor,
-    values: Tensor,
-    mean: bool,
+    transport: Transport, tensor: Tensor, indices: Tensor, values: Tensor, mean: bool
 ) -> Steps:
     own = torch.tensor([len(values), tensor.sparse_dim(), *tensor.shape], device="cpu")
     received = [torch.empty_like(own) for _ in range(transport.size)]

@@ -172,10 +172,7 @@ def follow_farm(path: Path, stream: IO[str], once: bool = False, clock: Clock | 
     if once:
         console_on(stream).print(progress.screen(clock.now()))
         if not folder.worked_on:
-            print(
-                f"no process works on it; results: tutti report {shlex.quote(str(path))}",
-                file=stream,
-            )
+            print(f"no process works on it; results: tutti report {shlex.quote(str(path))}", file=stream)
         return JobState.FAILED not in progress.done.values()
     display = FarmDisplay(progress.done, stream)
     try:
