@@ -17,13 +17,19 @@ def free_bytes(meminfo: Path = _MEMINFO, mount: Path = _MOUNT, membership: Path 
     with suppress(OSError, ValueError, StopIteration):
         line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
         limits.append(int(line.split()[1]) * 1024)
-    with suppress(OSError, StopIteration):
-        # In a container the path may be the host's and not exist here: use the root's files.
-        group = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
-        path = Path(group.lstrip("/"))
-        for folder in (mount / one for one in (path, *path.parents)):
-            with suppress(OSError, ValueError):
-                most, taken = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-                stat = dict(one.split() for one in (folder / "memory.stat").read_text().splitlines())
-                limits.append(max(0, most - taken + int(stat.get("inactive_file", 0))))  # reclaimable
+    for folder in control_groups(mount, membership):
+        with suppress(OSError, ValueError):
+            most, taken = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            stat = dict(one.split() for one in (folder / "memory.stat").read_text().splitlines())
+            limits.append(max(0, most - taken + int(stat.get("inactive_file", 0))))  # reclaimable
     return min(limits, default=None)
+
+
+def control_groups(mount: Path, membership: Path) -> list[Path]:
+    """Return the folders of this process's control group and those above it; none if they are unknown."""
+    with suppress(OSError, StopIteration):
+        lines = membership.read_text().splitlines()
+        group = Path(next(line[3:].lstrip("/") for line in lines if line.startswith("0::")))
+        # In a container the path may be the host's and not exist here; then the root's files count.
+        return [mount / one for one in (group, *group.parents)]
+    return []

@@ -201,7 +201,7 @@ def circumstances(comm: Communicator, payload: bytes) -> object:
     return comm.all_gather_objects(
         {
             "bound": os.environ.get("OMP_PROC_BIND"),
-            "of a farm": "tutti.farm.messages" in sys.modules,
+            "of a farm": "tutti.farm.coordinator" in sys.modules,
             "server": os.getppid(),
             "folder": os.getcwd(),
             "path": list(sys.path),

@@ -26,7 +26,7 @@ from tutti.launch.supervisor import Supervisor
 
 TWO = Placement(2, 1)
 RANKS = [RankSetting(1, tuple(os.sched_getaffinity(0)))] * 2
-OF_A_FARM = "tutti.farm.messages:TrainTask"
+OF_A_FARM = "tutti.farm.coordinator:TrainTask"
 
 
 def circumstances() -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -82,7 +81,8 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Exported:
     kept = alone or by_name([joint])
     groups = training["groups"]
     before = training["schedule"]["options"]
-    options = [{key: _as_in_torch(value) for key, value in one.items()} for one in before]
+    # In torch several numbers, such as `betas`, are a tuple.
+    options = [{k: tuple(v) if isinstance(v, list) else v for k, v in one.items()} for one in before]
     return Exported(
         weights,
         {
@@ -90,8 +90,3 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Exported:
             "param_groups": [{**one, "params": names} for one, names in zip(options, groups, strict=True)],
         },
     )
-
-
-def _as_in_torch(value: Any) -> Any:
-    """Return an option in torch's form: several numbers, such as `betas`, are a tuple."""
-    return tuple(value) if isinstance(value, list) else value

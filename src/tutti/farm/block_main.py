@@ -26,8 +26,7 @@ from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.communicator import HostCommunicator
 from tutti.comm.shm.layout import HostGroup, control_bytes
 from tutti.comm.shm.memfd import FileAddress
-from tutti.farm.coordinator import EpochOver, JobOver
-from tutti.farm.messages import BlockReady, TrainTask
+from tutti.farm.coordinator import BlockReady, EpochOver, JobOver, TrainTask
 from tutti.launch.rank_main import channel as own_channel
 from tutti.launch.world import adopt
 from tutti.records.run import EpochRecord
@@ -41,7 +40,7 @@ PRUNED: Final = "a comparison with other runs has ended it"
 
 def work(comm: Communicator, payload: bytes) -> None:
     """Work on one job after the other until there is none (entry point of the ranks)."""
-    # What is here stays: to look through it for garbage after each job would take longer than many a job.
+    # Looking through these objects for garbage after each job would take longer than short jobs.
     gc.collect()
     gc.freeze()
     channel = own_channel() if comm.rank == 0 else None

@@ -28,9 +28,16 @@ from tutti.comm.shm.arena import Arena
 from tutti.comm.shm.memfd import FileAddress
 from tutti.errors import DiskFull, PeerLost, TuttiError, in_one_line
 from tutti.farm.block_placement import all_serve, settings_of
-from tutti.farm.coordinator import BlockFailed, EpochOver, JobOver, PoolEvent, StopAsked
+from tutti.farm.coordinator import (
+    BlockFailed,
+    BlockReady,
+    EpochOver,
+    JobOver,
+    PoolEvent,
+    StopAsked,
+    TrainTask,
+)
 from tutti.farm.jobs import FarmJob
-from tutti.farm.messages import BlockReady, TrainTask
 from tutti.launch.exit_reports import first_failure
 from tutti.launch.fork_server_client import ForkServer, RankGroup
 from tutti.launch.placement import Placement
@@ -46,7 +53,7 @@ ASKED: Final = "it was asked to"
 """Why a farm stops on a signal."""
 
 TRIES: Final = 3
-"""Limit on the failures of a block in a row before its ranks have come together."""
+"""Limit on the failures of a block in a row before its ranks have met."""
 
 ENTRY: Final = "tutti.farm.block_main:work"
 
@@ -265,7 +272,7 @@ class HostPool:
         events = self._hear(number)
         self._tries[number] += not block.ready
         if self._tries[number] >= TRIES:
-            raise TuttiError(f"block {number} does not come to work: {error}")
+            raise TuttiError(f"the ranks of block {number} cannot start: {error}")
         self.restart(number)
         return [
             *events,

@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from typing import Final, Protocol
 
 from tutti.farm.jobs import FarmJob, JobOutcome, JobSource
 from tutti.records.farm_folder import JobState
 from tutti.records.run import EpochRecord, Summary
+from tutti.run.train_job import TrainJob
 
 STOP_S: Final = 600.0
 """Time that a job has to save its state after the request to stop."""
@@ -25,7 +27,22 @@ LOOK_S: Final = 0.2
 """Pause between two checks whether another launch has left a job."""
 
 
-# --- what a pool reports
+# --- messages to and from the ranks of a block, which a pool passes on
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """A job to train; the ranks answer with an `EpochOver` for each epoch, and a `JobOver`."""
+
+    block: int
+    job: TrainJob
+    log: Path  # for their output
+    asks: bool = False  # rank 0 waits after each epoch for a bool: whether to end
+
+
+@dataclass(frozen=True)
+class BlockReady:
+    """The ranks of the block have met."""
 
 
 @dataclass(frozen=True)

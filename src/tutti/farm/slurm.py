@@ -52,7 +52,7 @@ class ArrayJob:
         return _TEXT.format(
             name=shlex.quote(f"tutti-{folder.name}"),
             last=self.tasks - 1,
-            folder=_escaped(folder),
+            folder=shlex.quote(str(folder).replace("%", "%%")),  # for `--output`, where % has a meaning
             cores=self.ranks * self.threads,
             script=shlex.quote(str(folder / SCRIPT)),
             here=shlex.quote(os.getcwd()),
@@ -75,8 +75,3 @@ class ArrayJob:
                 f"sbatch has not taken the job: {done.stderr.strip() or 'it says nothing'}; {then}"
             )
         return done.stdout.strip().partition(";")[0]
-
-
-def _escaped(folder: Path) -> str:
-    """Return a folder for `--output`, where %-signs and spaces have a meaning."""
-    return shlex.quote(str(folder).replace("%", "%%"))

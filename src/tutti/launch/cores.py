@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
+from tutti.free_memory import control_groups
 from tutti.launch.allocation import cores_of, cpus_here
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -62,7 +63,7 @@ def leave_binding_to_tutti() -> None:
 
 def bind(cpus: Iterable[int]) -> None:
     """Bind every thread of this process to these logical CPUs."""
-    # The kernel's call is for one thread; those of a pool were made before, with the cores of that time.
+    # The kernel's call is for one thread, and a pool may have threads already.
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cpus)
@@ -92,14 +93,10 @@ def parse_cpu_list(text: str) -> list[int]:
 def cpu_quota(mount: Path, membership: Path) -> float | None:
     """Return the smallest CPU quota, in cores, of this process's control group and those above it."""
     quotas: list[float] = []
-    with suppress(OSError, ValueError, StopIteration):
-        # In a container the path may be the host's and not exist here; then the root's file counts.
-        lines = membership.read_text().splitlines()
-        group = Path(next(line[3:].lstrip("/") for line in lines if line.startswith("0::")))
-        for folder in (group, *group.parents):
-            with suppress(FileNotFoundError):
-                quota, period = (mount / folder / "cpu.max").read_text().split()
-                quotas += [] if quota == "max" else [int(quota) / int(period)]
+    for folder in control_groups(mount, membership):
+        with suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            quotas += [] if quota == "max" else [int(quota) / int(period)]
     return min(quotas, default=None)
 
 

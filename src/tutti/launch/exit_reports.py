@@ -119,13 +119,8 @@ def failure(rank: int, error: BaseException, frames: TracebackType | None) -> Re
     error = with_remedy(error) or error
     text = "".join(traceback.format_exception(type(error), error, frames))
     pickled = _pickled(error) if isinstance(error, TuttiError) and says_all(error) else None
-    lost = isinstance(error, PeerLost) or _says_lost(error)
-    return Report(rank, time.monotonic(), None, pickled, text, lost)
-
-
-def _says_lost(error: BaseException) -> bool:
-    """Return whether a torch error means that a peer is lost."""
-    return isinstance(error, RuntimeError) and _LOST_IN_TORCH.search(str(error)) is not None
+    in_torch = isinstance(error, RuntimeError) and _LOST_IN_TORCH.search(str(error)) is not None
+    return Report(rank, time.monotonic(), None, pickled, text, in_torch or isinstance(error, PeerLost))
 
 
 def output_closed() -> bool:

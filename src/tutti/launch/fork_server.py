@@ -37,10 +37,10 @@ from tutti.launch.signals import SignalWatch
 from tutti.terminal import say_last
 
 IDLE_S: Final = 300.0
-"""After how long without ranks a fork server ends."""
+"""Time without ranks after which a fork server ends."""
 
 GRACE_S: Final = 1.0
-"""Time of what ranks have started to exit on SIGTERM, before SIGKILL."""
+"""Time for children of ranks to exit on SIGTERM, before SIGKILL."""
 
 _MESSAGE_BYTES: Final = 1 << 16
 _DESCRIPTORS: Final = 8
@@ -50,7 +50,7 @@ _OWN: Final = "tutti."
 
 @dataclass(frozen=True)
 class EndRanks:
-    """Kill all ranks, and end what they have started: SIGTERM, and after `grace_s` seconds SIGKILL."""
+    """Kill all ranks, and end their children: SIGTERM, and after `grace_s` seconds SIGKILL."""
 
     grace_s: float
 
@@ -95,8 +95,8 @@ def receive(control: socket.socket) -> tuple[Message | None, list[int]]:
 
 def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
     """Be the fork server, and in every process that it forks a rank."""
-    # Ctrl-C reaches the whole foreground group, and systemd and Slurm send the others to all processes of a
-    # job; what they mean is for the supervisor to decide.
+    # Ctrl-C reaches the whole foreground group, and systemd and Slurm signal all processes of a job: the
+    # supervisor decides what signals mean.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -120,10 +120,9 @@ def main(supervisor: int, control: int, idle_s: float, entry: str) -> None:
     import tutti.launch.world  # noqa: F401
 
     _load(entry)
-    # From here on the guard's pidfd tells that it is gone, which leaves time to end the ranks.
+    # From here on the guard's pidfd shows its end, which leaves time to end the ranks.
     outlive_parent()
-    # A rank may die before the processes that it has started: they then become children of this one, not of
-    # init, and `_clear` finds and ends them.
+    # Children of a dead rank become children of this process, not of init, so that `_clear` can end them.
     adopt_orphans()
     forked = ForkServerProcess(guard, socket.socket(fileno=control), idle_s).serve()
     if forked is None:
@@ -275,7 +274,7 @@ class ForkServerProcess:
                     send(group, RankEnded(rank, os.waitstatus_to_exitcode(status)))
 
     def _end_group(self, group: socket.socket) -> None:
-        """Kill the ranks of a group whose socket is closed, and what they have started."""
+        """Kill the ranks of a group whose socket is closed, and their children."""
         import psutil  # Not in the supervisor, which imports this module too.
 
         ranks = [process for process, (one, _) in self._ranks.items() if one is group]
@@ -304,7 +303,7 @@ class ForkServerProcess:
             else:
                 signal_all(children - asked, signal.SIGTERM)
             asked |= children
-            # Those of a child that has ended have become ours by then. Looking for them takes milliseconds.
+            # The children of an ended child have become ours by then. Looking for them takes milliseconds.
             select.select([self._ended], [], [], _POLL_S)
             self._ended.acknowledge()
             self._reap()

@@ -67,7 +67,7 @@ class RankGroup:
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
                     raise
-                # So many descriptors may be under way at a time; the server is about to take them.
+                # The limit on descriptors in flight is reached; the server is about to take them.
                 time.sleep(_POLL_S)
 
 
@@ -151,7 +151,7 @@ def _environment() -> dict[str, str]:
 
 
 _kept: Final[list[ForkServer]] = []
-"""Servers between two jobs. Of several threads that take one at the same time, `pop` gives each another."""
+"""Servers between two jobs; `pop` gives simultaneous threads different ones."""
 
 
 @contextmanager

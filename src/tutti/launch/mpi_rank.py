@@ -26,7 +26,7 @@ START: Final = "TUTTI_MPI_START"
 """The environment variable with a pickled `LauncherAddress`, in base64."""
 
 START_S: Final = 300
-"""Seconds that MPI may take to start in a rank: some wait for ever for one that has died."""
+"""Seconds that MPI may take to start in a rank: it may wait for ever for a dead rank."""
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def _run(connection: LauncherConnection) -> None:
 
     signal.alarm(0)
     connection.send(Started(mpi_segments()))
-    entry = resolve_name(job.entry)  # It imports what takes long.
+    entry = resolve_name(job.entry)  # Its imports take long.
     if isinstance(comm, BlockingCommunicator):
         connection.status = comm.peers.status
     payload = comm.broadcast_object(job.payload)

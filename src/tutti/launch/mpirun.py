@@ -36,13 +36,13 @@ GRACE_S: Final = 3.0
 """Time of mpirun to end its ranks on SIGTERM, before SIGKILL."""
 
 PROBE_S: Final = 10.0
-"""Time of a host to start a program that does nothing, after which others are preferred to it."""
+"""Time of a host to start `true`, after which other hosts are preferred."""
 
 HASTE_S: Final = 3.0
-"""Time of a host to answer before another mpirun asks it, with twice as much time."""
+"""Time of a host to answer before another mpirun probes it, for twice as long."""
 
 AGAIN_S: Final = 1.0
-"""Time after which a host that refuses is asked again."""
+"""Time after which a host that refuses is probed again."""
 
 _NAP_S: Final = 0.02
 
@@ -113,7 +113,7 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
         "OMPI_MCA_btl": "self,sm" if len(hosts) == 1 else "self,sm,tcp",
     }
     if len(hosts) > 1:
-        # A rank that has lost a connection waits a second, in which it is heard by what the other one ended.
+        # A rank that has lost a connection aborts a second later, so that the cause is reported first.
         wanted["OMPI_MCA_mpi_abort_delay"] = "1"
     here = [host.ranks for host in hosts if is_this_machine(host.name)]
     if sum(here) > len(allowed_cores().logical):
@@ -124,7 +124,7 @@ def settings(mpirun: Mpirun, hosts: Sequence[Host], environ: Mapping[str, str]) 
 def answering(
     hosts: Sequence[str], patience_s: float = PROBE_S, over: Callable[[], bool] = lambda: False
 ) -> list[str]:
-    """Return the hosts on which mpirun can start something; all are asked at the same time."""
+    """Return the hosts on which mpirun can start something; all are probed at the same time."""
     if not hosts:
         return []
     mpirun, given_up = find_mpirun(), threading.Event()
@@ -147,7 +147,7 @@ def _answers(mpirun: Mpirun, host: str, deadline: float, given_up: threading.Eve
     command = command_line(
         mpirun, [Host(host, 1)], [], shlex.split(os.environ.get(EXTRA_ARGUMENTS, "")), ["true"]
     )
-    # Open MPI's mpirun hangs in one start of ten when it starts its daemon: another one need not.
+    # One in ten of Open MPI's mpiruns hangs when it starts its daemon.
     limit_s = HASTE_S
     while not given_up.is_set() and (now := time.monotonic()) < deadline:
         quiet = subprocess.DEVNULL

@@ -2,9 +2,9 @@
 
     mpirun ── (prted, or a shell) ── rank: a thread that sleeps until one of them is gone
 
-MPI itself notices it after seconds, or not at all in a rank that computes, and leaves its shared memory
-behind. So the thread removes the rank's mappings, and ends its processes, and the rank. The rank starts the
-thread when it joins its job; an import does not.
+MPI itself notices the end after seconds, or not at all in a rank that computes, and leaves its shared memory
+behind. So the thread removes the rank's files, and ends its children and the rank. The rank starts the thread
+when it joins its job; an import does not.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LAUNCHERS: Final = (*OPEN_MPI, *MPICH, "srun", "slurmstepd")
 """The programs that start ranks, on the first host and on others, as the kernel names them."""
 
 ANSWER_S: Final = 2.0
-"""Time of a launcher to accept a connection before it is taken to be there, and busy."""
+"""Time of a launcher to accept a connection, after which it counts as there, but busy."""
 
 _followed: set[int] = set()
 
@@ -74,7 +74,7 @@ def follow_launcher() -> None:
     try:
         place = mpi_place(os.environ)
     except UserError:
-        # `init` raises it; a program that uses torch.distributed alone may do without.
+        # `init` raises it; a program that uses only torch.distributed does not need it.
         return
     if place is None:
         return

@@ -25,7 +25,7 @@ MOST_PER_CORE: Final = 32
 """Limit on the ranks per core: the start of more may fill the memory and stop the machine."""
 
 SLURM: Final = "slurm"
-"""What `--hosts` takes for all nodes of Slurm's allocation, with as many ranks as that has tasks."""
+"""The value of `--hosts` for all nodes of Slurm's allocation, with a rank for each task."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
@@ -148,7 +148,7 @@ def share_host(cores: Cores, ranks: int, threads: int | None) -> Placement:
             "that they may use: threads take turns, and ranks are not bound to cores"
         )
     each = threads or max(1, time // ranks)
-    # Under a quota other containers share these cores: if all bound to the first ones, these were crowded.
+    # Under a quota other containers share these cores, and would all bind to the first ones.
     bind = ranks > 1 and not warnings and not cores.limited
     return Placement(ranks, each, _groups(places, ranks) if bind else (), tuple(warnings))
 

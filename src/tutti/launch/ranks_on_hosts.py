@@ -39,7 +39,7 @@ from tutti.launch.supervisor import Recovery, Replaced
 from tutti.terminal import warn_on_stderr
 
 FIRST_S: Final = 60.0
-"""Time of mpirun to start one rank at least, after which another one is tried: it may hang when it starts."""
+"""Time of mpirun to start a rank, after which another one is tried: it may hang at its start."""
 
 LATE_S: Final = 120.0
 """Time of all ranks to begin, if the run survives the loss of a host."""
@@ -60,7 +60,7 @@ class End(enum.Enum):
     SIGNAL = "a signal ends everything"
     LOST = "a rank or a host is lost"
     HUNG = "a rank hangs"
-    NOBODY = "mpirun has started no rank in time"
+    NOT_STARTED = "mpirun has started no rank in time"
     REPLACED = "others take over"
 
 
@@ -81,7 +81,7 @@ def run_on_hosts(
                 *(entry, payload, placement), goes_on=recovery is not None, hang_timeout_s=hang_timeout_s
             ) as ranks:
                 end = ranks.wait(stopping, first_s, is_due)
-            if end is not End.NOBODY:
+            if end is not End.NOT_STARTED:
                 break
             warn_on_stderr(f"mpirun has started no rank within {FIRST_S:g} s; another one is tried")
     if recovery is None:
@@ -177,7 +177,7 @@ class RanksOnHosts:
         """Return why the ranks must be ended; None: they need not."""
         ranks, passed_s = self._connections.ranks.values(), now - self._began
         if not ranks and passed_s > first_s:
-            return End.NOBODY
+            return End.NOT_STARTED
         if self._goes_on and passed_s > LATE_S and not self._connections.complete:
             return End.LOST
         if any(one.silent for one in ranks):
@@ -252,7 +252,7 @@ class RanksOnHosts:
         if output_closed():
             return OutputClosed("the reader of standard output has gone")
         return LauncherLost(
-            f"mpirun ended with exit code {returncode}; what it said stands above. "
+            f"mpirun ended with exit code {returncode}; see its output above. "
             "Try the hosts with: mpirun --host HOST:1 hostname; and look for room with: df /tmp"
         )
 

@@ -1,7 +1,7 @@
 """The rendezvous of ranks that another launcher started, for torch.distributed and what builds on it.
 
-These read a process's place from environment variables (`env://`). Where a launcher does not set them, they
-are set here:
+These read a process's place from environment variables (`env://`), which are set here if the launcher has
+not set them:
 
 one host        no address is needed: all ranks get one anonymous file, and torch's store is in that.
 
@@ -11,8 +11,8 @@ one host        no address is needed: all ranks get one anonymous file, and torc
                 side which user owns the process at the other end: other users get nothing, and nothing is
                 accepted from them.
 
-several hosts   Slurm lists them. Else rank 0 broadcasts the first of its addresses by MPI; where the others
-                cannot reach that one, the user says MASTER_ADDR.
+several hosts   Slurm lists them. Else rank 0 broadcasts the first of its addresses by MPI; if the others
+                cannot reach it, the user sets MASTER_ADDR.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class SignalWatch:
         """Forget the first signal; the others, and later ones, wake a select again."""
         if self.waiting:
             os.read(self._reading, 1)
-            # Last, so that no signal is noted without a byte. The same one needs none if it comes meanwhile:
-            # the caller looks for what has happened afterwards.
+            # Last, so that no signal is noted without a byte. The same signal needs none meanwhile: the
+            # caller looks afterwards.
             self.waiting.pop(0)
 
 

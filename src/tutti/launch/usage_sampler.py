@@ -26,7 +26,7 @@ MEMORY_EVERY_S: Final = 2.0
 """Seconds between two looks at the ranks' memory, which take longer the more memory they have."""
 
 MEMORY_SHARE: Final = 0.004
-"""The share of a core that these looks may take: where they take long, there are fewer of them."""
+"""The share of a core that these looks may take; long ones come less often."""
 
 
 class Sampler:
@@ -126,6 +126,6 @@ class Probe:
             # It may be gone, or the kernel may not tell. It has no memory when it has begun to end.
             with suppress(psutil.Error):
                 self._pss[rank] = process.memory_full_info().pss or self._pss.get(rank)
-        # Time of this thread, not of the clock: on a busy machine it waits for a core most of the time.
+        # CPU time: on a busy machine the thread waits for a core most of the time.
         spent = time.thread_time() - began
         self._look_again = time.monotonic() + max(MEMORY_EVERY_S, spent / MEMORY_SHARE)

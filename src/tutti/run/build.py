@@ -130,7 +130,7 @@ def open_config_data(
         )
     dataset = pool.divided(comm, config.validation, seed, place, embeds, before, config.test)
     if leads and isinstance(dataset.train, StreamedPart):
-        give_back_memory()  # Targets of many samples were checked in several times their room.
+        give_back_memory()  # The check of many targets takes several times their memory.
     return dataset
 
 
