@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import tutti
 from tests.preloaded import interpreter
 from tutti.cli.main import main
-from tutti.errors import BadModel, UserError
+from tutti.errors import BadModel
 
 pytestmark = pytest.mark.usefixtures("nothing_beside")
 
@@ -160,6 +160,12 @@ def test_a_run_ends_early_by_figures_as_people_write_them(arguments: dict[str, A
         ({"optimizer": lambda parameters: 3}, "must return a torch.optim.Optimizer"),
         ({"model_options": {"hidden": [3]}}, "is built already, so its options (hidden) have no effect"),
         ({"loss": 3}, "loss is 3; give a name or a function"),
+        ({"loss": lambda outputs, targets: "x"}, "loss"),
+        ({"optimizer": 5}, "optimizer is 5"),
+        ({"schedule": lambda optimizer: 5}, "schedule"),
+        ({"metrics": [5]}, "metrics is 5"),
+        ({"metrics": lambda outputs, targets: "x"}, "metric"),
+        ({"time_limit": "1h"}, "time_limit is for a run with a folder"),
         ({"strategy": 3}, "the strategy is 3; give an object, such as tutti.Sync(), or a name"),
         ({"data": None}, "the data is None"),
         ({"model": DATA}, "the model is a tuple; the model comes first"),
@@ -237,22 +243,6 @@ def test_a_script_without_a_guard_trains_on_two_ranks_with_its_own_classes(
     assert json.loads((out / "config.json").read_text())["model"] == "object:Net"
     assert main(["train", "--config", str(out), "-n", "1", "--trust"]) == 2
     assert "was a Python object of a script" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"optimizer": 5},
-        {"schedule": lambda optimizer: 5},
-        {"loss": lambda outputs, targets: "x"},
-        {"metrics": [5]},
-        {"metrics": lambda outputs, targets: "x"},
-        {"time_limit": "1h"},  # of a run without a folder
-    ],
-)
-def test_arguments_of_another_kind_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(arguments)).removesuffix("s")):
-        tutti.train("mlp", workers=1, steps=1, **{"quiet": True, **arguments})
 
 
 def test_state_that_is_no_tensor_is_refused_before_anything_is_trained(
