@@ -119,7 +119,7 @@ class Logbook:
                 call(logger)
             except Exception as error:
                 del self._loggers[name]
-                what = f"logger {name} failed ({type(error).__name__}: {error}); the run goes on without it"
+                what = f"logger {name} failed ({type(error).__name__}: {error}); the run continues without it"
                 print(f"tutti: warning: {what}", file=sys.stderr, flush=True)
 
 

@@ -2,7 +2,7 @@
 
     runs/mlruns/mlflow.db      the runs of all run folders in `runs`
     runs/mlruns/artifacts/     MLflow's artifacts
-    runs/RUN/mlflow.txt        the id of the run there; a resumed training run goes on with it
+    runs/RUN/mlflow.txt        the id of the run there; a resumed run continues it
 
 The experiment is MLFLOW_EXPERIMENT_NAME, or "tutti"; the run is named like the run folder.
 """
