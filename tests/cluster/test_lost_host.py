@@ -118,7 +118,7 @@ def test_a_rank_that_was_killed_is_replaced(hosts: Hosts, tmp_path: Path) -> Non
     with waiting(hosts, tmp_path, "--on-failure", "respawn") as program:
         os.kill(ranks_on(hosts, "b")[0], signal.SIGKILL)
         # A rank may say before what it has lost.
-        lost = line_with("going on", program)
+        lost = line_with("continuing", program)
         (tmp_path / "go-on").touch()
         said = program.communicate(timeout=100)[0]
     assert re.search(r"lost rank \d.*; continuing with 2 ranks", lost)

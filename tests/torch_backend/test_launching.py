@@ -47,7 +47,7 @@ def test_a_process_without_a_launcher_learns_how_to_get_one(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ValueError, match="RANK") as caught:
         torch.distributed.init_process_group("tutti")
-    assert "start it with 'tutti run -n 2 SCRIPT', or mpirun" in caught.value.__notes__[0]
+    assert "use 'tutti run -n 2 SCRIPT', torchrun or mpirun" in caught.value.__notes__[0]
 
 
 def test_the_environment_is_described_once_and_only_under_mpi():
