@@ -249,8 +249,8 @@ class Hosts:
         return f"tutti-{os.getpid()}-{host}"
 
     def _limit(self, name: str, end: str, rate: str) -> None:
-        # A larger burst would carry the begin of every message faster than this.
-        limit = ["tbf", "rate", rate, "burst", "16kb", "latency", "50ms"]
+        # A larger burst would carry the start of every message faster than this. The queue drops nothing.
+        limit = ["tbf", "rate", rate, "burst", "16kb", "latency", "2s"]
         command = ["tc", "-n", self.namespace(name), "qdisc", "replace", "dev", end, "root", *limit]
         subprocess.run(command, check=True, capture_output=True)
 
