@@ -142,6 +142,7 @@ def test_the_gan_draws_the_same_on_one_rank_and_on_two(
         ((nn.Linear, None), r"the model is <class .*Linear.>; give an object"),
         ((nn.Linear(2, 1), None), "the optimizer is None"),
         ((*make(), "max"), "reduction is 'max'"),
+        ((*make(), make()[1]), r"reduction is SGD \(; .* again for a second optimizer"),
         ((nn.Linear(2, 1), make()[1]), "no parameter of this model"),
     ],
 )

@@ -79,7 +79,8 @@ def distribute(
     loop = _current()
     if reduction not in (None, "mean", "sum") or (loop.steppers and reduction != loop.reduction):
         raise BadOption(
-            f"reduction is {reduction!r}; give 'mean' or 'sum', as the loss is, and the same for all models"
+            f"reduction is {repr(reduction).splitlines()[0]}; give 'mean' or 'sum', as the loss is, and the "
+            "same for all models; call distribute again for a second optimizer"
         )
     known = {id(parameter) for parameter in model.parameters()}
     if not any(id(one) in known for group in optimizer.param_groups for one in group["params"]):
