@@ -54,9 +54,8 @@ class PlanJob(Job):
     budget_s: float  # seconds for the measurements, once the data are read
     for_run: bool = False  # they may also take at most `SHARE` of the run
     exhaustive: bool = False  # stop no slow way early
-    data: FileAddress | None = (
-        None  # the arena where the ranks that train find the data; None: nothing trains
-    )
+    # the arena where the ranks that train find the data; None: nothing trains
+    data: FileAddress | None = None
 
     @override
     def placement(self) -> Placement:

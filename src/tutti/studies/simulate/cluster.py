@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy
 
 from tutti.comm.network import Network
-from tutti.studies.simulate.ports import Port, PortUse
+from tutti.studies.simulate.ports import PortUse, ReplayPort
 from tutti.studies.simulate.recorder import CommOperation
 
 
@@ -19,7 +19,7 @@ class HostLayout:
         self.network, self.sizes, self.ranks = network, tuple(hosts), sum(hosts)
         self.starts = numpy.array([0, *accumulate(hosts)][:-1])  # the first rank of each host
         self.host_of = numpy.repeat(numpy.arange(len(hosts)), hosts)  # the host of each worker
-        self._ports: dict[Hashable, Port] = {}
+        self._ports: dict[Hashable, ReplayPort] = {}
 
     def seconds(self, operation: CommOperation, sizes: Sequence[int]) -> float:
         """Return the seconds of a collective over hosts with these numbers of ranks."""
@@ -50,5 +50,5 @@ class HostLayout:
         server = rank - self.ranks
         return int(self.host_of[rank]) if server < 0 else server % len(self.sizes)
 
-    def _port(self, *name: Hashable) -> Port:
-        return self._ports.setdefault(name, Port())
+    def _port(self, *name: Hashable) -> ReplayPort:
+        return self._ports.setdefault(name, ReplayPort())

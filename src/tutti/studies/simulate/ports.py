@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Port:
+class ReplayPort:
     """A port: its last busy period, and the earlier ones that are not over yet.
 
     Messages are sent in the order of time, but one with a long route arrives late: a message that arrives
@@ -36,7 +36,7 @@ class Port:
 class PortUse(NamedTuple):
     """A part of a message's route."""
 
-    port: Port
+    port: ReplayPort
     s_per_byte: float
     latency_s: float
 
