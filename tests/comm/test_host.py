@@ -66,7 +66,8 @@ def wait_in_recv_from_any(comm: HostCommunicator, victim: int) -> None:
 
 
 def wait_in_send(comm: HostCommunicator, victim: int) -> None:
-    comm.send(torch.zeros(1_000_000), to=victim)
+    while True:  # The victim takes in what comes while it still waits for the other rank.
+        comm.send(torch.zeros(1_000_000), to=victim)
 
 
 def look_for_a_message(comm: HostCommunicator, victim: int) -> None:
